@@ -1,7 +1,7 @@
 """Students of UCI Adult at ε = 0.5 and 1, beside what limits them. Worst-case ε, δ = 1e-5.
 
 The training file is private. The rows of the test file, without their labels, are the public pool,
-and they are asked once, in one study, through the mechanisms and prices of the server. They are
+and they are asked once, in one project, through the mechanisms and prices of the server. They are
 split into five folds: each is judged by a student that learned from the answers for the other
 four, so an accuracy is over all test rows. `±` is the standard deviation over noise seeds.
 
@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,11 +29,14 @@ from sklearn.linear_model import LogisticRegression
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData, public_features
+from terrine_models.students.answers import Answers
 from terrine_models.students.asking import asking_order
-from terrine_models.students.networks import train_student
-from terrine_models.students.noisy_counts import student_from_counts
-from terrine_models.students.ridge import WIDTH, RidgeStudents
-from terrine_models.students.selection import assign_folds, choose_student
+from terrine_models.students.methods import METHODS
+from terrine_models.students.models import Student
+from terrine_models.students.ridge import WIDTH
+from terrine_models.students.selection import choose as learn_from
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
@@ -144,16 +146,17 @@ def without_privacy(material: Material) -> None:
     """Print models of the same kinds, trained on the true labels of the pool."""
     pool = material.pool
     inputs, labels = pool.inputs, pool.labels
-    about: dict[str, Any] = {"inputs": pool.spec, "classes": pool.classes}
+    task = Task(inputs, pool.spec, pool.classes)
+
+    def taught(method: str, own: NDArray[np.bool_]) -> Student:
+        answers = Answers.of_labels(np.where(own, -1, labels), CLASSES)
+        return METHODS[method](Training()).fit(task, answers)
 
     def network(own: NDArray[np.bool_]) -> Ints:
-        return train_student(inputs, np.where(own, -1, labels), **about).predict(inputs[own])
+        return taught("supervised", own).predict(inputs[own])
 
     def ridge(own: NDArray[np.bool_]) -> Ints:
-        ridges = RidgeStudents(inputs, np.where(own, -1, labels), **about)
-        folds = assign_folds(labels[~own], CLASSES, 0)
-        assert folds is not None
-        return ridges.train(ridges.judge(folds)).predict(inputs[own])
+        return taught("ridge", own).predict(inputs[own])
 
     def logistic(own: NDArray[np.bool_]) -> Ints:
         public = PublicData.declare("pool", inputs[~own])
@@ -213,15 +216,10 @@ def of_counts(material: Material, counts: Ints, teachers: int, sigma: float) -> 
     pool, reasons = material.pool, []
 
     def learn(own: NDArray[np.bool_]) -> Ints:
-        made = student_from_counts(
-            pool.inputs[~own],
-            counts[~own],
-            teachers=teachers,
-            sigma=sigma,
-            inputs=pool.spec,
-            classes=pool.classes,
-            matches_prior=True,
+        answers = Answers.of_counts(
+            counts[~own], teachers=teachers, sigma=sigma, matches_prior=True
         )
+        made = learn_from(Task(pool.inputs[~own], pool.spec, pool.classes), answers)
         reasons.append(made.choice.why)
         return made.student.predict(pool.inputs[own])
 
@@ -255,7 +253,8 @@ def bought(material: Material, counts: Ints, epsilon: float, seeds: int) -> None
             if (known < 0).all():
                 chosen = "nothing was answered: the larger class"
                 return np.zeros(int(own.sum()), dtype=np.int64)
-            made = choose_student(pool.inputs[~own], known, inputs=pool.spec, classes=pool.classes)
+            task = Task(pool.inputs[~own], pool.spec, pool.classes)
+            made = learn_from(task, Answers.of_labels(known, CLASSES))
             chosen = made.choice.chosen
             return made.student.predict(pool.inputs[own])
 

@@ -198,8 +198,8 @@ def command(*arguments: object, **variables: str) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.NamedTemporaryFile() as log:
-        given = (*map(str, arguments), "--port", str(port))
-        process = processes.start(processes.command, given, os.environ | variables, log.name)
+        given, settings = tuple(map(str, arguments)), variables | {"TERRINE_PORT": str(port)}
+        process = processes.start(processes.command, given, os.environ | settings, log.name)
         try:
             deadline = time.monotonic() + 120
             while True:
@@ -322,17 +322,17 @@ def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
         more = {"Authorization": f"Bearer {bearer}", **headers}
         return request("POST", "/v2/models/digits/infer", body, **more)
 
-    serve = ("teacher", "serve", ensemble.directory, "--token-file", home / "token")
-    with command(*serve, "--model", "digits") as port:
-        stranger = asked(4096, "no-token-of-this-teacher")
+    own = {"TERRINE_TEACHER_TOKEN_FILE": str(home / "token"), "TERRINE_TEACHER_MODEL": "digits"}
+    with command("teacher", "serve", ensemble.directory, **own) as port:
+        unknown = asked(4096, "no-token-of-this-teacher")
         yield Target(
             "owner, 2 rows",
             port,
             lambda: lambda: asked(2, token),
             {
-                "unauthenticated bodies": (repeat, [stranger]),
-                "unauthenticated half-sent bodies": (hold, stranger[:60_000]),
-                "half-sent heads": (hold, stranger[:40]),
+                "unauthenticated bodies": (repeat, [unknown]),
+                "unauthenticated half-sent bodies": (hold, unknown[:60_000]),
+                "half-sent heads": (hold, unknown[:40]),
                 "idle connections": (hold, b""),
             },
         )

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from teachers import SHARED, Material, digits, first, mnist, train
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, Networks
+from terrine_models.teachers.kinds import Heads, Networks
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -350,6 +350,7 @@ def served(command: list[str], settings: Settings, log_name: str = "server.log")
         "TERRINE_DATA_DIR": str(settings.data_dir),
         "TERRINE_DATABASE_URL": settings.database,
         "TERRINE_REQUESTS_PER_MINUTE": "1000000000",
+        "TERRINE_VOTERS": settings.voters,
     }
     log = settings.data_dir / log_name
     with log.open("w") as file, subprocess.Popen(command, stderr=file, env=environment) as server:

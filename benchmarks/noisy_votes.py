@@ -23,9 +23,10 @@ import torch
 
 from terrine_models.data.arrays import InputSpec, load_idx
 from terrine_models.features.maps import PublicData, public_features
-from terrine_models.students.networks import Training
-from terrine_models.students.noisy_counts import student_from_counts
+from terrine_models.students.answers import Answers
+from terrine_models.students.selection import choose
 from terrine_models.students.shares import fit_shares
+from terrine_models.students.task import Task
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.forecast import Votes, forecast
 from terrine_server.planning.opening import quick_quote
@@ -59,7 +60,7 @@ def main() -> None:
             noise = np.random.default_rng(seed).normal(scale=sigma, size=counts.shape)
             noisy = counts + np.rint(noise).astype(np.int64)
             started = time.perf_counter()
-            fitted = fit_shares(features, noisy, n, sigma)
+            fitted = fit_shares(features, noisy / n, sigma / n)
             took = time.perf_counter() - started
             labels = fitted.clear_labels()
             clear = labels >= 0
@@ -71,15 +72,8 @@ def main() -> None:
                 flush=True,
             )
             if options.student:
-                made = student_from_counts(
-                    x,
-                    noisy,
-                    teachers=n,
-                    sigma=sigma,
-                    inputs=spec,
-                    classes=tuple(map(str, range(CLASSES))),
-                    training=Training(seed=seed),
-                )
+                task = Task(x, spec, tuple(map(str, range(CLASSES))), seed=seed)
+                made = choose(task, Answers.of_counts(noisy, teachers=n, sigma=sigma))
                 right = (made.student.predict(x) == truth).mean()
                 print(f"      student ({made.choice.chosen}): {right:.2%}", flush=True)
 

@@ -1,11 +1,11 @@
-"""How long the pages take where there are many studies and a million charges, or two.
+"""How long the pages take where there are many projects and a million charges, or two.
 
 Each page is asked for in turn, through the whole application but its socket; beside it the API's
-list of all projects, in the same rounds. All studies but the last share `--charges`; the last one
-has `--large` more to itself. The first round is shown apart: a process sums a study's charges when
-it first shows it. Before every other round the large study gets new charges, which it must add.
+list of all projects, in the same rounds. All projects but the last share `--charges`; the last one
+has `--large` more to itself. The first round is shown apart: a process sums a project's charges
+when it first shows it. Before every other round the large one gets new charges, which it must add.
 
-    python benchmarks/pages.py [--studies 200] [--charges 1000000] [--large 1000000] [--rounds 30]
+    python benchmarks/pages.py [--projects 200] [--charges 1000000] [--large 1000000] [--rounds 30]
         [--postgresql]
 
 On SQLite, in a temporary directory, or with `--postgresql` on PostgreSQL (needs the development
@@ -42,14 +42,14 @@ from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
 
 TARGET = 0.3
-"""Seconds that 95 of 100 requests for a page of the studies may take at most."""
+"""Seconds that 95 of 100 requests for a page of the projects may take at most."""
 NEW = 10
-"""Charges that the large study gets before each round."""
+"""Charges that the large project gets before each round."""
 
 
 def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--studies", type=int, default=200)
+    parser.add_argument("--projects", type=int, default=200)
     parser.add_argument("--charges", type=int, default=1_000_000)
     parser.add_argument("--large", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=30)
@@ -64,12 +64,12 @@ def main() -> bool:
             server = stack.enter_context(running_postgres())
             url = server.url(stack.enter_context(server.database()))
         ledger = open_ledger(url, epsilon=50.0)
-        each = options.charges // (options.studies - 1)
+        each = options.charges // (options.projects - 1)
         priced = terms(options.large + 10_000, MECHANISM, ledger.ensembles()[0].rule)
-        for number in range(options.studies):
-            last = number == options.studies - 1
+        for number in range(options.projects):
+            last = number == options.projects - 1
             project = ledger.open_project(
-                NewProject(f"study-{number:04}", "mnist", MECHANISM, priced)
+                NewProject(f"project-{number:04}", "mnist", MECHANISM, priced)
             )
             fill(url, project, options.large if last else each)
         (data / "secret.key").write_bytes(SECRET_KEY)
@@ -78,13 +78,13 @@ def main() -> bool:
         token = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN)).token
         visitor = Visitor(app, send)
         visitor.sign_in(token)
-        path = f"/admin/projects/study-{options.studies - 1:04}"
+        path = f"/admin/projects/project-{options.projects - 1:04}"
         asked: dict[str, Callable[[], int]] = {
             "overview": lambda: visitor.get("/admin").status_code,
-            f"a study of {each:,} charges": lambda: (
-                visitor.get("/admin/projects/study-0000").status_code
+            f"a project of {each:,} charges": lambda: (
+                visitor.get("/admin/projects/project-0000").status_code
             ),
-            f"a study of {options.large:,} charges": lambda: visitor.get(path).status_code,
+            f"a project of {options.large:,} charges": lambda: visitor.get(path).status_code,
             "  its older charges": lambda: (
                 visitor.get(f"{path}?before={options.large // 2}").status_code
             ),
@@ -112,7 +112,7 @@ def main() -> bool:
                 if status != 200:
                     sys.exit(f"{page}: {status}")
     total = options.charges + options.large
-    print(f"{options.studies:,} studies, {total:,} charges; milliseconds")
+    print(f"{options.projects:,} projects, {total:,} charges; milliseconds")
     print(f"  {'':<32}{'first':>8}{'median':>10}{'95 of 100':>12}")
     met = True
     for page, (first, *took) in seconds.items():

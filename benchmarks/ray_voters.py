@@ -35,7 +35,8 @@ from end_to_end import (
     student_token,
 )
 from teachers import SHARED, Material, digits, first, mnist
-from terrine_models.teachers.training import Heads, Networks
+from terrine_models.teachers.kinds import Heads, Networks
+from terrine_server.settings import VotersKind
 
 ACTORS = 2
 
@@ -62,9 +63,9 @@ def compare(
     token = student_token(settings)
     with ExitStack() as stack:
         rates = []
-        for voters in ("here", "ray"):
-            command = [*SERVE, "--voters", voters]
-            url = stack.enter_context(served(command, settings, f"{voters}.log"))
+        for voters in VotersKind:
+            chosen = settings.model_copy(update={"voters": voters})
+            url = stack.enter_context(served(SERVE, chosen, f"{voters}.log"))
             rates.append(partial(query_rate, [url], token, material.images, BATCH))
         sources = [np.random.default_rng(client) for client in range(CLIENTS)]
         found = [[rate(seconds, sources) for rate in rates] for seconds in rounds]

@@ -25,7 +25,8 @@ from terrine_models.features.maps import PublicData
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.training import train_ensemble
 
 ROWS = 12_000
 Table = tuple[NDArray[Any], NDArray[np.int64]]

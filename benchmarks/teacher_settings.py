@@ -25,10 +25,13 @@ from terrine_experiments.sources import load
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.augment import ELASTIC, ROTATION
 from terrine_models.features.maps import PublicData
-from terrine_models.students.ridge import RidgeStudents
-from terrine_models.students.shares import fit_shares
+from terrine_models.students.answers import FOLDS, Answers
+from terrine_models.students.ridge import Ridge
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.training import train_ensemble
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 
@@ -61,9 +64,8 @@ def main() -> None:
     private = part(everything, slice(None, PRIVATE))
     asked = part(everything, slice(PRIVATE, None))
     public = PublicData.declare("MNIST's last training images", asked.inputs[:MAP])
-    students = RidgeStudents(
-        asked.inputs, np.zeros(len(asked), np.int64), inputs=asked.spec, classes=asked.classes
-    )
+    task = Task(asked.inputs, asked.spec, asked.classes)
+    fold, training = np.arange(len(asked)) % FOLDS, Training("ridge")
     usual: NDArray[np.float64] | None = None
     print(f"{'':20} {'mean':>7} {'plurality':>10} {'student':>8} {'better':>8}")
     for name, (teachers, config) in SETTINGS.items():
@@ -77,8 +79,9 @@ def main() -> None:
         for seed in range(NOISES):
             noisy = mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts
             assert noisy is not None
-            fitted = fit_shares(students.features, noisy, teachers, sigma)
-            right += (fitted.held_out.argmax(axis=1) == asked.labels) / NOISES
+            answers = Answers.of_counts(noisy, teachers=teachers, sigma=sigma)
+            held_out = Ridge(training).judge(task, answers, fold)
+            right += (held_out.argmax(axis=1) == asked.labels) / NOISES
         usual = right if usual is None else usual
         better = right - usual
         doubt = 3 * better.std() / np.sqrt(len(better))

@@ -25,9 +25,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec, load_idx
 from terrine_models.features.maps import PublicData
 from terrine_models.features.prepared import prepare
-from terrine_models.teachers.architectures import build_network
+from terrine_models.storage.manifests import load_tensors, save_tensors
+from terrine_models.teachers.architectures import build_network, default_architecture
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, Networks, train_ensemble
+from terrine_models.teachers.kinds import Heads, Networks, load_manifest
+from terrine_models.teachers.manifests import Manifest, save_manifest
+from terrine_models.teachers.training import train_ensemble
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
@@ -77,14 +80,14 @@ def run(folder: Path, material: Material, peak: float, quick: bool, full: bool) 
     shard_size = len(material.private) // min(250, most)
     part = first(material.private, shard_size * few)
     took = train(part, directory, few, config, None)
-    trained = Ensemble.load(directory)
-    ensemble = trained if full else repeated(trained, teachers)
+    voting = directory if full else repeated(directory, folder / "copies", teachers)
+    ensemble = Ensemble.load(voting)
     images = material.images[: 256 if quick else 2048]
     speed = images_per_second(ensemble.votes, images)
     print(f"  {few} CNNs, {config.epochs} epochs on {shard_size} images each: {took:.1f} s", end="")
     print("" if full else f"; 250 would take {took * 250 / few / 60:.0f} min")
     report(f"{teachers} CNNs", None, speed, ensemble, peak, material if full else None)
-    loop = plain_loop(ensemble)
+    loop = plain_loop(voting, ensemble.voting.device)
     plain = images_per_second(loop, images)
     report(f"{teachers} CNNs, plain loop", None, plain, ensemble, peak, None)
     plain_250 = plain * teachers / 250
@@ -122,30 +125,41 @@ def train(
     return time.perf_counter() - start
 
 
-def repeated(ensemble: Ensemble, teachers: int) -> Ensemble:
+def repeated(directory: Path, out: Path, teachers: int) -> Path:
     """An ensemble of copies, which votes as fast as one of as many different networks."""
-    times = -(-teachers // ensemble.manifest.teachers)
-    stacked = {
-        name: torch.cat([value] * times)[:teachers] for name, value in ensemble.teachers.items()
-    }
-    manifest = ensemble.manifest.model_copy(update={"teachers": teachers})
-    return Ensemble(manifest, None, stacked, ensemble.device)
+    manifest, parameters = stored(directory)
+    times = -(-teachers // manifest.teachers)
+    stacked = {name: torch.cat([each] * times)[:teachers] for name, each in parameters.items()}
+    out.mkdir()
+    file = manifest.teacher_files[0]
+    digest = save_tensors(out / file, stacked)
+    save_manifest(out, manifest.model_copy(update={"teachers": teachers, "files": {file: digest}}))
+    return out
 
 
-def plain_loop(ensemble: Ensemble) -> Callable[[NDArray[np.uint8]], NDArray[np.int64]]:
+def stored(directory: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
+    """The manifest of an ensemble of networks, and their parameters."""
+    manifest = load_manifest(directory)
+    parts = [load_tensors(directory, name, manifest.files[name]) for name in manifest.teacher_files]
+    return manifest, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def plain_loop(directory: Path, device: str) -> Callable[[NDArray[np.uint8]], NDArray[np.int64]]:
     """The obvious way to count votes."""
-    manifest = ensemble.manifest
+    manifest, parameters = stored(directory)
     networks = []
     for i in range(manifest.teachers):
-        network = build_network(manifest.architecture, manifest.input, len(manifest.classes))
-        network.load_state_dict({name: value[i] for name, value in ensemble.teachers.items()})
-        networks.append(network.to(ensemble.device).eval())
+        network = build_network(
+            default_architecture(manifest.input), manifest.input, len(manifest.classes)
+        )
+        network.load_state_dict({name: value[i] for name, value in parameters.items()})
+        networks.append(network.to(device).eval())
 
     def votes(x: NDArray[np.uint8]) -> NDArray[np.int64]:
         counts = np.zeros((len(x), len(manifest.classes)), dtype=np.int64)
         with torch.no_grad():
             for start in range(0, len(x), 256):
-                block = torch.tensor(x[start : start + 256]).to(ensemble.device)
+                block = torch.tensor(x[start : start + 256]).to(device)
                 block = prepare(block, manifest.input)
                 for network in networks:
                     chosen = network(block).argmax(1).cpu().numpy()
@@ -182,11 +196,11 @@ def matrix_peak() -> float:
 
 def flops_per_image(ensemble: Ensemble) -> float:
     """Floating-point operations in products and convolutions; nothing else is counted."""
-    blank = torch.zeros((ensemble.block, *ensemble.manifest.input.shape), device=ensemble.device)
-    way = next(iter(ensemble.ways.values()))
+    voting, shape = ensemble.voting, ensemble.manifest.input.shape
+    blank = torch.zeros((voting.block, *shape), device=voting.device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        way(blank)
-    flops: float = counter.get_total_flops() / ensemble.block
+        voting.choose(blank)
+    flops: float = counter.get_total_flops() / voting.block
     return flops
 
 

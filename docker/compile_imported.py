@@ -11,7 +11,7 @@ import pkgutil
 from pathlib import Path
 
 PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
-OTHER_EXTRAS = {"pyarrow", "ray"}  # of `arrow` and `ray`, which the image may leave out
+OTHER_EXTRAS = {"ray"}  # which the image may leave out
 
 modules = {
     module.name

@@ -9,6 +9,7 @@ a tree.
 """
 
 from terrine_client._labels import NO_COUNT, Labels
+from terrine_client._receipts import ReceiptReport, Receipts
 from terrine_client.async_client import AsyncClient
 from terrine_client.client import Client
 from terrine_client.errors import (
@@ -76,6 +77,8 @@ __all__ = [
     "ProjectClosed",
     "ProjectPaused",
     "RateLimited",
+    "ReceiptReport",
+    "Receipts",
     "ReplyError",
     "RequestTimeout",
     "TerrineError",

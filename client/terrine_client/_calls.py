@@ -40,6 +40,7 @@ from terrine_protocol import (
     ProjectOpen,
     ProjectStatus,
     ProjectUpdate,
+    ReceiptPage,
     RequestAccount,
     RequestApprove,
     RequestApproved,
@@ -124,6 +125,17 @@ class Call(Generic[T]):
         return again
 
 
+@dataclass(frozen=True)
+class BytesCall(Call[bytes]):
+    """A call whose reply is bytes."""
+
+    def read(self, response: httpx.Response) -> bytes:
+        """The bytes."""
+        if not response.is_success:
+            raise _failure(response)
+        return response.content
+
+
 @contextmanager
 def transport_errors() -> Iterator[None]:
     """Turn httpx's errors into the client's own."""
@@ -176,6 +188,8 @@ _ENSEMBLES: TypeAdapter[list[EnsembleAccount | EnsembleInfo]] = TypeAdapter(
 _BUDGETS = TypeAdapter(BudgetPage)
 _CHARGES = TypeAdapter(LedgerPage)
 _VERIFICATION = TypeAdapter(Verification)
+_RECEIPTS = TypeAdapter(ReceiptPage)
+_BYTES = TypeAdapter(bytes)
 _REQUEST: TypeAdapter[RequestAccount | RequestInfo] = TypeAdapter(RequestAccount | RequestInfo)
 _REQUESTS = TypeAdapter(RequestPage)
 _APPROVED = TypeAdapter(RequestApproved)
@@ -228,6 +242,18 @@ def charges(
 
 def verify(project: str) -> Call[Verification]:
     return Call(_VERIFICATION, "GET", f"/ledger/{_segment(project)}/verify")
+
+
+def checkpoint() -> Call[bytes]:
+    return BytesCall(_BYTES, "GET", "/checkpoint")
+
+
+def tile(path: str) -> Call[bytes]:
+    return BytesCall(_BYTES, "GET", f"/tile/{path}")
+
+
+def receipts(cursor: str) -> Call[ReceiptPage]:
+    return Call(_RECEIPTS, "GET", "/receipts", params={"limit": _PAGE, "cursor": cursor})
 
 
 def open_project(terms: ProjectOpen) -> Call[ProjectInfo]:

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import ssl
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
@@ -15,7 +16,9 @@ import stamina
 
 from terrine_client._batches import BatchPlan, Report, Transport, label_batches
 from terrine_client._calls import Call
+from terrine_client._receipts import Receipts
 from terrine_client.errors import ConfigurationError
+from terrine_protocol import LabelResult
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
@@ -53,6 +56,8 @@ class BaseClient(ABC, Generic[Http]):
         self._retries = retries
         self._batch_size = batch_size
         self._transport = transport
+        self.receipts = Receipts()
+        """Of all answers that were received; see `verify_receipts`."""
         self._http = self._open(
             base_url=self._url,
             headers={
@@ -81,7 +86,11 @@ class BaseClient(ABC, Generic[Http]):
         key: str | None,
         report: Report,
     ) -> BatchPlan:
-        return label_batches(x, probabilities, key, self._batch_size, self._transport, report)
+        def kept(results: Sequence[LabelResult], total: int) -> None:
+            self.receipts.keep(results)
+            report(results, total)
+
+        return label_batches(x, probabilities, key, self._batch_size, self._transport, kept)
 
     def _attempts(self, call: Call[Any]) -> Any:
         """Stamina's attempts, with exponential backoff and jitter, or the wait of Retry-After."""

@@ -20,11 +20,12 @@ from terrine_protocol import ProjectInfo
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import InputSpec
+    from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student
-    from terrine_models.students.networks import Training
-    from terrine_models.students.selection import Choice
+    from terrine_models.students.selection import Made
+    from terrine_models.students.settings import Training
     from terrine_models.students.sketching import Asking, Saturation, Sketches
-    from terrine_protocol.tables import TableSchema
+    from terrine_models.students.task import Task
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -44,10 +45,9 @@ class Distillation:
 
     client: Client
     project: ProjectInfo
-    public: Array
     held_out: Examples | None
+    task: Task
     training: Training
-    encoding: TableSchema | None
     ask_for: Ask
     on_step: Callable[[int, int], None]
     notebook: Notebook
@@ -62,8 +62,8 @@ class Distillation:
         """Which inputs are asked once there is a sketch; docs/student.md has the measurements."""
         if self.ask_for != "auto":
             return self.ask_for
-        table = len(self.spec.shape) == 1
-        return "uncertain" if self.interactive or table else "representative"
+        unsure = self.interactive or self.task.is_table
+        return "uncertain" if unsure else "representative"
 
     @property
     def sketches_help(self) -> bool:
@@ -71,41 +71,50 @@ class Distillation:
         return self.interactive or self.asking != "representative"
 
     @property
-    def spec(self) -> InputSpec:
-        """The kind of input that the project takes."""
-        from terrine_models.data.arrays import InputSpec
-
-        return InputSpec.model_validate(self.project.ensemble.input.model_dump())
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Their names."""
-        return tuple(self.project.ensemble.classes)
-
-    @property
     def known(self) -> int:
         """How many labels were bought."""
         return int((self.notebook.labels >= 0).sum())
+
+    @property
+    def answers(self) -> Answers:
+        """What was bought so far, as a student learns from it."""
+        kept = self.notebook
+        return answers_of(self.project, kept.labels, kept.noisy_counts, kept.noise_sigma)
 
     @cached_property
     def sketches(self) -> Sketches:
         """What is learned between rounds."""
         from terrine_models.students.sketching import Sketches
 
-        return Sketches(
-            self.public,
-            inputs=self.spec,
-            classes=self.classes,
-            encoding=self.encoding,
-            training=self.training,
-            on_step=self.on_step,
-        )
+        return Sketches(self.task, self.training, self.on_step)
 
-    def order(self, seed: int) -> Ints:
+    def sketch(self) -> Student:
+        """A quick student: a network where queries depend on it, else a regression."""
+        sketches = self.sketches
+        return (sketches.network if self.sketches_help else sketches.ridge)(self.answers)
+
+    def order(self) -> Ints:
         """All inputs in an order of which any beginning represents the whole."""
         from terrine_models.students.asking import asking_order
 
-        return asking_order(self.public, self.spec, seed)
+        return asking_order(self.task.x, self.task.spec, self.task.seed)
+
+    def fetch(self) -> int:
+        """Fetch what the project has paid for of these inputs, if that is all it can answer.
+
+        Repeated answers are free, and with nothing left to spend no other query is answered: so
+        every input may be sent. Returns how many were answered.
+        """
+        budget = self.client.budget()
+        if self.notebook.asked.any() or not budget.charges or budget.affordable:
+            return 0
+        rows = np.arange(len(self.task.x))
+        beliefs = self._uniform(len(rows)) if self.interactive else None
+        try:
+            self.notebook.record(rows, self.client.label(self.task.x, beliefs))
+        except BudgetExhausted:
+            return 0
+        return int(self.notebook.asked.sum())
 
     def choose(
         self, order: Ints, count: int, expected: int, sketch: Student | None
@@ -120,7 +129,7 @@ class Distillation:
         fresh = order[~notebook.asked[order] & ~notebook.planned[order]]
         count = max(0, count - len(planned))
         if sketch is not None and self.asking != "representative":
-            unsure = self.sketches.informative(self.asking, notebook.labels, sketch)[fresh]
+            unsure = self.sketches.informative(self.asking, self.answers, sketch)[fresh]
             window = np.arange(len(fresh)) // (SPREAD * max(1, expected))
             fresh = fresh[np.lexsort((-unsure, window))]
         fresh = fresh[:count]
@@ -128,9 +137,9 @@ class Distillation:
         if not self.interactive:
             return rows, None
         if sketch is None:
-            beliefs = np.full((len(fresh), len(self.classes)), 1 / len(self.classes))
+            beliefs = self._uniform(len(fresh))
         else:
-            beliefs = sketch.probabilities(self.public[fresh])
+            beliefs = sketch.probabilities(self.task.x[fresh])
         return rows, np.concatenate([notebook.beliefs[planned], beliefs])
 
     def ask(self, rows: Ints, beliefs: Array | None) -> bool:
@@ -140,7 +149,7 @@ class Distillation:
             sent = None if beliefs is None else beliefs[at : at + CHUNK]
             self.notebook.plan(chunk, sent)
             try:
-                answers = self.client.label(self.public[chunk], sent)
+                answers = self.client.label(self.task.x[chunk], sent)
             except BudgetExhausted:
                 return True
             except TerrineError as error:
@@ -152,25 +161,15 @@ class Distillation:
                 return True
         return False
 
-    def finish(self, tell: Callable[[str], None]) -> tuple[Student, Choice]:
-        """The student that is returned, and how it was chosen."""
-        from terrine_models.students.answers import student_from_answers
+    def _uniform(self, rows: int) -> Array:
+        classes = len(self.task.classes)
+        return np.full((rows, classes), 1 / classes)
 
-        made = student_from_answers(
-            self.public,
-            self.notebook.labels,
-            teachers=self.project.ensemble.teachers,
-            noisy_counts=self.notebook.noisy_counts,
-            noise_sigma=self.notebook.noise_sigma,
-            matches_prior=self.project.ensemble.matches_prior,
-            inputs=self.spec,
-            classes=self.classes,
-            encoding=self.encoding,
-            training=self.training,
-            tell=tell,
-            on_step=self.on_step,
-        )
-        return made.student, made.choice
+    def finish(self, tell: Callable[[str], None]) -> Made:
+        """The student that is returned, and how it was chosen."""
+        from terrine_models.students.selection import choose
+
+        return choose(self.task, self.answers, self.training, tell=tell, on_step=self.on_step)
 
     def summarise(
         self, history: list[Round], student: Student | None, saturation: Saturation | None
@@ -195,13 +194,12 @@ class Distillation:
         refused: bool,
         ended: str,
         notes: list[str],
-        student: Student,
-        choice: Choice,
+        made: Made,
     ) -> Report:
         """Everything that `report.json` holds."""
         budget = self.client.budget()
         outcomes = Counter(self.notebook.outcomes[self.notebook.asked].tolist())
-        figures = [] if self.held_out is None else self._by_class(student, *self.held_out)
+        figures = [] if self.held_out is None else self._by_class(made.student, *self.held_out)
         return Report(
             project=self.project.name,
             mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
@@ -209,7 +207,8 @@ class Distillation:
             delta=budget.delta,
             epsilon_spent=budget.epsilon_spent,
             charges=budget.charges,
-            public_inputs=len(self.public),
+            classes=list(self.task.classes),
+            public_inputs=len(self.task.x),
             outcomes=dict(outcomes),
             reinforced=outcomes["reinforced"] / self.known if self.interactive else None,
             asking=self.asking,
@@ -219,11 +218,12 @@ class Distillation:
             rounds=history,
             held_out=0 if self.held_out is None else len(self.held_out[0]),
             accuracy=history[-1].accuracy,
+            plain=made.plain.accuracy(*self.held_out) if self.held_out else None,
             majority=_share_of_largest(self.held_out[1]) if self.held_out is not None else None,
             by_class=figures,
             notes=notes,
             training=asdict(self.training),
-            choice=choice,
+            choice=made.choice,
             spending=[(int(charges), spent) for charges, spent in self.notebook.spending.tolist()],
         )
 
@@ -233,11 +233,11 @@ class Distillation:
         share = _share_of_largest(bought)
         if len(bought) < 2 or share < ONE_SIDED:
             return None
-        name = self.classes[int(np.bincount(bought).argmax())]
+        name = self.task.classes[int(np.bincount(bought).argmax())]
         return (
             f"{share:.1%} of the {len(bought):,} labels are {name}: teachers agree most there. "
-            "A student of such labels tends to say so too often; look at the accuracy by class."
-            + ("" if self.training.balance else " balance=yes makes all classes count alike.")
+            "A student of such labels tends to say so too often; look at the accuracy by class. "
+            "Noisy counts of all inputs (noisy_votes) are not one-sided."
         )
 
     def _by_class(self, student: Student, x: Array, truth: Ints) -> list[ClassFigures]:
@@ -249,8 +249,33 @@ class Distillation:
                 recall=_share(predicted[truth == k] == k),
                 precision=_share(truth[predicted == k] == k),
             )
-            for k, name in enumerate(self.classes)
+            for k, name in enumerate(self.task.classes)
         ]
+
+
+def answers_of(
+    project: ProjectInfo, labels: Ints, noisy_counts: Ints | None, noise_sigma: float | None
+) -> Answers:
+    """What a student learns from: labels [N], -1 where there is none, and of noisy_votes counts."""
+    from terrine_models.students.answers import Answers
+
+    facts = project.ensemble
+    if noisy_counts is None or noise_sigma is None:
+        return Answers.of_labels(labels, len(facts.classes))
+    return Answers.of_counts(
+        noisy_counts,
+        teachers=facts.teachers,
+        sigma=noise_sigma,
+        known=labels >= 0,
+        matches_prior=facts.matches_prior,
+    )
+
+
+def spec_of(project: ProjectInfo) -> InputSpec:
+    """The kind of input that the project takes."""
+    from terrine_models.data.arrays import InputSpec
+
+    return InputSpec.model_validate(project.ensemble.input.model_dump())
 
 
 ONE_SIDED = 0.9

@@ -85,8 +85,8 @@ def picture(report: Report, *, true_labels: float | None = None) -> Figure:
     lower.set_xlim(left=0)
     lower.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    agreed = report.choice.agreement
-    agreement = "" if agreed is None else f", agreement {agreed:.1%}"
+    agreed = report.choice.figures
+    agreement = "" if agreed is None else f", agreement {agreed.accuracy.value:.1%}"
     figure.suptitle(
         f"Project {report.project}, {report.mechanism['name']}\n"
         f"student: {report.choice.chosen}{agreement}",

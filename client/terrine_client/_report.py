@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from terrine_models.students.answers import Figures
     from terrine_models.students.selection import Choice
 
 
@@ -48,6 +49,7 @@ class Report:
     delta: float
     epsilon_spent: float
     charges: int
+    classes: list[str]
     public_inputs: int
     outcomes: dict[str, int]
     reinforced: float | None
@@ -63,6 +65,8 @@ class Report:
     rounds: list[Round]
     held_out: int
     accuracy: float | None
+    plain: float | None
+    """That of the plain student of the same answers."""
     majority: float | None
     """Share of the held-out data in their largest class: the accuracy of always saying that."""
     by_class: list[ClassFigures]
@@ -95,9 +99,21 @@ def round_line(number: int, done: Round) -> str:
 
 
 def choice_lines(choice: Choice) -> list[str]:
-    """What was tried and what was chosen, in one or two lines."""
-    lines = [f"Student: {choice.chosen}. {choice.why}"]
-    if choice.judged:
-        tried = ", ".join(f"{each.method} {each.agreement:.2%}" for each in choice.judged)
-        lines.insert(0, f"Agreement with held-out labels ({choice.folds} folds): {tried}.")
-    return lines
+    """What was tried, with figures of held-out answers, and what was chosen."""
+    lines = [f"{each.method}: {figures_line(each.figures)}." for each in choice.judged]
+    if lines:
+        what = "votes of the teachers" if choice.noisy else "labels"
+        lines.insert(0, f"Agreement with held-out {what} ({choice.folds} folds):")
+    return [*lines, f"Student: {choice.chosen}. {choice.why}"]
+
+
+def figures_line(found: Figures) -> str:
+    """Figures with their standard errors, as in `accuracy 84.0 % ± 0.5`."""
+    shown = {
+        "accuracy": found.accuracy,
+        "balanced accuracy": found.balanced_accuracy,
+        "AUC": found.auc,
+    }
+    return ", ".join(
+        f"{name} {each.value:.1%} ± {100 * each.error:.1f}" for name, each in shown.items() if each
+    )

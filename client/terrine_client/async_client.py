@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -11,11 +12,11 @@ import httpx
 import numpy.typing as npt
 
 from terrine_client import _calls
-from terrine_client._batches import BatchPlan
 from terrine_client._calls import Call, transport_errors
 from terrine_client._connection import BaseClient
 from terrine_client._labels import Labels
 from terrine_client._progress import progress_bar
+from terrine_client._receipts import Plan, ReceiptReport, read_policy, verify
 from terrine_client.errors import TerrineError
 from terrine_protocol import (
     Budget,
@@ -42,6 +43,7 @@ from terrine_protocol import (
     TokenPage,
     Verification,
 )
+from terrine_protocol.transparency.policies import Policy
 
 T = TypeVar("T")
 Page = TypeVar("Page", LedgerPage, BudgetPage, TokenPage, RequestPage)
@@ -110,6 +112,19 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     async def budget(self) -> Budget:
         """The account of the token's project."""
         return await self._send(_calls.budget())
+
+    async def verify_receipts(
+        self, policy: Policy | Path | str | bytes, *, others: Iterable[str] = ()
+    ) -> ReceiptReport:
+        """Check that the log contains every entry that paid for an answer of this connection.
+
+        policy: whose signatures the log's checkpoint needs, or the path of a file with it.
+        others: checkpoints that others have seen; the log must agree with them.
+
+        `receipts` holds what is checked; save it to check it again another day. Nothing that the
+        server says is believed without a proof. For students.
+        """
+        return await self._run(verify(self.receipts, read_policy(policy), others))
 
     async def project(self, name: str | None = None) -> ProjectInfo:
         """A project's terms: mechanism, prices, input format; by default the token's project."""
@@ -205,7 +220,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
                 return call.read(await self._http.send(call.request(self._http)))
         raise AssertionError("stamina raises after the last attempt")
 
-    async def _run(self, plan: BatchPlan) -> Labels:
+    async def _run(self, plan: Plan[T]) -> T:
         try:
             call = next(plan)
             while True:
@@ -216,8 +231,8 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
                 else:
                     call = plan.send(reply)
         except StopIteration as done:
-            labels: Labels = done.value
-            return labels
+            found: T = done.value
+            return found
 
     async def _pages(self, call: Call[Page]) -> AsyncIterator[Any]:
         page = await self._send(call)

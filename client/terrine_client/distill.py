@@ -13,24 +13,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._distillation import Ask, Distillation, Examples
+from terrine_client._distillation import Ask, Distillation, Examples, spec_of
 from terrine_client._notebook import Notebook
 from terrine_client._picture import draw
 from terrine_client._report import Report, Round, choice_lines, continued, round_line
 from terrine_client.client import Client
 from terrine_client.errors import TerrineError
 from terrine_protocol import ProjectInfo
+from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
+    from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student
-    from terrine_models.students.networks import Training
+    from terrine_models.students.settings import Training
+    from terrine_models.students.task import Task
     from terrine_protocol.tables import TableSchema
 
 __all__ = ["Ask", "DistillError", "Distilled", "Examples", "Report", "Round", "Stop", "distill"]
@@ -53,10 +56,8 @@ class Distilled:
     outcomes: npt.NDArray[np.str_]
     """[N], the outcome of each; empty where it was not sent, or was refused."""
     report: Report
-    noisy_counts: npt.NDArray[np.int64] | None = None
-    """[N, m], for noisy_votes, as in `Labels`."""
-    noise_sigma: float | None = None
-    """The standard deviation of the noise in them, in votes."""
+    answers: Answers
+    """What it learned from: these labels, or noisy counts; to train another student of."""
 
 
 def distill(
@@ -88,39 +89,40 @@ def distill(
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell, on_step: called with each line of progress, and with the steps done and to do.
 
-    With noisy_votes all inputs are asked in one round, and the student learns from the counts
-    (`terrine_models.students.noisy_counts`). With interactive_gnmax, the first round sends uniform
-    probabilities, which makes it Confident-GNMax; later rounds send the student's predictions.
+    With noisy counts all inputs are asked in one round, and the student learns from the counts.
+    With interactive_gnmax, the first round sends uniform probabilities, which makes it
+    Confident-GNMax; later rounds send the student's predictions.
 
-    The student that is returned is chosen by cross-validation on the bought labels, and checked
-    against a plain model (`terrine_models.students.selection`); the report says what was tried and
-    why.
+    The student that is returned is compared with a plain one by answers that both did not see
+    (`terrine_models.students.selection`); the report says what was tried and why.
+
+    Answers that the project has paid for are fetched first, free, once its budget is spent: so to
+    train again, in another way or with another threshold, costs nothing.
 
     After an interruption or a failure, the same call continues where it stopped: answers are saved
     in `answers.npz`, and the server repeats those that were paid for but not saved, at no cost.
 
-    Raises DistillError, and what `Client.label` raises except BudgetExhausted; if a forest is asked
-    for, what `forest_students.check_forest` raises.
+    Raises DistillError, and what `Client.label` raises except BudgetExhausted.
     """
-    from terrine_models.students.networks import Training
+    from terrine_models.students.settings import Training
 
-    training = replace(training or Training(), seed=seed)
+    training = training or Training()
     if rounds < 1 or (queries is not None and queries < 1):
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
     check_data(public, project, held_out)
-    check_training(training, project)
-    if project.mechanism.name == "noisy_votes":
+    task = task_of(public, project, encoding, seed)
+    check_training(training, task)
+    if project.mechanism.name in COUNTED:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
-    encoding = encoding or project.ensemble.encoding
-    distillation = Distillation(
-        client, project, public, held_out, training, encoding, ask, on_step, notebook
-    )
+    distillation = Distillation(client, project, held_out, task, training, ask, on_step, notebook)
+    if fetched := distillation.fetch():
+        tell(f"The budget is spent. {fetched:,} inputs were answered before: fetched, free.")
     limit = len(public) if queries is None else min(queries, len(public))
     history = [Round(**entry) for entry in json.loads(notebook.rounds)]
-    order = distillation.order(seed)
-    student, choice, refused, ended, sketch = None, None, False, "", None
+    order = distillation.order()
+    made, refused, ended, sketch = None, False, "", None
     while not ended:
         number = min(len(history) + 1, rounds)
         if stop == "auto" and _is_settled(history, notebook):
@@ -134,7 +136,7 @@ def distill(
                 and distillation.known > 0
                 and distillation.sketches_help
             ):
-                sketch = distillation.sketches.network(notebook.labels)
+                sketch = distillation.sketch()
             count = min(left, share) if number < rounds else left
             refused = distillation.ask(*distillation.choose(order, count, share, sketch))
             if refused:
@@ -149,23 +151,23 @@ def distill(
         if distillation.known > 0:
             tell(f"Round {number}: training on {distillation.known:,} labels …")
             if ended:
-                student, choice = distillation.finish(tell)
+                made = distillation.finish(tell)
             else:
-                sketch = distillation.sketches.network(notebook.labels)
-                saturation = (
-                    distillation.sketches.saturation(notebook.labels) if stop == "auto" else None
-                )
-        latest = distillation.summarise(history, student or sketch, saturation)
+                sketch = distillation.sketch()
+                if stop == "auto":
+                    saturation = distillation.sketches.saturation(distillation.answers)
+        latest = distillation.summarise(history, made.student if made else sketch, saturation)
         history = continued(history, latest)
         notebook.conclude(json.dumps([asdict(entry) for entry in history]))
         tell(round_line(number, history[-1]))
-    if student is None or choice is None:
+    if made is None:
         raise DistillError(_nothing_learned(notebook, refused))
-    for line in choice_lines(choice):
+    for line in choice_lines(made.choice):
         tell(line)
+    student = made.student.with_model(image=project.ensemble.image)
     student.save(out)
     notes = [note for note in (distillation.one_sided(),) if note is not None]
-    report = distillation.report(history, refused, ended, notes, student, choice)
+    report = distillation.report(history, refused, ended, notes, made)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     draw(report, out / "accuracy.png")
     return Distilled(
@@ -173,8 +175,7 @@ def distill(
         notebook.labels,
         notebook.outcomes,
         report,
-        notebook.noisy_counts,
-        notebook.noise_sigma,
+        distillation.answers,
     )
 
 
@@ -206,20 +207,25 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
         )
 
 
-def check_training(training: Training, project: ProjectInfo) -> None:
+def task_of(
+    public: Array, project: ProjectInfo, encoding: TableSchema | None = None, seed: int = 0
+) -> Task:
+    """What a student of this project is to learn from its public inputs."""
+    from terrine_models.students.task import Task
+
+    facts = project.ensemble
+    encoding = encoding or facts.encoding
+    return Task(public, spec_of(project), tuple(facts.classes), encoding, seed)
+
+
+def check_training(training: Training, task: Task) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
-    from terrine_models.data.arrays import InputSpec
     from terrine_models.students.methods import check
 
     try:
-        check(training, InputSpec.model_validate(project.ensemble.input.model_dump()))
+        check(training.method, task)
     except ValueError as error:
         raise DistillError(f"{error} Nothing was asked.") from None
-    if training.balance and project.mechanism.name == "noisy_votes":
-        raise DistillError(
-            "A student of noisy counts learns shares of votes, not labels, so there are no classes "
-            "to balance. Leave out balance. Nothing was asked."
-        )
 
 
 def _is_settled(history: list[Round], notebook: Notebook) -> bool:
@@ -237,7 +243,7 @@ def _settled(latest: Round) -> str:
         "More labels are not expected to change the student: the second half of them changed "
         f"{found['changed']:.1%} of a plain model's predictions for the public inputs, and "
         f"{found['gain']:+.1%} (± {found['error']:.1%}) of the held-out labels were predicted. "
-        "The rest of the budget is not spent; --stop never continues."
+        'The rest of the budget is not spent; the same call with stop="never" continues.'
     )
 
 

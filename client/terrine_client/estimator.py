@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from terrine_client._distillation import answers_of, spec_of
 from terrine_client._labels import NO_COUNT, Labels
 from terrine_client.client import Client
+from terrine_client.distill import task_of
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -30,9 +32,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from terrine_models.data.arrays import InputSpec
-
-    pass
+    from terrine_models.students.settings import Threshold
     from terrine_protocol import ProjectInfo
 
 Array = npt.NDArray[Any]
@@ -80,6 +80,7 @@ def buy(
     queries: int | None = None,
     random_state: int = 0,
     progress: bool = False,
+    accept_clipped: bool = False,
 ) -> Bought:
     """Ask for labels of a pool of public inputs, in one round; what was paid before is free.
 
@@ -87,17 +88,19 @@ def buy(
     queries: the most inputs that are asked, of which any part stands for the whole; by default all,
         as far as the budget reaches. Interactive projects are sent uniform probabilities.
     random_state: seed of the order in which they are asked.
+    accept_clipped: buy although more than a tenth of a table's column is outside the schema's
+        range, or missing.
 
-    Raises what `Client.label` raises, and ValueError for inputs that the project does not take,
-    before anything is asked.
+    Raises what `Client.label` raises, and before anything is asked ValueError for inputs that the
+    project does not take, and what `encode_frame` raises.
     """
     from terrine_models.students.asking import asking_order
 
     if queries is not None and queries < 1:
         raise ValueError(f"queries must be at least 1 or None, got {queries}.")
     project = client.project()
-    x = _taken(_encoded(pool, project), project)
-    rows = asking_order(x, _spec(project), random_state)[:queries]
+    x = _taken(_encoded(pool, project, accept_clipped), project)
+    rows = asking_order(x, spec_of(project), random_state)[:queries]
     beliefs = None
     if project.mechanism.name == "interactive_gnmax":
         classes = len(project.ensemble.classes)
@@ -111,6 +114,8 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     bought: the answers that it learns from, of `buy`. Clones share it.
     method: how the student is trained, see docs/student.md. `auto` compares several.
+    threshold: how shares of two classes become labels: `prior`, `accuracy`, or the probability from
+        which the second class is said.
     steps: training steps of networks; by default what suits the method.
     random_state: seed of the training.
 
@@ -128,11 +133,13 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bought: Bought | None = None,
         *,
         method: str = "auto",
+        threshold: Threshold = "prior",
         steps: int | None = None,
         random_state: int = 0,
     ) -> None:
         self.bought = bought
         self.method = method
+        self.threshold = threshold
         self.steps = steps
         self.random_state = random_state
 
@@ -144,8 +151,8 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Raises ValueError if no input of X was answered.
         """
-        from terrine_models.students.answers import student_from_answers
-        from terrine_models.students.networks import Training
+        from terrine_models.students.selection import choose
+        from terrine_models.students.settings import Training
 
         if self.bought is None:
             raise ValueError(
@@ -153,7 +160,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "TerrineClassifier(buy(client, pool)).fit(pool)."
             )
         project = self.bought.project
-        training = Training(method=self.method, seed=self.random_state)
+        training = Training(method=self.method, threshold=self.threshold)
         if self.steps is not None:
             training = replace(training, steps=self.steps)
         x = _taken(self._inputs(X, project, reset=True), project)
@@ -164,18 +171,9 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "`buy` was given, or on a part of it."
             )
         self.classes_ = _names(project.ensemble.classes)
-        made = student_from_answers(
-            x,
-            self.labels_,
-            teachers=project.ensemble.teachers,
-            noisy_counts=counts,
-            noise_sigma=self.bought.labels.noise_sigma,
-            matches_prior=project.ensemble.matches_prior,
-            inputs=_spec(project),
-            classes=tuple(project.ensemble.classes),
-            encoding=project.ensemble.encoding,
-            training=training,
-        )
+        task = task_of(x, project, seed=self.random_state)
+        answers = answers_of(project, self.labels_, counts, self.bought.labels.noise_sigma)
+        made = choose(task, answers, training)
         self.student_, self.choice_ = made.student, made.choice
         self._project = project
         return self
@@ -186,25 +184,25 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.student_.probabilities(self._inputs(X, self._project, reset=False))
 
     def predict(self, X: Any) -> Array:  # noqa: N803
-        """Names of the most probable classes, [B]."""
+        """Names of classes, [B]: the most probable, or of two classes by the threshold."""
         probabilities = self.predict_proba(X)
-        names: Array = self.classes_[probabilities.argmax(axis=1)]
+        names: Array = self.classes_[self.student_.labels(probabilities)]
         return names
 
     def _inputs(self, X: Any, project: ProjectInfo, reset: bool) -> Array:  # noqa: N803
         """X as the student takes it; a table's data frame is encoded by the project's schema."""
         if project.ensemble.encoding is not None and hasattr(X, "columns"):
             validate_data(self, X, reset=reset, skip_check_array=True)
-            return _encoded(X, project)
+            return _encoded(X, project, accept_clipped=True)  # nothing is charged for it
         x: Array = validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
         return x
 
 
-def _encoded(pool: Any, project: ProjectInfo) -> Array:
+def _encoded(pool: Any, project: ProjectInfo, accept_clipped: bool) -> Array:
     if project.ensemble.encoding is not None and hasattr(pool, "columns"):
         from terrine_models.tables.loading import encode_frame
 
-        return encode_frame(pool, project.ensemble.encoding)
+        return encode_frame(pool, project.ensemble.encoding, accept_clipped=accept_clipped)
     return np.asarray(pool)
 
 
@@ -218,7 +216,7 @@ def _taken(x: Array, project: ProjectInfo) -> Array:
         )
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ValueError("X contains NaN or infinity: leave such inputs out, or fill them in.")
-    spec = _spec(project)
+    spec = spec_of(project)
     with np.errstate(invalid="ignore", over="ignore"):
         taken: Array = x.astype(spec.dtype)
     if spec.dtype == "uint8" and not np.array_equal(taken, x):  # it would be paid for as another
@@ -227,12 +225,6 @@ def _taken(x: Array, project: ProjectInfo) -> Array:
             f"from {spec.low:g} to {spec.high:g}. Leave out any scaling."
         )
     return taken
-
-
-def _spec(project: ProjectInfo) -> InputSpec:
-    from terrine_models.data.arrays import InputSpec
-
-    return InputSpec.model_validate(project.ensemble.input.model_dump())
 
 
 def _digests(x: Array) -> list[bytes]:

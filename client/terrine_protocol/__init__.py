@@ -3,7 +3,7 @@
 Client and server import these models, and this package imports neither. Requests forbid unknown
 fields, so that a misspelt option is an error and never a silent default; replies may gain fields.
 The terms of a project are strict numbers: neither `true` nor "1" is accepted as 1. No model has a
-field for vote counts, but for the noisy ones that a project of noisy_votes pays for.
+field for vote counts, but for the noisy ones that a project of noisy_votes or neighbours pays for.
 """
 
 from terrine_protocol.base import (
@@ -31,10 +31,13 @@ from terrine_protocol.labeling import (
 from terrine_protocol.ledger import (
     BudgetPage,
     Charge,
+    EntryReceipt,
     LedgerPage,
     LogEntry,
     LogPage,
     LogVerification,
+    Ready,
+    ReceiptPage,
     Verification,
 )
 from terrine_protocol.mechanisms import (
@@ -46,6 +49,7 @@ from terrine_protocol.mechanisms import (
     InteractiveGNMaxSpec,
     LNMaxSpec,
     MechanismSpec,
+    NeighboursSpec,
     NoisyVotesSpec,
     Sigma,
     StableSpec,
@@ -66,7 +70,6 @@ from terrine_protocol.projects import (
     ProjectOpen,
     ProjectPage,
     ProjectUpdate,
-    PublishingRequest,
     PublishingTerms,
     SecretSpend,
 )
@@ -101,6 +104,7 @@ __all__ = [
     "EnsembleFacts",
     "EnsembleInfo",
     "EnsembleRegister",
+    "EntryReceipt",
     "Estimate",
     "EstimateRequest",
     "GNMaxSpec",
@@ -119,6 +123,7 @@ __all__ = [
     "LogVerification",
     "MechanismSpec",
     "Name",
+    "NeighboursSpec",
     "NoisyVotesSpec",
     "Opening",
     "Outcome",
@@ -132,8 +137,9 @@ __all__ = [
     "ProjectUpdate",
     "PublicSource",
     "PublicationInfo",
-    "PublishingRequest",
     "PublishingTerms",
+    "Ready",
+    "ReceiptPage",
     "Reply",
     "RequestAccount",
     "RequestApprove",

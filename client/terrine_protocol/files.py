@@ -1,4 +1,4 @@
-"""Files that people name: read only if they are regular files.
+"""Files that people name, read only if they are regular files, and files for secrets.
 
 A pipe would let a program wait for ever, and a device such as /dev/zero never ends.
 """
@@ -10,6 +10,7 @@ import os
 import stat
 from io import BufferedReader
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 LARGEST_DOCUMENT = 2**24
 """Bytes of a document: a key, a token, anchors, a schema, settings."""
@@ -35,3 +36,21 @@ def read(path: Path | str, largest: int | None = LARGEST_DOCUMENT) -> bytes:
     if largest is not None and len(data) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest:,} bytes", str(path))
     return data
+
+
+def write_secret(path: Path, text: str) -> bool:
+    """Write a file that only its owner may read; return False if there is one already.
+
+    It gets its name only once it is complete and on disk: half a key would be kept for good.
+    """
+    if path.exists():
+        return False
+    with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            return False
+    return True

@@ -48,12 +48,16 @@ class LabelResult(Reply):
     counts: Annotated[
         list[int] | None,
         Field(
-            description="For noisy_votes, and absent otherwise: the votes for each class and their "
-            "noise, which may make them negative or more than the teachers. `label` is the largest."
+            description="For noisy_votes and neighbours, and absent otherwise: the votes for each "
+            "class and their noise, which may make them negative or more than the teachers. "
+            "`label` is the largest."
         ),
     ] = None
     charge: Annotated[
         int | None, Field(description="Number of the ledger entry that paid for it.")
+    ] = None
+    hash: Annotated[
+        str | None, Field(description="Hash of that entry: a receipt, to find it in the log by.")
     ] = None
     replayed: Annotated[
         bool, Field(description="True if an earlier answer was repeated, at no cost.")
@@ -102,8 +106,8 @@ class LabelResponse(Reply):
     noise_sigma: Annotated[
         float | None,
         Field(
-            description="For noisy_votes, and absent otherwise: the standard deviation of the "
-            "noise in each of `counts`, in votes."
+            description="For noisy_votes and neighbours, and absent otherwise: the standard "
+            "deviation of the noise in each of `counts`, in votes."
         ),
     ] = None
     budget: Budget

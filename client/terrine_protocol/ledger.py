@@ -92,6 +92,43 @@ class LogVerification(Reply):
     problems: Annotated[list[str], Field(description="What is wrong, in the order found.")]
 
 
+class Ready(Reply):
+    """That queries can be answered, and what the transparency log's last checkpoint says."""
+
+    status: str = "ready"
+    logged: Annotated[
+        int | None, Field(description="Entries in the log; null before its first checkpoint.")
+    ] = None
+    cosigned: list[str] = Field(
+        default=[], description="Witnesses of the service's policy that cosigned it."
+    )
+    missing: list[str] = Field(default=[], description="Witnesses of the policy that did not.")
+
+
+class EntryReceipt(Reply):
+    """Where an entry of the ledger is in the transparency log."""
+
+    charge: Annotated[int, Field(ge=1, description="Number of the entry.")]
+    index: Annotated[int, Field(ge=0, description="Index of its leaf, from 0.")]
+
+
+class ReceiptPage(Reply):
+    """A page of a project's entries that are in the log, oldest first.
+
+    Nothing here has to be believed: an inclusion proof shows whether it is so.
+    """
+
+    leaf_key: Annotated[
+        str | None,
+        Field(
+            description="Key of the project's leaves: the log's entry is HMAC-SHA256, with this "
+            "key, of an entry's hash. Null as long as nothing is in the log."
+        ),
+    ]
+    items: list[EntryReceipt]
+    next: str | None = None
+
+
 class Verification(Reply):
     """The result of verifying a project's ledger."""
 

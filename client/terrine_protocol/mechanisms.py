@@ -74,6 +74,32 @@ class NoisyVotesSpec(Wire):
     sigma: Sigma
 
 
+class NeighboursSpec(Wire):
+    """Noisy counts of all people near a query, each with an account; needs such an ensemble."""
+
+    name: Literal["neighbours"]
+    sigma: Sigma
+    queries: Annotated[
+        int,
+        Field(
+            strict=True,
+            ge=1,
+            le=10_000_000,
+            description="New queries that are answered; then the budget is exhausted.",
+        ),
+    ]
+    norm: Annotated[
+        int,
+        Field(
+            strict=True,
+            ge=1,
+            le=255,
+            description="Euclidean length of the most that one person casts in one query; more is "
+            "scaled down. At least the largest weight of a record.",
+        ),
+    ] = 1
+
+
 class ConfidentGNMaxSpec(Wire):
     """Answers only when the noisy maximum reaches a threshold (Papernot et al. 2018, Alg. 1)."""
 
@@ -155,6 +181,7 @@ MechanismSpec = Annotated[
     LNMaxSpec
     | GNMaxSpec
     | NoisyVotesSpec
+    | NeighboursSpec
     | ConfidentGNMaxSpec
     | InteractiveGNMaxSpec
     | ImmutableSpec
@@ -167,6 +194,7 @@ MECHANISM_SPECS: dict[str, type[Wire]] = {
     "lnmax": LNMaxSpec,
     "gnmax": GNMaxSpec,
     "noisy_votes": NoisyVotesSpec,
+    "neighbours": NeighboursSpec,
     "confident_gnmax": ConfidentGNMaxSpec,
     "interactive_gnmax": InteractiveGNMaxSpec,
     "immutable": ImmutableSpec,
@@ -174,3 +202,6 @@ MECHANISM_SPECS: dict[str, type[Wire]] = {
     "stable_svt": StableSVTSpec,
 }
 """By name: what each mechanism of `MechanismSpec` takes."""
+
+COUNTED = frozenset({"noisy_votes", "neighbours"})
+"""The mechanisms whose answers come with noisy counts."""

@@ -140,17 +140,6 @@ class ConsensusLevel(Wire):
     share: Annotated[float, Field(gt=0, le=1e9, description="Weight among the queries.")] = 1.0
 
 
-class PublishingRequest(Wire):
-    """How a data-dependent project publishes bounds on its spend; see docs/privacy."""
-
-    beta: Annotated[float, Field(gt=0, lt=10, description="Smoothing rate.")]
-    sigma: Annotated[float, Field(gt=0, description="Scale of the noise, in smooth sensitivities.")]
-    schedule: Annotated[
-        list[Annotated[int, Field(ge=1)]],
-        Field(min_length=1, max_length=64, description="Paid queries before each publication."),
-    ]
-
-
 class PublishingTerms(Reply):
     """When and how a data-dependent project publishes bounds, fixed when it is opened."""
 
@@ -231,11 +220,6 @@ class ProjectChoices(Wire):
             "public knowledge, never the private teachers' votes.",
         ),
     ] = None
-    publishing: Annotated[
-        PublishingRequest | None,
-        Field(description="For data_dependent; by default what suits the consensus."),
-    ] = None
-
     expected_pass_rate: Annotated[
         float | None,
         Field(
@@ -249,10 +233,9 @@ class ProjectChoices(Wire):
     ] = None
 
     @model_validator(mode="after")
-    def _publishing_goes_with_data_dependent(self) -> Self:
-        given = self.consensus is not None or self.publishing is not None
-        if given and self.accounting == "worst_case":
-            raise ValueError('consensus and publishing go with accounting "data_dependent".')
+    def _a_guess_goes_with_its_accounting(self) -> Self:
+        if self.consensus is not None and self.accounting == "worst_case":
+            raise ValueError('consensus goes with accounting "data_dependent".')
         if self.expected_pass_rate is not None and self.accounting == "data_dependent":
             raise ValueError('expected_pass_rate goes with accounting "worst_case".')
         return self

@@ -17,7 +17,7 @@ FEATURES = ("numeric", "categorical", "boolean", "ordinal", "date")
 REMARKS = ("why", "check")
 """Keys beside a column that are not read."""
 DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
-DatePart = Literal["days", "year", "month", "weekday"]
+DatePart = Literal["days", "year", "month", "weekday", "hour"]
 
 
 class Record(BaseModel):
@@ -51,11 +51,11 @@ class Column(Record):
     it, the middle of the range does, and nothing says that it was missing."""
 
     order: Annotated[DateOrder | None, Field(exclude_if=absent)] = None
-    """Of dates: how they are written. A year has four digits; a time of day is not read."""
+    """Of dates: how they are written. Years have four digits; the hour of a day is read."""
     since: Annotated[date | None, Field(exclude_if=absent)] = None
     """Of dates: the day from which days are counted."""
     parts: Annotated[
-        tuple[DatePart, ...] | None, Field(min_length=1, max_length=4, exclude_if=absent)
+        tuple[DatePart, ...] | None, Field(min_length=1, max_length=5, exclude_if=absent)
     ] = None
     """Of dates: the numbers that are taken from one."""
 

@@ -50,11 +50,11 @@ def glyphs(
 
       make glyphs ARGS=glyphs/ && make reproduce ARGS="glyph glyphs/"
     """
-    from terrine_experiments.glyphs.files import Plan, write_glyphs
+    from terrine_experiments.glyphs.files import Drawing, write_glyphs
 
     given = {"private": private, "public": public, "families": families, "characters": characters}
     chosen = {name: value for name, value in given.items() if value is not None}
-    plan = Plan(**chosen, seed=seed, tuning=tuning)  # type: ignore[arg-type]
+    plan = Drawing(**chosen, seed=seed, tuning=tuning)  # type: ignore[arg-type]
     facts = write_glyphs(out, plan, fonts, console.print)
     for side in ("private", "public"):
         part = facts[side]

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.tables.csv_files import open_sheet
+from terrine_models.tables.files import TableFile, open_file
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import Column, TableSchema
@@ -117,26 +117,22 @@ def read_encounters(path: Path) -> tuple[Dataset, Dataset]:
 
 def _rows(path: Path) -> list[dict[str, str]]:
     """The stays, with the label as yes or no."""
-    sheet = open_sheet(path, lambda first: LABEL in first)
-    found = [row for block in sheet.blocks() for row in block]
-    header: Sequence[str] = found[0][1] if found else ()
-    if absent := [name for name in COLUMNS if name not in header]:
-        raise DataError(f"{path} has no column {', '.join(absent)}; expected UCI's 50 columns.")
-    rows = []
-    for line, fields in found[1:]:
-        if len(fields) != len(header):
-            raise DataError(f"{path} line {line}: {len(fields)} fields, expected {len(header)}.")
-        row = dict(zip(header, fields, strict=True))
-        if row[LABEL] not in ANSWERS:
-            raise DataError(
-                f"{path} line {line}: {LABEL} is {row[LABEL]!r}, expected {', '.join(ANSWERS)}."
-            )
-        if not row[PATIENT].isdigit():
-            raise DataError(
-                f"{path} line {line}: {PATIENT} is {row[PATIENT]!r}, expected a number."
-            )
-        rows.append(row | {LABEL: ANSWERS[row[LABEL]]})
-    return rows
+    with open_file(path, lambda first: LABEL in first, digest=False) as file:
+        header = file.first
+        if absent := [name for name in COLUMNS if name not in header]:
+            raise DataError(f"{path} has no column {', '.join(absent)}; expected UCI's 50 columns.")
+        found = [row for batch in file.batches(header, True) for row in batch.to_pylist()]
+        return [_row(file, at, row) for at, row in enumerate(found)]
+
+
+def _row(file: TableFile, at: int, row: dict[str, str]) -> dict[str, str]:
+    if row[LABEL] not in ANSWERS:
+        raise DataError(
+            f"{file.where(at)}: {LABEL} is {row[LABEL]!r}, expected {', '.join(ANSWERS)}."
+        )
+    if not row[PATIENT].isdigit():
+        raise DataError(f"{file.where(at)}: {PATIENT} is {row[PATIENT]!r}, expected a number.")
+    return row | {LABEL: ANSWERS[row[LABEL]]}
 
 
 def _write(file: Path, rows: Sequence[dict[str, str]]) -> None:

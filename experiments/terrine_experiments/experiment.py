@@ -22,18 +22,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from terrine_client import Client
+from terrine_client._distillation import answers_of
 from terrine_client.errors import BudgetExhausted
-from terrine_experiments.lesson import Answers, Bought, Lesson, truth
+from terrine_experiments.accountants import FINE_ORDERS, Accountant, Method, reprice
+from terrine_experiments.lesson import Bought, Lesson
 from terrine_experiments.owner import open_books, open_study, trained
 from terrine_experiments.results import Result
 from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
-from terrine_models.storage.manifests import Manifest, manifest_digest, write_atomically
+from terrine_models.storage.manifests import manifest_digest, write_atomically
+from terrine_models.students.answers import Answers
 from terrine_models.students.asking import asking_order
 from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
 from terrine_server.audit.world import serving
-from terrine_server.planning.accountants import FINE_ORDERS, Accountant, Method, reprice
 from terrine_server.privacy import VoteOutcome, build_mechanism
 from terrine_server.privacy.published.noisy_max import laplace_log_tails, lnmax_rdp, union_bound
 
@@ -74,16 +77,12 @@ class Experiment:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
         began = time.monotonic()
         source, rows = self.source, len(self.pool)
-        name = f"{source.name}-{numbered(source.config.kind, source.teachers)}"
-        runs = []
-        for number in range(self.setup.runs):
-            directory = self.out / "ensembles" / name / f"run-{number}"
-            manifest = trained(source, self.public, directory, number, self.console)
-            runs.append(Run(number, directory, manifest))
-        manifest, classes = runs[0].manifest, len(source.private.classes)
-        specifications = [
-            setup.specification(rows, manifest.teachers, classes) for setup in self.setups
+        runs = [
+            Run(number, self.directory(number), self._manifest(number))
+            for number in range(self.setup.runs)
         ]
+        manifest = runs[0].manifest
+        specifications = [self._specification(setup, manifest) for setup in self.setups]
         bought = [
             [self._bought(setup, run, specification) for run in runs]
             for setup, specification in zip(self.setups, specifications, strict=True)
@@ -97,8 +96,7 @@ class Experiment:
                     found = self._student(setup, run, number, lesson, bought[at][run.number])
                     made[at][run.number].append(found)
             chosen = Counter[str](each[-1]["chosen"] for of_setup in made for each in of_setup)
-            first = bought[0][0].answers
-            twins.append(self._twin(number, lesson, chosen.most_common(1)[0][0], first))
+            twins.append(self._twin(number, lesson, chosen.most_common(1)[0][0]))
         tested = np.concatenate([part.tested for part in self.parts])
         most = np.bincount(source.test.labels[tested]).max()
 
@@ -122,7 +120,9 @@ class Experiment:
                 delta=setup.delta,
                 epsilon_spent=max(each.epsilon_spent for each in bought[at]),
                 rule=bought[at][-1].rule,
-                papers_epsilon=self._papers_epsilon(setup, specifications[at], bought[at][-1]),
+                papers_epsilon=self._papers_epsilon(
+                    setup, specifications[at], bought[at][-1], manifest.teachers
+                ),
                 data_dependent=self._data_dependent(setup, runs[-1], bought[at][-1]),
                 answers=bought[at][-1].outcomes.get("answered", 0),
                 partitions=[run.number for run in runs],
@@ -134,12 +134,28 @@ class Experiment:
                 plurality=plurality,
                 majority=float(most / len(tested)),
                 training=asdict(source.training),
-                heads=manifest.training.model_dump(mode="json", exclude_none=True),
+                heads=manifest.teacher.model_dump(
+                    mode="json", exclude={"kind", "features"}, exclude_none=True
+                ),
                 warnings=list(source.warnings),
                 seconds=seconds,
             )
             for at, setup in enumerate(self.setups)
         ]
+
+    def directory(self, number: int) -> Path:
+        """Where a run's teachers are."""
+        name = f"{self.source.name}-{numbered(self.source.config.kind, self.source.teachers)}"
+        return self.out / "ensembles" / name / f"run-{number}"
+
+    def _manifest(self, number: int) -> Manifest:
+        """Train a run's teachers, or look them up."""
+        return trained(self.source, self.public, self.directory(number), number, self.console)
+
+    def _specification(self, setup: Setup, manifest: Manifest) -> dict[str, Any]:
+        """The mechanism that is opened. Raises ParameterError."""
+        classes = len(manifest.classes)
+        return setup.specification(len(self.pool), manifest.teachers, classes)
 
     def _home(self, setup: Setup, run: Run) -> Path:
         """The directory of a run's project and students at one budget."""
@@ -173,20 +189,14 @@ class Experiment:
                     counts[rows], sigma = answers.noisy_counts, answers.noise_sigma
                 if (answers.outcomes == "refused").any():
                     break
-            budget, ensemble = client.budget(), client.project().ensemble
+            budget, facts = client.budget(), client.project()
         asked = np.flatnonzero((outcomes != "") & (outcomes != "refused"))
         self._say(
             f"Run {run.number + 1}: {len(asked):,} of {len(inputs):,} inputs asked, "
             f"ε spent {budget.epsilon_spent:.4f} of {budget.epsilon:g}."
         )
         return Bought(
-            answers=Answers(
-                labels=labels,
-                teachers=run.manifest.teachers,
-                noisy_counts=counts,
-                noise_sigma=sigma,
-                matches_prior=ensemble.matches_prior,
-            ),
+            answers=answers_of(facts, labels, counts, sigma),
             outcomes=dict(Counter(outcomes[asked].tolist())),
             epsilon_spent=budget.epsilon_spent,
             rule=str(project.terms.rule),
@@ -200,7 +210,7 @@ class Experiment:
         The plain student of the same answers is measured beside it.
         """
         directory = self._home(setup, run) / f"student-{number}"
-        training = replace(self.source.training, seed=run.number)
+        training = self.source.training
 
         def train() -> dict[str, Any]:
             who = f"Run {run.number + 1}, ε = {setup.epsilon:g}"
@@ -208,7 +218,7 @@ class Experiment:
             made = lesson.learn(bought.answers, training)
             made.student.save(directory)
             right = lesson.right(made.student)
-            plain = lesson.right(lesson.learn_plainly(bought.answers))
+            plain = lesson.right(made.plain)
             self._say(f"  {right / len(lesson.part.tested):.2%}. {made.choice.why}")
             return {
                 "right": right,
@@ -220,17 +230,14 @@ class Experiment:
         found: dict[str, Any] = self._once(directory / "measured.json", asdict(training), train)
         return found
 
-    def _twin(self, number: int, lesson: Lesson, chosen: str, answers: Answers) -> dict[str, Any]:
+    def _twin(self, number: int, lesson: Lesson, chosen: str) -> dict[str, Any]:
         """Measure the same student, with the same settings, on true labels; or look it up.
 
-        Where students learn from labels, `auto` might choose another for true ones: the twin is of
-        the method that most of them were. Where they learn from counts, the same call is the twin.
+        It is of the method that most students were.
         """
-        training = replace(self.source.training, seed=0)
-        if answers.noisy_counts is None:
-            training = replace(training, method=chosen)
+        training = replace(self.source.training, method=chosen)
         classes = len(self.source.private.classes)
-        certain = truth(self.source.test.labels[: len(self.pool)], classes, answers)
+        certain = Answers.of_labels(self.source.test.labels[: len(self.pool)], classes)
 
         def train() -> dict[str, Any]:
             self._say(f"The same on true labels, {number + 1} of {len(self.parts)}, to compare …")
@@ -262,14 +269,14 @@ class Experiment:
         return float(self._once(file, about, vote)["plurality"])
 
     def _papers_epsilon(
-        self, setup: Setup, specification: dict[str, Any], bought: Bought
+        self, setup: Setup, specification: dict[str, Any], bought: Bought, teachers: int
     ) -> float | None:
         """ε of these answers by the accountant of the papers, for the worst case.
 
         Their curves, Mironov's conversion, and the order that is best afterwards; without the
         data-dependent reduction, which only private votes show.
         """
-        classes, teachers = len(self.source.private.classes), bought.answers.teachers
+        classes = len(self.source.private.classes)
         mechanism = build_mechanism(specification, teachers=teachers, classes=classes)
         events = mechanism.events()
         tally = {
@@ -287,7 +294,7 @@ class Experiment:
         """
         if setup.mechanism != "lnmax":
             return None
-        votes = Ensemble.load(run.teachers).votes(self.pool[bought.answers.labels >= 0])
+        votes = Ensemble.load(run.teachers).votes(self.pool[bought.answers.known])
         log_q = union_bound(votes, laplace_log_tails(GAMMA, int(votes.max(initial=0))))
         total = lnmax_rdp(log_q, GAMMA, FINE_ORDERS).sum(axis=0)
         return Accountant(Method.CLASSIC, setup.delta).epsilon(total)

@@ -13,7 +13,9 @@ from terrine_experiments.setup import Setup
 from terrine_experiments.sources import Source
 from terrine_models.data.arrays import DataError
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import Manifest, load_manifest, manifest_digest
+from terrine_models.storage.manifests import manifest_digest
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.bars import teachers_bar
@@ -49,17 +51,16 @@ def trained(
                 on_trained=on_trained,
             )
     manifest = load_manifest(directory)
-    fitted_on = manifest.features.fitted_on if manifest.features else None
+    features = manifest.teacher.features
+    fitted_on = features.fitted_on if features else None
     if (
         manifest.input != source.private.spec
         or manifest.classes != source.private.classes
         or (fitted_on is not None and fitted_on.sha256 != public.source.sha256)
     ):
         raise DataError(f"{directory} holds teachers of other data. Give another --out.")
-    training = source.config.training(source.private, run, manifest.features, public)
-    expected = (source.config.kind, source.teachers, training, run)
-    partition = manifest.partition and manifest.partition.seed
-    if (manifest.kind, manifest.teachers, manifest.training, partition) != expected:
+    expected = source.config.teacher(source.private, features, public)
+    if (manifest.teacher, manifest.teachers, manifest.seed) != (expected, source.teachers, run):
         raise DataError(
             f"{directory} holds teachers that were trained with other settings. Give another --out."
         )

@@ -41,6 +41,7 @@ class Mechanism(StrEnum):
     NOISY_VOTES = "noisy_votes"
     CONFIDENT_GNMAX = "confident_gnmax"
     LNMAX = "lnmax"
+    NEIGHBOURS = "neighbours"
 
 
 class Kind(StrEnum):
@@ -104,7 +105,9 @@ def reproduce(
         Mechanism,
         typer.Option(
             help="noisy_votes: the counts of every public input once. confident_gnmax: labels, "
-            "until the budget refuses. lnmax: labels with Laplace noise, γ = 0.05, as in P17."
+            "until the budget refuses. lnmax: labels with Laplace noise, γ = 0.05, as in P17. "
+            "neighbours: the counts of every public input once, of records instead of teachers; "
+            "no server is asked."
         ),
     ] = Mechanism.NOISY_VOTES,
     method: Annotated[
@@ -139,6 +142,7 @@ def reproduce(
           --mechanism lnmax --epsilon 5.5"
     """
     from terrine_experiments.experiment import Experiment
+    from terrine_experiments.neighbours import NEAR, NeighbourExperiment
     from terrine_experiments.results import draw, keep, table
     from terrine_experiments.setup import QUERIES, Setup
     from terrine_experiments.sources import load
@@ -146,6 +150,8 @@ def reproduce(
 
     if queries is not None and protocol is not Protocol.REST:
         fail("--queries is for --protocol rest; other protocols ask all that is public.")
+    if mechanism is Mechanism.NEIGHBOURS and (teachers or kind or data.value not in NEAR):
+        fail(f"neighbours have no teachers to choose, and are for {', '.join(NEAR)}.")
     logs.configure("error")
     source = _suited(load(data.value, path), teachers, kind, method, steps, quick)
     out = out or Path(f"reproduce-{data.value}")
@@ -161,8 +167,9 @@ def reproduce(
         )
         for budget in epsilon or [0.3]
     ]
+    kind_of = NeighbourExperiment if mechanism is Mechanism.NEIGHBOURS else Experiment
     try:
-        results = Experiment(source, setups, out, console).run()
+        results = kind_of(source, setups, out, console).run()
     except KeyboardInterrupt:
         errors.print(f"Interrupted. Run the same command again to continue; see {out}.")
         raise typer.Exit(130) from None
@@ -185,7 +192,8 @@ def _suited(
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
     from terrine_models.students.methods import check
-    from terrine_models.teachers.training import Forests
+    from terrine_models.students.task import Task
+    from terrine_models.teachers.kinds import Forests
 
     importlib.import_module("terrine_experiments.students")  # registers its methods
     training = source.training
@@ -198,7 +206,8 @@ def _suited(
     if steps is not None:
         training = replace(training, steps=steps)
     try:
-        check(training, source.test.spec)
+        test = source.test
+        check(training.method, Task(test.inputs, test.spec, test.classes, test.encoding))
     except ValueError as error:
         fail(str(error))
     number = teachers or (min(source.teachers, QUICK_TEACHERS) if quick else source.teachers)

@@ -14,7 +14,7 @@ from terrine_server.demo.folds import FOLDS, assign_folds
 from terrine_server.planning.counts import sigma_for_rows
 
 Protocol = Literal["folds", "last-1000", "rest"]
-Selling = Literal["noisy_votes", "confident_gnmax", "lnmax"]
+Selling = Literal["noisy_votes", "confident_gnmax", "lnmax", "neighbours"]
 Ints = NDArray[np.int64]
 
 LAST = 1000

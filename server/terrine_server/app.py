@@ -27,6 +27,7 @@ from terrine_server.api import (
     problems,
     requests,
     students,
+    transparency,
     unchanging,
 )
 from terrine_server.api import ledger as books
@@ -38,6 +39,7 @@ from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
+from terrine_server.owner.checkpoints import Publisher, load_checkpoint_key, load_policy
 from terrine_server.owner.issuer import Issuer
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Tokens, load_secret_key
@@ -55,12 +57,15 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     request is then exempt from garbage collection: a full collection stops every request, takes
     0.2 s over the libraries alone, and a large response triggers one.
 
-    Raises `SecretKeyError` without a secret key. The database is first used when a request, or
+    Raises `SecretKeyError` without a secret key, and `CheckpointError` for a key or a policy of the
+    transparency log that cannot be used. The database is first used when a request, or
     `/readyz`, needs it.
     """
     engine = connect(settings.database, settings.database_password(), settings.database_seconds)
     key = load_secret_key(settings.secret_key_path)
     ledger = Ledger(engine, key)
+    policy = load_policy(settings.log_policy_file)
+    signer = load_checkpoint_key(settings.checkpoint_key_path)
     voters = AnyVoters(settings, settings.voters)
     metrics = Metrics()
     labeling = Labeling(ledger, voters, metrics, settings.max_batch)
@@ -71,7 +76,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         tokens=(tokens := Tokens(ledger, key)),
         sessions=Sessions(ledger, tokens, key, Issuer(settings) if settings.oidc_issuer else None),
         voters=voters,
-        readiness=Readiness(engine, ledger, voters),
+        readiness=Readiness(engine, ledger, voters, policy),
         labeling=labeling,
         queue=Queue(students.answering(labeling), metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),
@@ -88,10 +93,16 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await to_thread.run_sync(_warm_up, services)
+        publisher = None
+        if signer is not None:
+            publisher = Publisher(ledger, signer, policy, settings.checkpoint_seconds)
+            publisher.start()
         if alone:
             gc.collect()
             gc.freeze()
         yield
+        if publisher is not None:
+            await to_thread.run_sync(publisher.stop)
         await to_thread.run_sync(voters.close)
         engine.dispose()
 
@@ -116,9 +127,16 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         authenticate=authenticate,
         answer=admin.answer,
     )
-    for router in (students.router, books.router, owner.router, requests.router, admin.router):
+    for router in (
+        students.router,
+        books.router,
+        owner.router,
+        requests.router,
+        transparency.receipts,
+        admin.router,
+    ):
         app.include_router(router, dependencies=[Depends(known_parameters)])
-    for router in (health.router, admin.answers):
+    for router in (health.router, transparency.router, admin.answers):
         app.include_router(router)
     problems.install(app, admin.answer)
     openapi.complete(app)

@@ -37,14 +37,6 @@ def steps_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def comparison_bar(console: Console, steps: int) -> Iterator[Callable[[], None]]:
-    """A progress bar over all steps of several trainings; yields a callback for each step."""
-    with _bar(console, "Training for comparison", transient=True) as bar:
-        task = bar.add_task("", total=steps)
-        yield lambda: bar.advance(task)
-
-
-@contextmanager
 def entries_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar over a ledger's entries, on terminals only; yields its callback."""
     shown = console.is_terminal

@@ -10,7 +10,7 @@ import os
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -21,7 +21,7 @@ from terrine_protocol.files import read
 from terrine_server.serving.limits import Limits
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
-LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class VotersKind(StrEnum):
@@ -31,10 +31,27 @@ class VotersKind(StrEnum):
     RAY = "ray"
 
 
-class Settings(BaseSettings):
-    """Paths, addresses and limits."""
+class Variables(BaseSettings):
+    """Settings that come from environment variables."""
 
     model_config = SettingsConfigDict(env_prefix="TERRINE_", frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_setting_is_misspelt_or_empty(cls, given: Any) -> Any:
+        """A misspelt or an empty variable must not turn into a default."""
+        names = {f"TERRINE_{field.upper()}" for field in cls.model_fields}
+        for name in os.environ:
+            close = get_close_matches(name, names, n=1, cutoff=0.9)
+            if close and name not in names:
+                raise ValueError(f"There is no setting {name}. Did you mean {close[0]}?")
+            if name in names - MAY_BE_EMPTY and not os.environ[name]:
+                raise ValueError(f"{name} is empty. Give it a value or leave it out.")
+        return given
+
+
+class Settings(Variables):
+    """Paths, addresses and limits."""
 
     data_dir: Annotated[
         Path, Field(description="Ensembles, the secret key and, by default, the database.")
@@ -54,6 +71,23 @@ class Settings(BaseSettings):
         Field(
             description="File that contains the key of the token hashes. "
             "Default: `secret.key` in the data directory."
+        ),
+    ] = None
+    checkpoint_key_file: Annotated[
+        Path | None,
+        Field(
+            description="File that contains the key that signs the transparency log's checkpoints. "
+            "A server without it signs none. Default: `checkpoint.key` in the data directory."
+        ),
+    ] = None
+    checkpoint_seconds: Annotated[
+        float, Field(ge=0.1, le=3600, description="How often the log is grown and signed at most.")
+    ] = 5.0
+    log_policy_file: Annotated[
+        Path | None,
+        Field(
+            description="Policy with the witnesses that are asked to cosign checkpoints, in the "
+            "format of c2sp.org/tlog-policy. Default: nobody is asked."
         ),
     ] = None
     host: Annotated[str, Field(min_length=1, description="Address to listen on.")] = "127.0.0.1"
@@ -252,19 +286,6 @@ class Settings(BaseSettings):
         Literal["debug", "info", "warning", "error"], Field(description="Lowest severity logged.")
     ] = "info"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_setting_is_misspelt_or_empty(cls, given: Any) -> Any:
-        """A misspelt or an empty variable must not turn into a default."""
-        names = {f"TERRINE_{field.upper()}" for field in cls.model_fields}
-        for name in os.environ:
-            close = get_close_matches(name, names, n=1, cutoff=0.9)
-            if close and name not in names:
-                raise ValueError(f"There is no setting {name}. Did you mean {close[0]}?")
-            if name in names - MAY_BE_EMPTY and not os.environ[name]:
-                raise ValueError(f"{name} is empty. Give it a value or leave it out.")
-        return given
-
     @model_validator(mode="after")
     def _a_sign_in_is_complete(self) -> Settings:
         """An issuer without all that a sign-in needs would refuse everybody, or admit too many."""
@@ -310,6 +331,11 @@ class Settings(BaseSettings):
         return self.secret_key_file or self.data_dir / "secret.key"
 
     @property
+    def checkpoint_key_path(self) -> Path:
+        """The file that contains the key of the transparency log."""
+        return self.checkpoint_key_file or self.data_dir / "checkpoint.key"
+
+    @property
     def limits(self) -> Limits:
         """What connections and requests may take of this process."""
         return Limits(
@@ -329,3 +355,89 @@ class Settings(BaseSettings):
         if self.database_password_file is None:
             return None
         return read(self.database_password_file).decode().strip()
+
+
+class SmallServer(Variables):
+    """Where the server of an owner or of an aggregator listens."""
+
+    host: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Address to listen on. Without a certificate, of this machine alone.",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8200
+    certificate_file: Annotated[Path | None, Field(description="TLS certificate chain (PEM).")] = (
+        None
+    )
+    certificate_key_file: Annotated[Path | None, Field(description="Its private key (PEM).")] = None
+
+    @model_validator(mode="after")
+    def _votes_cross_a_network_over_tls_alone(self) -> Self:
+        if (self.certificate_file is None) != (self.certificate_key_file is None):
+            raise ValueError(
+                "TERRINE_CERTIFICATE_FILE and TERRINE_CERTIFICATE_KEY_FILE come together."
+            )
+        if self.certificate_file is None and self.host not in LOOPBACK:
+            raise ValueError(
+                "Votes cross a network only over TLS: set TERRINE_CERTIFICATE_FILE and "
+                f"TERRINE_CERTIFICATE_KEY_FILE, or listen on {LOOPBACK[0]} behind a proxy that "
+                "has them."
+            )
+        return self
+
+
+class TeacherServer(SmallServer):
+    """What an owner's server takes besides its ensemble."""
+
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8100
+    teacher_token_file: Annotated[
+        Path | None,
+        Field(
+            description="Token that the service must show; made if it is not there. Give it a copy."
+        ),
+    ] = None
+    teacher_model: Annotated[
+        str | None, Field(min_length=1, description="Name of the model. Default: the ensemble's.")
+    ] = None
+    aggregator_url: Annotated[
+        str | None,
+        Field(
+            description="Show votes to nobody: split each between the service and the aggregator "
+            "there."
+        ),
+    ] = None
+    aggregator_token_file: Annotated[
+        Path | None, Field(description="Your token of the aggregator, from its party.")
+    ] = None
+    aggregator_certificate_file: Annotated[
+        Path | None,
+        Field(
+            description="The aggregator's certificate, from its party; the only one that is "
+            "trusted. Without it, the system's."
+        ),
+    ] = None
+    aggregator_terms_file: Annotated[
+        Path | None,
+        Field(
+            description="The terms that you agreed to, from the aggregator's party: owners, "
+            "classes, noise, budget. Nothing is shared under others."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _an_aggregator_is_complete(self) -> Self:
+        needed = ("aggregator_token_file", "aggregator_terms_file")
+        if self.aggregator_url is None:
+            for name in (*needed, "aggregator_certificate_file"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"TERRINE_{name.upper()} is for TERRINE_AGGREGATOR_URL.")
+            return self
+        for name in needed:
+            if getattr(self, name) is None:
+                raise ValueError(
+                    f"TERRINE_AGGREGATOR_URL needs TERRINE_{name.upper()}: the aggregator takes "
+                    "shares of its owners alone, and what the service may learn is in its terms."
+                )
+        return self

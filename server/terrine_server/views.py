@@ -42,6 +42,7 @@ class _Result(TypedDict):
     label: int | None
     label_name: NotRequired[str]
     charge: int | None
+    hash: str | None
     replayed: bool
     counts: NotRequired[tuple[int, ...]]
 
@@ -67,6 +68,7 @@ def answers(receipt: ledger.Receipt) -> bytes:
             "label": result.label,
             "label_name": names.get(result.label, ""),
             "charge": result.seq,
+            "hash": result.hash,
             "replayed": result.replayed,
         }
         if result.label not in names:

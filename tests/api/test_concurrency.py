@@ -20,7 +20,7 @@ def taken_by(slots: ConcurrencyLimit, token: str) -> int:
     ("part", "tokens", "left"),
     [(64, 1, 64), (64, 2, 32), (64, 3, 16), (64, 7, 1), (16, 7, 49), (16, 16, 12), (128, 1, 0)],
 )
-def test_each_token_takes_its_part_of_the_seats_that_are_left(
+def test_each_token_takes_its_part_of_the_slots_that_are_left(
     part: int, tokens: int, left: int
 ) -> None:
     slots = ConcurrencyLimit(Settings(max_connections=128, max_per_token=part).limits)
@@ -29,7 +29,7 @@ def test_each_token_takes_its_part_of_the_seats_that_are_left(
     assert slots.limits[Share.ALL] - slots.taken[Share.ALL, ""] == left
 
 
-def test_a_token_without_a_seat_gets_any_that_is_free() -> None:
+def test_a_token_without_a_slot_gets_any_that_is_free() -> None:
     slots = ConcurrencyLimit(Settings(max_connections=128).limits)
     for token in range(7):
         taken_by(slots, str(token))

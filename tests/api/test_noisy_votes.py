@@ -220,18 +220,11 @@ def test_the_owners_commands_know_it(
     assert "noisy counts cost the same at any votes" in refused.refused
     found = results(call().label(terrine_server.ensemble.public[:3]))
     assert "3 charges" in terrine("ledger", "verify", "study").fine
-    said = terrine("price", "study").fine
-    assert "Noisy counts cost what gnmax costs" in said
-    shown = json.loads(terrine("ledger", "show", "study", "--json").fine)
+    shown = json.loads(terrine("--json", "ledger", "show", "study").fine)
     assert [e["counts"] for e in shown["last_charges"]] == [result["counts"] for result in found]
-    for format in ("json", "csv"):
-        file = tmp_path / f"study.{format}"
-        assert terrine("ledger", "export", "study", "--format", format, "--output", str(file)).fine
-        text = file.read_text()
-        assert json.dumps(found[0]["counts"], separators=(", ", ": ")) in text or format == "csv"
-    header, first = (tmp_path / "study.csv").read_text().splitlines()[:2]
-    assert header.endswith(",hash,counts")
-    assert first.endswith('"' + json.dumps(found[0]["counts"], separators=(",", ":")) + '"')
+    file = tmp_path / "study.json"
+    assert terrine("ledger", "export", "study", "--output", str(file)).fine
+    assert json.dumps(found[0]["counts"]) in file.read_text()
     assert "intact" in terrine("ledger", "verify", "--file", str(tmp_path / "study.json")).fine
     books = terrine("audit", "ledger").fine
     assert "every price matches its event" in books

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from commands import Terrine
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from terrine_server.audit.run import QUICK, Effort
@@ -24,17 +25,15 @@ SMALL = Effort(draws=5_000, noise=50_000, students=3)
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("terrine_server.audit.run.QUICK", SMALL)
     # The command runs in this process, where its log settings would outlive it.
     monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)
+    with capture_logs():  # else it would be among what the command prints
+        yield
 
 
-def test_the_subject_must_be_named(terrine: Terrine) -> None:
-    assert "mechanisms, service, ledger or --all" in terrine("audit").refused
-
-
-def test_a_missing_ledger_is_an_error(terrine: Terrine) -> None:
+def test_a_ledger_that_is_named_and_missing_is_an_error(terrine: Terrine) -> None:
     assert "There is no data directory" in terrine("audit", "ledger").refused
 
 
@@ -53,24 +52,17 @@ def test_a_fresh_ledger_passes(terrine: Terrine, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_an_unwritable_report_is_refused_before_the_work(terrine: Terrine, tmp_path: Path) -> None:
-    nowhere = tmp_path / "no" / "report.json"
-    assert "there is no directory" in terrine("audit", "mechanisms", "--json", nowhere).refused
-
-
 @pytest.mark.statistical
 @pytest.mark.slow
-def test_all_findings_are_printed_written_and_drawn(
+def test_all_findings_are_printed(
     tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("COLUMNS", "200")
-    path, picture = tmp_path / "report.json", tmp_path / "report.png"
-    arguments = ["audit", "--all", "--quick", "--seed", "7"]
-    done = CliRunner().invoke(app, [*arguments, "--json", str(path), "--picture", str(picture)])
+    done = CliRunner().invoke(app, ["--json", "audit", "--quick", "--seed", "7"])
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "No loss is above its price" in done.output
-    report = json.loads(path.read_text())
+    assert "No loss is above its price" in done.stderr
+    report = json.loads(done.stdout)
     assert report["passed"] is True
     assert report["seed"] == 7
     found = {finding["subject"]: finding for finding in report["findings"]}
@@ -79,9 +71,7 @@ def test_all_findings_are_printed_written_and_drawn(
     parts = {finding["part"] for finding in report["findings"]}
     assert parts == {"noise", "mechanisms", "service", "ledger"}
     assert report["findings"][-1]["verdict"] == "nothing there"
-    for finding in report["findings"]:
-        assert re.search(re.escape(finding["subject"]), done.output)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert report["findings"] == [each for each in report["findings"] if each["evidence"]]
 
 
 @pytest.mark.statistical
@@ -95,12 +85,11 @@ def test_a_loss_above_its_price_ends_with_exit_code_1(
         return np.rint(sample(table, shape, entropy) / 2).astype(np.int64)
 
     monkeypatch.setattr(NoiseTable, "sample", half)
-    path = tmp_path / "report.json"
-    done = CliRunner().invoke(app, ["audit", "mechanisms", "--quick", "--json", str(path)])
+    done = CliRunner().invoke(app, ["--json", "audit", "mechanisms", "--quick"])
     assert done.exit_code == 1
     assert "failed: " in str(done.exception)
     assert "gnmax" in str(done.exception)
-    report = json.loads(path.read_text())  # written anyway
+    report = json.loads(done.stdout)  # printed anyway
     assert report["passed"] is False
 
 

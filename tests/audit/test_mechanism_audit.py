@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import binomtest
+from small_worlds import mutated
 
 from terrine_server.audit import noise
 from terrine_server.audit.cases import CASES, Case
@@ -29,6 +30,7 @@ from terrine_server.privacy import (
     GaussianNoisyMax,
     LaplaceArgmax,
     Mechanism,
+    Neighbours,
     Released,
     VoteOutcome,
     quote,
@@ -130,6 +132,9 @@ def test_only_neighbouring_votes_are_compared(case: Case) -> None:
     for pair in case.neighbours(np.random.default_rng(3)):
         for one, other in zip(*pair, strict=True):
             moved = np.subtract(one, other)
+            if case.allowance is not None:  # one person came, left, or changed their mind
+                assert sorted(moved[moved != 0]) in ([], [-1], [1], [-1, 1])
+                continue
             assert sum(one) == sum(other) == case.teachers
             assert sorted(moved[moved != 0]) == [-1, 1]
 
@@ -270,6 +275,19 @@ class TestPlantedDefects:
     ) -> None:
         replace_sampler(monkeypatch, clipped(3.0))
         assert caught(title)
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ("takes_part = spent + squared <= allowance", "takes_part = spent <= allowance"),
+            ("spent += takes_part * squared", "pass"),
+        ],
+    )
+    def test_accounts_that_are_not_kept(
+        self, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Neighbours, "cast", mutated(old, new).cast)
+        assert caught("neighbours", 4 * DRAWS)
 
     @pytest.mark.parametrize("title", ["gnmax", "noisy_votes", "confident_gnmax", "stable"])
     def test_tails_that_are_cut_off(self, title: str, monkeypatch: pytest.MonkeyPatch) -> None:

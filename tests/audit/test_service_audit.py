@@ -46,7 +46,7 @@ def test_the_service_keeps_its_budget_and_its_books() -> None:
 
 
 def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[service.Run] = []
+    seen: list[service.Attack] = []
     judge = service._judge
 
     def listen(promise: Any, runs: Any, level: float) -> AuditFinding:

@@ -23,8 +23,9 @@ from sklearn.utils.validation import validate_data
 from terrine_client import Client
 from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.students.answers import student_from_answers
-from terrine_models.students.selection import Made
+from terrine_models.students.answers import Answers
+from terrine_models.students.selection import Made, choose
+from terrine_models.students.task import Task
 from terrine_models.tables.loading import load_table
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import Column, EnsembleRegister, ProjectOpen, Role, TableSchema, TokenCreate
@@ -137,11 +138,11 @@ def test_inputs_that_were_not_asked_are_learned_from_without_labels(
     bought = buy(clients["w2"], x, queries=60)
     given: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def noted(pool: np.ndarray, labels: np.ndarray, **others: Any) -> Made:
-        given.append((pool, labels))
-        return student_from_answers(pool, labels, **others)
+    def noted(task: Task, answers: Answers, *others: Any) -> Made:
+        given.append((np.asarray(task.x), answers.labels))
+        return choose(task, answers, *others)
 
-    monkeypatch.setattr("terrine_models.students.answers.student_from_answers", noted)
+    monkeypatch.setattr("terrine_models.students.selection.choose", noted)
     classifier = TerrineClassifier(bought, method="supervised", steps=10).fit(x)
     ((pool, labels),) = given
     assert np.array_equal(pool, x)

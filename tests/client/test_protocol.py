@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from wire_examples import EXAMPLES, MECHANISMS, PUBLISHING
+from wire_examples import EXAMPLES, MECHANISMS
 
 import terrine_protocol as protocol
 from terrine_protocol import (
@@ -129,11 +129,9 @@ def test_invalid_terms_are_refused(changed: dict[str, Any]) -> None:
         ProjectOpen.model_validate(EXAMPLES["ProjectOpen"] | changed)
 
 
-@pytest.mark.parametrize("given", [{"consensus": [{"agreement": 0.9}]}, {"publishing": PUBLISHING}])
-def test_publishing_belongs_to_data_dependent_accounting(given: dict[str, Any]) -> None:
-    plain = {
-        k: v for k, v in EXAMPLES["ProjectOpen"].items() if k not in ("consensus", "publishing")
-    }
+def test_a_consensus_belongs_to_data_dependent_accounting() -> None:
+    given = {"consensus": [{"agreement": 0.9}]}
+    plain = {k: v for k, v in EXAMPLES["ProjectOpen"].items() if k != "consensus"}
     with pytest.raises(ValidationError, match="data_dependent"):
         ProjectOpen.model_validate(plain | {"accounting": "worst_case"} | given)
 

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from taught import chosen, taught
 
-from terrine_experiments.students.forest import Forest
-from terrine_models.data.arrays import DataError, InputSpec
+import terrine_experiments.students  # noqa: F401 - which makes the forest a method
+from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
-from terrine_models.students.methods import Task
+from terrine_models.students.answers import Answers
 from terrine_models.students.models import MODEL, WEIGHTS, Student
-from terrine_models.students.networks import Training, train_student
-from terrine_models.students.noisy_counts import student_from_counts
-from terrine_models.students.selection import choose_student
+from terrine_models.students.selection import choose
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 from terrine_models.teachers.shards import TrainingError
 
 pytestmark = pytest.mark.nightly
@@ -37,37 +38,29 @@ LABELS = np.where(np.arange(1500) < 900, TRUTH, -1)
 
 @pytest.fixture(scope="module")
 def student() -> Student:
-    return Forest(Task(X, LABELS, SPEC, CLASSES, None, 0)).train()
+    return taught("forest", X, LABELS, SPEC, CLASSES)
 
 
 def test_a_forest_is_judged_beside_the_plain_models_and_learns_what_they_cannot() -> None:
-    training = Training(method="forest", steps=50)
-    made = choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=training)
-    agreements = {each.method: each.agreement for each in made.choice.judged}
-    assert list(agreements) == ["ridge", "supervised", "forest"]
+    made = chosen("forest", X, LABELS, SPEC, CLASSES)
+    agreements = {each.method: each.figures.accuracy.value for each in made.choice.judged}
+    assert list(agreements) == ["ridge", "forest"]
+    assert (made.choice.asked, made.choice.chosen) == ("forest", "forest")
+    assert made.student.model.architecture == "forest"
     assert agreements["forest"] == max(agreements.values())
     x, truth = board(1000, seed=1)
     assert made.student.accuracy(x, truth) > 0.9
-
-
-def test_a_forest_that_was_asked_for_is_returned_and_compared() -> None:
-    training = Training(method="forest", steps=30)
-    made = choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=training)
-    assert (made.choice.asked, made.choice.chosen) == ("forest", "forest")
-    assert made.student.model.architecture == "forest"
 
 
 def test_a_forest_learns_from_noisy_counts_if_it_is_asked_for() -> None:
     share = np.where(TRUTH == 1, 0.9, 0.1)
     counts = np.stack([1 - share, share], 1) * 1000
     noisy = (counts + np.random.default_rng(0).normal(0, 5, counts.shape)).round().astype(np.int64)
-    common = {"teachers": 1000, "sigma": 5.0, "inputs": SPEC, "classes": CLASSES}
-    made = student_from_counts(X, noisy, training=Training(), **common)  # type: ignore[arg-type]
-    assert made.choice.chosen == "ridge"
-    asked = Training(method="forest")
-    made = student_from_counts(X, noisy, training=asked, **common)  # type: ignore[arg-type]
-    assert made.choice.chosen in ("forest", "ridge")
-    assert "forest" in made.choice.why or "as asked" in made.choice.why
+    answers = Answers.of_counts(noisy, teachers=1000, sigma=5.0)
+    task = Task(X, SPEC, CLASSES)
+    assert choose(task, answers).choice.chosen == "ridge"
+    asked = choose(task, answers, Training(method="forest"))
+    assert [each.method for each in asked.choice.judged] == ["ridge", "forest"]
 
 
 def test_a_saved_forest_predicts_the_same_without_scikit_learn(
@@ -114,19 +107,8 @@ def test_an_altered_forest_is_refused(student: Student, tmp_path: Path) -> None:
 
 def test_what_cannot_be_a_forest_is_refused() -> None:
     image = InputSpec(shape=(4, 4), dtype="float32", low=0, high=1)
-    asked = Training(method="forest")
-    with pytest.raises(DataError, match="for tables"):
-        choose_student(
-            np.zeros((4, 4, 4), np.float32),
-            np.array([0, 1, 0, 1]),
-            inputs=image,
-            classes=CLASSES,
-            training=asked,
-        )
-    with pytest.raises(ValueError, match="nothing to learn from"):
-        Forest(Task(X, np.full(1500, -1), SPEC, CLASSES, None, 0))
-    with pytest.raises(ValueError, match="trains no network"):
-        train_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=asked)
+    with pytest.raises(ValueError, match="forest is for tables"):
+        chosen("forest", np.zeros((4, 4, 4), np.float32), np.arange(4) % 2, image, CLASSES)
 
 
 def test_without_scikit_learn_a_forest_is_refused_and_names_the_extra(
@@ -134,4 +116,4 @@ def test_without_scikit_learn_a_forest_is_refused_and_names_the_extra(
 ) -> None:
     monkeypatch.setattr("terrine_models.teachers.forests.find_spec", lambda name: None)
     with pytest.raises(TrainingError, match=r"pip install .\.\[forest\]"):
-        choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=Training(method="forest"))
+        chosen("forest", X, LABELS, SPEC, CLASSES)

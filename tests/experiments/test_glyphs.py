@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from commands import Terrine
 
-from terrine_experiments.glyphs.files import PRIVATE, PUBLIC, Plan, write_glyphs
+from terrine_experiments.glyphs.files import PRIVATE, PUBLIC, Drawing, write_glyphs
 from terrine_experiments.glyphs.fonts import (
     LETTERS,
     SIDE,
@@ -26,14 +26,16 @@ from terrine_experiments.glyphs.fonts import (
 from terrine_experiments.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
 from terrine_models.data.arrays import load_npz
 from terrine_models.features.discriminant import MANY
-from terrine_models.students.noisy_counts import CountedStudents
+from terrine_models.students.answers import Answers
+from terrine_models.students.selection import choose
+from terrine_models.students.task import Task
 
 pytestmark = pytest.mark.nightly
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 """A handful of families that come with matplotlib."""
 FEW = "ABDEGHKMRS258"
-TINY = Plan(private=3000, public=400, families=4, characters=FEW)
+TINY = Drawing(private=3000, public=400, families=4, characters=FEW)
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +74,13 @@ def test_the_seed_decides_everything(drawn: Path, tmp_path: Path) -> None:
     facts = json.loads((drawn / "facts.json").read_text())
     again = write_glyphs(tmp_path / "again", TINY, FONTS)
     assert again["private"]["sha256"] == facts["private"]["sha256"]
-    other = write_glyphs(tmp_path / "other", Plan(**{**TINY.__dict__, "seed": 1}), FONTS)
+    other = write_glyphs(tmp_path / "other", Drawing(**{**TINY.__dict__, "seed": 1}), FONTS)
     assert other["public"]["sha256"] != facts["public"]["sha256"]
 
 
 def test_tuning_never_sees_the_public_families(drawn: Path, tmp_path: Path) -> None:
     facts = json.loads((drawn / "facts.json").read_text())
-    tuning = write_glyphs(tmp_path / "tuning", Plan(**{**TINY.__dict__, "tuning": True}), FONTS)
+    tuning = write_glyphs(tmp_path / "tuning", Drawing(**{**TINY.__dict__, "tuning": True}), FONTS)
     used = tuning["private"]["families"] + tuning["public"]["families"]
     assert sorted(used) == sorted(facts["private"]["families"])
 
@@ -166,12 +168,13 @@ def test_the_experiment_runs_on_what_was_drawn(
 def test_a_student_learns_many_classes_from_noisy_counts(tmp_path: Path) -> None:
     characters, teachers, sigma = "ABCDEFGHIJKLMNPQRSTUVWXYZabdefghijk", 5000, 400.0
     assert len(characters) >= MANY
-    plan = Plan(private=200, public=1200, families=4, characters=characters)
+    plan = Drawing(private=200, public=1200, families=4, characters=characters)
     write_glyphs(tmp_path / "data", plan, FONTS)
     data = load_npz(tmp_path / "data" / PUBLIC)
     counts = np.rint(teachers * (0.1 / 35 + 0.5 * np.eye(35)[data.labels])).astype(np.int64)
     noise = np.random.default_rng(0).normal(scale=sigma, size=counts.shape)
-    students = CountedStudents(data.inputs, inputs=data.spec, classes=data.classes)
-    made = students.train(counts + np.rint(noise).astype(np.int64), teachers=teachers, sigma=sigma)
+    noisy = counts + np.rint(noise).astype(np.int64)
+    answers = Answers.of_counts(noisy, teachers=teachers, sigma=sigma)
+    made = choose(Task(data.inputs, data.spec, data.classes), answers)
     assert made.choice.chosen == "neighbours"
     assert (made.student.predict(data.inputs) == data.labels).mean() > 0.85

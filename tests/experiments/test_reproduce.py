@@ -17,16 +17,18 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from terrine_experiments.interval import half_width
-from terrine_experiments.lesson import Answers, Lesson, truth
+from terrine_experiments.lesson import Lesson
 from terrine_experiments.owner import trained
 from terrine_experiments.papers import PAPERS
 from terrine_experiments.results import FILE, Result, draw, keep, picture, table
 from terrine_experiments.setup import parts, pool_size, public_part
 from terrine_experiments.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, check, load
 from terrine_models.data.arrays import DataError
-from terrine_models.students.networks import Training
+from terrine_models.students.answers import Answers
+from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, partition_records
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.shards import partition_records
 from terrine_server.demo.owner import DemoOwner
 
 pytestmark = pytest.mark.nightly
@@ -160,35 +162,21 @@ def test_every_run_deals_the_records_anew_and_trains_its_own_teachers(
         trained(source, public, directories[1], 0, console)
 
 
-def test_the_twin_is_the_same_student_with_true_labels_for_answers(idx: Path) -> None:
+def test_a_lesson_teaches_of_counts_and_of_labels_what_its_part_sees(idx: Path) -> None:
     source, console = load("mnist", idx), Console(quiet=True)
     (part,) = parts("last-1000", source)
     lesson = Lesson(source, part, lambda line: None, console)
     true, classes = source.test.labels, 10
     counts = 30 * np.eye(classes, dtype=np.int64)[true] + 2
     labels = np.where(np.arange(TEST) % 3, true, -1)
-    for method, bought in (
-        ("kernel", Answers(true, 50, counts, 1.0, matches_prior=False)),
-        ("ridge", Answers(labels, 50, None, None, matches_prior=False)),
+    for bought in (
+        Answers.of_counts(counts, teachers=50, sigma=1.0),
+        Answers.of_labels(labels, classes),
     ):
-        training = Training(steps=5, method="auto" if method == "kernel" else "ridge")
-        twin = truth(true, classes, bought)
-        assert twin.matches_prior == bought.matches_prior
-        assert (twin.labels == true).all()
-        assert (twin.noisy_counts is None) == (bought.noisy_counts is None)
-        student, same = (lesson.learn(each, training) for each in (bought, twin))
-        assert student.choice.chosen == same.choice.chosen == method
-        assert student.student.model.training.keys() == same.student.model.training.keys()
-        assert lesson.right(same.student) > 0.7 * len(part.tested)
-
-
-def test_the_twin_of_a_table_is_the_regression_that_its_students_are(adult: Path) -> None:
-    source = load("adult", adult)
-    lesson = Lesson(source, parts("folds", source)[0], lambda line: None, Console(quiet=True))
-    true = source.test.labels
-    counts = 90 * np.eye(2, dtype=np.int64)[true] + 5
-    twin = truth(true, 2, Answers(true, 100, counts, 1.0, matches_prior=True))
-    assert lesson.learn(twin, source.training).choice.chosen == "ridge"
+        made = lesson.learn(bought, Training())
+        assert made.choice.chosen in ("kernel", "ridge")
+        assert lesson.right(made.student) > 0.7 * len(part.tested)
+        assert lesson.right(made.plain) > 0.5 * len(part.tested)
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 20])

@@ -48,12 +48,16 @@ def test_labels_without_anybody_seeing_a_vote(
     settings.secret_key_path.chmod(0o600)
     engine = migrated(settings.database)
     ledger = Ledger(engine, SECRET_KEY)
-    teacher = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
+    teacher = ("teacher", "serve", digits_ensemble.directory)
     with small_server(pem, "aggregator", "serve", party) as aggregator_url:
-        shared = ("--aggregator", aggregator_url, "--aggregator-certificate", pem)
-        token = ("--aggregator-token-file", party / "owners/a.token")
-        agreed = ("--aggregator-terms", tmp_path / "aggregator.toml")
-        with small_server(pem, *teacher, *shared, *token, *agreed) as url:
+        shared = {
+            "TEACHER_TOKEN_FILE": tmp_path / "token",
+            "AGGREGATOR_URL": aggregator_url,
+            "AGGREGATOR_CERTIFICATE_FILE": pem,
+            "AGGREGATOR_TOKEN_FILE": party / "owners/a.token",
+            "AGGREGATOR_TERMS_FILE": tmp_path / "aggregator.toml",
+        }
+        with small_server(pem, *teacher, **shared) as url:
             file = tmp_path / "owners.toml"
             common = 'model = "digits"\ncertificate = "both.pem"\ntoken_file = "token"\n'
             file.write_text(
@@ -131,18 +135,20 @@ def test_commands_say_what_is_missing(
     assert "sigma" in terrine("aggregator", "make", file, tmp_path / "x").refused
     assert not (tmp_path / "x").exists()
     assert "holds no aggregator" in terrine("aggregator", "show", tmp_path).refused
-    assert "only over TLS" in terrine("aggregator", "serve", tmp_path, "--host", "0.0.0.0").refused
-    (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
-    teacher = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
     assert (
-        "needs --aggregator-token-file"
-        in terrine(*teacher, "--aggregator", "https://b.example").refused
+        "only over TLS" in terrine("aggregator", "serve", tmp_path, TERRINE_HOST="0.0.0.0").refused
     )
-    token = ("--aggregator-token-file", tmp_path / "token")
-    assert "are for --aggregator" in terrine(*teacher, *token).refused
-    plain = ("--aggregator", "http://b.example", *token)
-    assert "needs --aggregator-terms" in terrine(*teacher, *plain).refused
-    assert "only over https" in terrine(*teacher, *plain, "--aggregator-terms", file).refused
+    (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
+    teacher = ("teacher", "serve", digits_ensemble.directory)
+    url = {"TERRINE_AGGREGATOR_URL": "https://b.example"}
+    token = {"TERRINE_AGGREGATOR_TOKEN_FILE": str(tmp_path / "token")}
+    own = {"TERRINE_TEACHER_TOKEN_FILE": str(tmp_path / "token")}
+    assert "needs TERRINE_AGGREGATOR_TOKEN_FILE" in terrine(*teacher, **own, **url).refused
+    assert "is for TERRINE_AGGREGATOR_URL" in terrine(*teacher, **own, **token).refused
+    plain = own | token | {"TERRINE_AGGREGATOR_URL": "http://b.example"}
+    assert "needs TERRINE_AGGREGATOR_TERMS_FILE" in terrine(*teacher, **plain).refused
+    terms = {"TERRINE_AGGREGATOR_TERMS_FILE": str(file)}
+    assert "only over https" in terrine(*teacher, **plain, **terms).refused
 
 
 def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
@@ -155,24 +161,24 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
     other.write_text(served)
     make(read_terms(other), tmp_path / "party")
     aggregator = Aggregator(tmp_path / "party")
-    token = ("--token-file", tmp_path / "token")
     (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
     with listening(aggregator.app()) as url:
-        shared = ("--aggregator", url, "--aggregator-token-file", tmp_path / "party/owners/a.token")
-        serve = (
-            "teacher",
-            "serve",
-            digits_ensemble.directory,
-            *token,
-            *shared,
-            "--aggregator-terms",
-        )
-        refused = terrine(*serve, file).refused
+        serve = ("teacher", "serve", digits_ensemble.directory)
+        shared = {
+            "TERRINE_TEACHER_TOKEN_FILE": str(tmp_path / "token"),
+            "TERRINE_AGGREGATOR_URL": url,
+            "TERRINE_AGGREGATOR_TOKEN_FILE": str(tmp_path / "party/owners/a.token"),
+            "TERRINE_AGGREGATOR_TERMS_FILE": str(file),
+        }
+        refused = terrine(*serve, **shared).refused
         assert "other terms than" in refused
         assert "classes 20 there, 10 here, sigma 2 there, 4 here" in refused
-        assert "are for 20 classes" in terrine(*serve, other).refused, "nor would the owner agree"
-        wrong = ("--aggregator-token-file", tmp_path / "token")
-        assert "does not tell its terms: status 401" in terrine(*serve, file, *wrong).refused
+        theirs = shared | {"TERRINE_AGGREGATOR_TERMS_FILE": str(other)}
+        assert "are for 20 classes" in terrine(*serve, **theirs).refused, (
+            "nor would the owner agree"
+        )
+        wrong = shared | {"TERRINE_AGGREGATOR_TOKEN_FILE": str(tmp_path / "token")}
+        assert "does not tell its terms: status 401" in terrine(*serve, **wrong).refused
 
         # An aggregator that changes under a teacher that runs: its owner's word comes with every
         # share.
@@ -189,4 +195,4 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
     assert answer.status_code == 502
     assert "under other terms" in answer.json()["error"]
     assert aggregator.count.released == 0
-    assert "does not tell its terms: ConnectError" in terrine(*serve, file).refused
+    assert "does not tell its terms: ConnectError" in terrine(*serve, **shared).refused

@@ -26,18 +26,13 @@ from sklearn.datasets import load_digits
 
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import load_manifest, load_tensors, manifest_digest
+from terrine_models.storage.manifests import load_tensors, manifest_digest
 from terrine_models.teachers.importing import Declared, import_ensemble
+from terrine_models.teachers.kinds import Heads, Networks, load_manifest
+from terrine_models.teachers.manifests import Settings
 from terrine_models.teachers.ray_cluster import INLINE_BYTES, on_node
 from terrine_models.teachers.ray_training import on_ray
-from terrine_models.teachers.training import (
-    Heads,
-    Networks,
-    TeacherConfig,
-    Trainer,
-    here,
-    train_ensemble,
-)
+from terrine_models.teachers.training import Trainer, here, train_ensemble
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.ray_voters import RayVoters
@@ -64,7 +59,7 @@ def private() -> Dataset:
 
 
 def trained(
-    out: Path, config: TeacherConfig, teachers: int, trainer: Trainer = here, **more: Any
+    out: Path, config: Settings, teachers: int, trainer: Trainer = here, **more: Any
 ) -> Path:
     public = PublicData.declare("digits 1200-", load_digits().images[1200:].astype(np.uint8))
     train_ensemble(
@@ -145,7 +140,7 @@ def test_what_a_cluster_cannot_do_is_refused_at_the_start(
     terrine: Terrine, options: list[str], variables: dict[str, str], said: str
 ) -> None:
     terrine("init")
-    refused = terrine("serve", "--port", "0", "--voters", "ray", *options, **variables).refused
+    refused = terrine("serve", "--port", "0", *options, TERRINE_VOTERS="ray", **variables).refused
     assert said in refused
 
 

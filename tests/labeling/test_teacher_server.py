@@ -28,8 +28,8 @@ def test_owners_serve_their_teachers_and_are_gathered(
     certified(tmp_path, "other")
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "wrong").write_text("not-the-token-of-this-teacher")
-    serve = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
-    with small_server(good, *serve) as url:
+    serve = ("teacher", "serve", digits_ensemble.directory)
+    with small_server(good, *serve, TEACHER_TOKEN_FILE=tmp_path / "token") as url:
         entry = f'url = "{url}"\nmodel = "digits"\n'
         head = (
             f"classes = {list(digits_ensemble.manifest.classes)}\nunits = 1200\n"
@@ -139,8 +139,11 @@ def test_a_file_of_owners_that_cannot_be_used_leaves_nothing(
 def test_votes_do_not_cross_a_network_in_the_clear(
     tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
 ) -> None:
-    serve = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
-    assert "only over TLS" in terrine(*serve, "--host", "0.0.0.0").refused
-    assert "come together" in terrine(*serve, "--certificate", tmp_path / "a.pem").refused
+    serve = ("teacher", "serve", digits_ensemble.directory)
+    assert "TERRINE_TEACHER_TOKEN_FILE" in terrine(*serve).refused
+    own = {"TERRINE_TEACHER_TOKEN_FILE": str(tmp_path / "token")}
+    assert "only over TLS" in terrine(*serve, **own, TERRINE_HOST="0.0.0.0").refused
+    alone = terrine(*serve, **own, TERRINE_CERTIFICATE_FILE=str(tmp_path / "a.pem")).refused
+    assert "come together" in alone
     (tmp_path / "token").write_text("short")
-    assert "no token" in terrine(*serve).refused
+    assert "no token" in terrine(*serve, **own).refused

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from migrated import SECRET_KEY
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
-from terrine_server.cli.ledger import app
+from terrine_server.cli import app
 from terrine_server.errors import NotFound, SchemaMismatch
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.chain import canonical_json, charge_hash
@@ -37,22 +35,11 @@ def ledger(database_url: str, secret_key: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def terrine(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, ["ledger", *arguments])
 
 
-def test_show_lists_every_account(ledger: Ledger) -> None:
-    shown = terrine("show").output
-    [study] = [line for line in shown.splitlines() if "study" in line]
-    [other] = [line for line in shown.splitlines() if line.startswith("│ other")]
-    assert "│ 5 " in study
-    assert "│ 2 " in other
-
-
-def test_show_lists_accounts_as_json(ledger: Ledger) -> None:
-    shown = json.loads(terrine("show", "--json").output)
-    assert [project["project"] for project in shown["projects"]] == ["other", "study"]
-    assert shown["projects"][1]["spent"] == ledger.project("study").spent
-    assert shown["ensembles"][0]["reserved"] == ledger.ensemble("mnist").reserved
+def as_json(*arguments: str) -> str:
+    return CliRunner().invoke(app, ["--json", "ledger", *arguments]).output
 
 
 def test_show_gives_a_project_and_its_last_entries(ledger: Ledger) -> None:
@@ -60,7 +47,7 @@ def test_show_gives_a_project_and_its_last_entries(ledger: Ledger) -> None:
     assert ledger.project("study").head in shown
     entries = [line for line in shown.splitlines() if "answered" in line]
     assert [line.split("│")[1].strip() for line in entries] == ["4", "5"]
-    account = json.loads(terrine("show", "study", "--json", "--last", "2").output)
+    account = json.loads(as_json("show", "study", "--last", "2"))
     assert account["head"] == ledger.project("study").head
     assert [entry["seq"] for entry in account["last_charges"]] == [4, 5]
 
@@ -121,18 +108,6 @@ def test_an_export_holds_all_that_the_hashes_cover(ledger: Ledger, tmp_path: Pat
         )
         assert head.hex() == line["hash"]
     assert head.hex() == ledger.project("study").head
-
-
-def test_an_export_as_csv_has_the_same_entries(ledger: Ledger, tmp_path: Path) -> None:
-    file = tmp_path / "study.csv"
-    result = terrine("export", "study", "--format", "csv", "--output", str(file))
-    assert "5 entries" in result.output
-    entries = list(csv.DictReader(io.StringIO(file.read_text())))
-    _, *lines = [json.loads(line) for line in terrine("export", "study").output.splitlines()]
-    assert [entry["hash"] for entry in entries] == [line["hash"] for line in lines]
-    assert [json.loads(entry["event"]) for entry in entries] == [line["event"] for line in lines]
-    assert [entry["label"] for entry in entries] == ["", "1", "2", "3", "4"]
-    assert list(tmp_path.glob("*.partial")) == []
 
 
 def test_an_unknown_project_is_refused_and_leaves_no_file(ledger: Ledger, tmp_path: Path) -> None:

@@ -11,18 +11,12 @@ from commands import Terrine
 from onnx import TensorProto, helper, numpy_helper
 
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.backbones import Backbone, check_backbone
+from terrine_models.features.backbones import Backbone
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import (
-    BACKBONE,
-    StoreError,
-    load_manifest,
-    load_tensors,
-    sha256,
-    verify,
-)
+from terrine_models.storage.manifests import BACKBONE, StoreError, load_tensors, sha256
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.kinds import Heads, load_manifest, verify
+from terrine_models.teachers.training import train_ensemble
 
 WIDTH = 96
 
@@ -59,20 +53,20 @@ def test_heads_vote_on_the_embeddings(
         digits.inputs[:900], digits.labels[:900], digits.classes, digits.spec, name="half"
     )
     known = PublicData.declare("pool", digits.inputs[900:1500]) if public else None
-    config = Heads(augmentations=0, width=60, backbone=Backbone.declare(path, digits.spec))
+    config = Heads(augmentations=0, width=60, backbone=path)
     manifest = train_ensemble(private, out, name="d", teachers=5, config=config, public=known)
-    assert manifest.features is not None
-    assert manifest.features.base == "backbone"
-    assert manifest.features.projection == ("graph" if public else "none")
-    assert manifest.features.backbone is not None
-    assert manifest.files[BACKBONE] == manifest.features.backbone.sha256
+    assert manifest.teacher.features is not None
+    assert manifest.teacher.features.base == "backbone"
+    assert manifest.teacher.features.projection == ("graph" if public else "none")
+    assert manifest.teacher.features.backbone is not None
+    assert manifest.files[BACKBONE] == manifest.teacher.features.backbone.sha256
     assert (
         sha256(path.read_bytes())
         == manifest.files[BACKBONE]
         == sha256((out / BACKBONE).read_bytes())
     )
     verify(out)
-    check_backbone(out, manifest)
+    manifest.teacher.inspect(out, manifest)
     rows = digits.inputs[1500:]
     votes = Ensemble.load(out).votes(rows)
     assert (votes.argmax(1) == digits.labels[1500:]).mean() > 0.85
@@ -97,13 +91,16 @@ def test_a_backbone_on_the_command_line(terrine: Terrine, digits: Dataset, tmp_p
         classes=digits.classes,
     )
     train = ("ensemble", "train", tmp_path / "private.npz", "--name", "d", "--teachers", 5)
-    said = terrine(*train, "--backbone", path, "--kind", "networks").refused
-    assert "--backbone is for --kind heads" in said
-    assert "backbone, none, 96 wide" in terrine(*train, "--backbone", path).fine
+    said = terrine(*train, "--kind", f"networks:backbone={path}").refused
+    assert "networks has no parameter 'backbone'" in said
+    assert "backbone, none, 96 wide" in terrine(*train, "--kind", f"heads:backbone={path}").fine
     assert "encoder.onnx, SHA-256" in terrine("ensemble", "show", "d").fine
     assert terrine("init").fine
     assert terrine("ensemble", "register", "d", "--epsilon", 4, "--delta", 1e-4).fine
-    assert load_manifest(tmp_path / "data" / "ensembles" / "d").training.augmentations == 2
+    assert (
+        load_manifest(tmp_path / "data" / "ensembles" / "d").teacher.model_dump()["augmentations"]
+        == 2
+    )
 
 
 def test_what_is_no_backbone_is_refused(digits: Dataset, tmp_path: Path) -> None:

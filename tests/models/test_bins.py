@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.bins import fit_bins
 from terrine_models.features.maps import PublicData, public_features
-from terrine_models.storage.manifests import FeatureSpec, load_manifest, load_tensors
+from terrine_models.storage.manifests import FeatureSpec, load_tensors
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, partition_records, train_ensemble
+from terrine_models.teachers.kinds import Heads, load_manifest
+from terrine_models.teachers.shards import partition_records
+from terrine_models.teachers.training import train_ensemble
 
 WIDTH = 150
 
@@ -115,9 +117,9 @@ def test_a_wide_table_is_reduced() -> None:
 def test_heads_say_yes_as_often_as_their_shard_does(out: Path) -> None:
     data, public = dataset(2000, 5), pool()
     manifest = train_ensemble(data, out, name="a", teachers=40, public=public)
-    assert manifest.training.match_prior is True
-    assert manifest.features is not None
-    assert manifest.features.projection == "whitened"
+    assert manifest.teacher.matches_prior
+    assert manifest.teacher.features is not None
+    assert manifest.teacher.features.projection == "whitened"
     shards, _ = partition_records(data, 40, 0)
     said = head_votes(out, public.inputs).mean(1)
     np.testing.assert_allclose(said, [data.labels[s].mean() for s in shards], atol=0.01)
@@ -167,9 +169,9 @@ def test_the_owner_can_keep_the_columns_as_they_are(out: Path) -> None:
     manifest = train_ensemble(
         dataset(400, 5), out, name="a", teachers=20, config=Heads(bins=False), public=pool()
     )
-    assert manifest.features is not None
-    assert manifest.features.base == "identity"
-    assert manifest.training.match_prior is None
+    assert manifest.teacher.features is not None
+    assert manifest.teacher.features.base == "identity"
+    assert not manifest.teacher.matches_prior
 
 
 def test_a_map_states_what_it_needs() -> None:

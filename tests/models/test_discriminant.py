@@ -10,17 +10,19 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import multivariate_normal
 from sklearn.datasets import load_digits
+from taught import chosen, taught
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
 from terrine_models.features.discriminant import NEVER, discriminant, mean_head
 from terrine_models.features.maps import PublicData, public_features
+from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student
-from terrine_models.students.neighbours import NeighbourStudents
-from terrine_models.students.networks import Training
-from terrine_models.students.noisy_counts import CountedStudents
-from terrine_models.students.selection import choose_student
+from terrine_models.students.selection import choose
+from terrine_models.students.task import Task
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.heads import HeadTeachers
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.training import train_ensemble
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)
@@ -34,11 +36,6 @@ Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
 def digits() -> Digits:
     bundle = load_digits()
     return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
-
-
-@pytest.fixture(scope="module")
-def students(digits: Digits) -> NeighbourStudents:
-    return NeighbourStudents(digits[0][:POOL], inputs=SPEC, classes=DIGITS)
 
 
 def test_directions_are_those_in_which_classes_differ() -> None:
@@ -103,9 +100,13 @@ def test_heads_of_many_classes_are_class_means_and_others_are_not(
     manifest = train_ensemble(
         of_many, tmp_path / "e", name="e", teachers=40, config=Heads(width=40), public=public
     )
-    assert manifest.features is not None
-    assert (manifest.features.projection, manifest.features.width) == ("discriminant", 40)
-    assert manifest.training.ridge is None
+    assert manifest.teacher.features is not None
+    assert (manifest.teacher.features.projection, manifest.teacher.features.width) == (
+        "discriminant",
+        40,
+    )
+    assert isinstance(manifest.teacher, HeadTeachers)
+    assert manifest.teacher.ridge is None
     votes = Ensemble.load(tmp_path / "e").votes(x[:POOL])
     assert (votes.argmax(1) == truth[:POOL]).mean() > 0.9
     assert votes[:, 10:].sum() == 0  # no shard has seen these
@@ -127,8 +128,8 @@ def test_neighbours_average_noise_away(digits: Digits, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(scale=sigma, size=shares.shape)
     counts = np.rint(teachers * shares + noise).astype(np.int64)
     assert (counts.argmax(1) == truth).mean() < 0.35
-    students = CountedStudents(x, inputs=SPEC, classes=MANY_NAMES)
-    made = students.train(counts, teachers=teachers, sigma=sigma)
+    answers = Answers.of_counts(counts, teachers=teachers, sigma=sigma)
+    made = choose(Task(x, SPEC, MANY_NAMES), answers)
     assert made.choice.chosen == "neighbours"
     assert (made.student.predict(x) == truth).mean() > 0.8
     assert made.student.accuracy(digits[0][POOL:], digits[1][POOL:]) > 0.75
@@ -140,16 +141,14 @@ def test_neighbours_average_noise_away(digits: Digits, tmp_path: Path) -> None:
 def test_neighbours_can_be_asked_for_and_are_judged_like_the_others(digits: Digits) -> None:
     x, truth = digits[0][:300], digits[1][:300]
     labels = np.where(np.arange(300) < 200, truth, -1)
-    training = Training(method="neighbours", steps=4)
-    made = choose_student(x, labels, inputs=SPEC, classes=DIGITS, training=training)
+    made = chosen("neighbours", x, labels, SPEC, DIGITS)
     assert made.choice.chosen == "neighbours"
-    judged = {each.method: each.agreement for each in made.choice.judged}
+    judged = {each.method: each.figures.accuracy.value for each in made.choice.judged}
     assert judged["neighbours"] > 0.8
     assert made.student.accuracy(x[200:], truth[200:]) > 0.85
 
 
-def test_without_labels_or_images_there_are_no_neighbours(students: NeighbourStudents) -> None:
+def test_a_few_labels_have_no_neighbours(digits: Digits) -> None:
+    labels = np.where(np.arange(POOL) < 9, digits[1][:POOL], -1)
     with pytest.raises(ValueError, match="neighbours need more than 10"):
-        students.train(np.full(POOL, -1))
-    with pytest.raises(DataError, match="for images"):
-        NeighbourStudents(np.zeros((900, 3), np.float32), inputs=TABLE, classes=("a", "b"))
+        taught("neighbours", digits[0][:POOL], labels, SPEC, DIGITS)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,16 @@ import torch
 from terrine_models.data.arrays import Dataset
 from terrine_models.storage.manifests import (
     StoreError,
-    load_manifest,
+    load_tensors,
     manifest_digest,
-    save_manifest,
     save_tensors,
     sha256,
-    verify,
 )
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, Networks, train_ensemble
+from terrine_models.teachers.kinds import Heads, Networks, load_manifest, verify
+from terrine_models.teachers.manifests import save_manifest
+from terrine_models.teachers.networks import NetworkTeachers
+from terrine_models.teachers.training import train_ensemble
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -85,30 +87,34 @@ def test_votes_do_not_depend_on_the_other_inputs(directory: Path, digits: Datase
 def test_a_tighter_memory_bound_changes_no_vote(directory: Path, digits: Dataset) -> None:
     x = digits.inputs[:200]
     tight = Ensemble.load(directory, memory=2**20 if directory.name == "networks" else 2**23)
-    assert tight.block < Ensemble.load(directory).block
+    assert tight.voting.block < Ensemble.load(directory).voting.block
     assert np.array_equal(tight.votes(x), Ensemble.load(directory).votes(x))
 
 
 def test_all_ways_to_vote_agree(networks: Path, digits: Dataset) -> None:
-    ensemble = Ensemble.load(networks)
-    x = torch.from_numpy(digits.inputs[:256])
+    manifest = load_manifest(networks)
+    kind, x = manifest.teacher, torch.from_numpy(digits.inputs[:256])
+    assert isinstance(kind, NetworkTeachers)
+    parts = [load_tensors(networks, name, manifest.files[name]) for name in manifest.teacher_files]
+    teachers = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     with torch.inference_mode():
-        loop, batched = (ensemble.ways[way](x) for way in ("loop", "batched"))
+        loop = kind.one_by_one(manifest, teachers)(x)
+        batched = kind.side_by_side(manifest, teachers, 5)(x)
     assert (loop == batched).float().mean() > 0.999, "they differ by more than rounding"
 
 
 def test_the_device_alone_decides_how_networks_vote(networks: Path, digits: Dataset) -> None:
     """On a CPU one after the other, in workers with one thread each, and no clock is asked."""
     ensemble = Ensemble.load(networks, device="cpu")
-    assert list(ensemble.ways) == ["loop", "batched"]
-    loop, seen = ensemble.ways["loop"], set[tuple[str, int]]()
+    loop, seen = ensemble.voting.choose, set[tuple[str, int]]()
+    assert "one_by_one" in loop.__qualname__
 
     def watched(x: torch.Tensor) -> torch.Tensor:
         name = threading.current_thread().name.rpartition("_")[0]
         seen.add((name, torch.get_num_threads()))
         return loop(x)
 
-    ensemble.ways = {**ensemble.ways, "loop": watched}
+    ensemble.voting = replace(ensemble.voting, choose=watched)
     ensemble.votes(digits.inputs[:64])
     assert torch.get_num_threads() == 2
     assert seen == {("terrine-worker", 1)}
@@ -117,8 +123,8 @@ def test_the_device_alone_decides_how_networks_vote(networks: Path, digits: Data
 def test_equal_scores_go_to_the_lowest_class(copy: Path, digits: Dataset) -> None:
     manifest = load_manifest(copy)
     files = dict(manifest.files)
-    assert manifest.features is not None
-    width = manifest.features.width
+    assert manifest.teacher.features is not None
+    width = manifest.teacher.features.width
     for name in manifest.teacher_files:
         rows = 50 if name == manifest.teacher_files[0] else 10
         tensors = {"weights": torch.zeros(rows, 10, width), "biases": torch.zeros(rows, 10)}
@@ -176,8 +182,8 @@ def test_voting_stays_within_its_memory(tmp_path: Path, heads: Path, digits: Dat
     many = Path(shutil.copytree(heads, tmp_path / "many"))
     for name in manifest.teacher_files:
         (many / name).unlink()
-    assert manifest.features is not None
-    width = manifest.features.width
+    assert manifest.teacher.features is not None
+    width = manifest.teacher.features.width
     weights = {"weights": torch.randn(4000, 10, width), "biases": torch.zeros(4000, 10)}
     digest = save_tensors(many / "teachers-00000.safetensors", weights)
     files = {
@@ -236,7 +242,10 @@ def test_the_manifest_digest_identifies_the_ensemble(copy: Path) -> None:
         ({"teachers": "many"}, "teachers"),
         ({"surprise": 1}, "surprise"),
         ({"format": "terrine-ensemble-9"}, "format"),
-        ({"features": None}, "have a feature map"),
+        ({"teacher": {"kind": "heads"}}, r"heads.features: Field required"),
+        ({"teacher": {"kind": "oracle"}}, "does not match any of the expected tags"),
+        ({"teacher": {"features": None}}, "Unable to extract tag"),
+        ({"partition": None}, "how records were partitioned"),
         ({"files": {}}, "no teachers"),
         ({"files": {"../teachers-00000.safetensors": "0" * 64}}, "files"),
         ({"files": {"/etc/passwd": "0" * 64}}, "files"),

@@ -17,15 +17,13 @@ from sklearn.ensemble import RandomForestClassifier
 
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import StoreError, load_manifest, save_manifest, save_tensors
+from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.forests import Tensors, as_tensors, fit_forest, rounded_down
-from terrine_models.teachers.training import (
-    Forests,
-    TrainingError,
-    partition_records,
-    train_ensemble,
-)
+from terrine_models.teachers.forests import as_tensors, fit_forest, rounded_down
+from terrine_models.teachers.kinds import Forests, load_manifest
+from terrine_models.teachers.manifests import Trained, save_manifest
+from terrine_models.teachers.shards import TrainingError, partition_records
+from terrine_models.teachers.training import train_ensemble
 from terrine_models.teachers.trees import DEPTH, Trees
 
 Floats = NDArray[np.float32]
@@ -43,12 +41,12 @@ def table(rows: int, classes: int = 2, seed: int = 0) -> Dataset:
     return Dataset(x, y.clip(0, classes - 1), names, spec, name="table")
 
 
-def theirs(x: Floats, y: NDArray[np.int64]) -> tuple[Any, Tensors]:
+def theirs(x: Floats, y: NDArray[np.int64]) -> tuple[Any, Trained]:
     forest = RandomForestClassifier(20, max_depth=DEPTH, random_state=0).fit(x, y)
     return forest, as_tensors([each.tree_ for each in forest.estimators_], forest.classes_, 5)
 
 
-def at_thresholds(x: Floats, tensors: Tensors, rows: int) -> Floats:
+def at_thresholds(x: Floats, tensors: Trained, rows: int) -> Floats:
     """Rows made of thresholds, of the float32 numbers on both sides of them, and of extremes."""
     random = np.random.default_rng(1)
     feature, threshold = tensors["feature"].numpy(), tensors["threshold"].numpy()
@@ -159,10 +157,16 @@ def test_blocks_and_memory_change_no_vote(forests: Path) -> None:
     x = np.asarray(table(400, seed=4).inputs, np.float32)
     votes = Ensemble.load(forests).votes(x)
     tight = Ensemble.load(forests, memory=2**16)
-    assert tight.block < Ensemble.load(forests).block
+    assert tight.voting.block < Ensemble.load(forests).voting.block
     assert (tight.votes(x) == votes).all()
     assert (np.concatenate([tight.votes(x[i : i + 1]) for i in range(9)]) == votes[:9]).all()
     assert (votes.argmax(1) == table(400, seed=4).labels).mean() > 0.7
+
+
+def stored(directory: Path) -> list[dict[str, torch.Tensor]]:
+    """The tensors in each file of teachers."""
+    manifest = load_manifest(directory)
+    return [load_tensors(directory, name, manifest.files[name]) for name in manifest.teacher_files]
 
 
 def test_changing_one_record_changes_one_forest(tmp_path: Path) -> None:
@@ -176,11 +180,13 @@ def test_changing_one_record_changes_one_forest(tmp_path: Path) -> None:
     for name, each in (("a", data), ("b", changed)):
         directory = tmp_path / name
         train_ensemble(each, directory, name="f", teachers=8, config=FEW, public=public, seed=3)
-        ensemble = Ensemble.load(directory)
-        assert ensemble.manifest.training.matched_on == public.source
-        sizes = ensemble.teachers["nodes"].sum(1).tolist()
-        nodes = (torch.split(ensemble.teachers[key], sizes) for key in ("feature", "threshold"))
-        made.append(list(zip(*nodes, ensemble.teachers["biases"], strict=True)))
+        assert load_manifest(directory).teacher.model_dump()["matched_on"] == (
+            public.source.model_dump()
+        )
+        (trees,) = stored(directory)
+        sizes = trees["nodes"].sum(1).tolist()
+        nodes = (torch.split(trees[key], sizes) for key in ("feature", "threshold"))
+        made.append(list(zip(*nodes, trees["biases"], strict=True)))
     same = [
         all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
         for before, after in zip(*made, strict=True)
@@ -198,11 +204,11 @@ def test_an_interrupted_training_continues_with_the_same_forests(tmp_path: Path)
 
     with pytest.raises(KeyboardInterrupt):
         train_ensemble(data, parts, name="f", teachers=60, config=FEW, on_trained=interrupt)
-    with pytest.raises(TrainingError, match="training differ"):
+    with pytest.raises(TrainingError, match="trees differ"):
         train_ensemble(data, parts, name="f", teachers=60, config=Forests(trees=9))
     train_ensemble(data, parts, name="f", teachers=60, config=FEW)
-    one, other = Ensemble.load(whole).teachers, Ensemble.load(parts).teachers
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    for one, other in zip(stored(whole), stored(parts), strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_matched_forests_say_yes_as_often_as_their_records(tmp_path: Path) -> None:
@@ -215,7 +221,7 @@ def test_matched_forests_say_yes_as_often_as_their_records(tmp_path: Path) -> No
     for matches in (True, False):
         config, directory = Forests(trees=40, match_prior=matches), tmp_path / str(matches)
         made = train_ensemble(rare, directory, name="f", teachers=20, config=config, public=public)
-        assert made.training.match_prior is (True if matches else None)
+        assert made.teacher.matches_prior is matches
         votes = Ensemble.load(directory).votes(x)
         said[matches] = votes[:, 1].sum() / votes.sum()
     prior = float(rare.labels.mean())
@@ -249,7 +255,7 @@ def test_forests_vote_where_scikit_learn_is_missing(
 # ------------------------------------------------------------------------ hostile files
 
 
-def small() -> Tensors:
+def small() -> Trained:
     """Two forests of two trees on two columns: a question each, but the last tree is one leaf."""
     return {
         "nodes": torch.tensor([[3, 3], [3, 1]], dtype=torch.int32),
@@ -260,7 +266,7 @@ def small() -> Tensors:
     }
 
 
-def chain(levels: int) -> Tensors:
+def chain(levels: int) -> Trained:
     """One tree in which each question leads to a leaf and to the next question."""
     nodes = 2 * levels + 1
     feature = torch.tensor([0, *[-1, 0] * (levels - 1), -1, -1], dtype=torch.int32)
@@ -273,29 +279,29 @@ def chain(levels: int) -> Tensors:
     }
 
 
-def set_at(name: str, at: int, value: float) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
+def set_at(name: str, at: int, value: float) -> Callable[[Trained], None]:
+    def change(tensors: Trained) -> None:
         tensors[name].view(-1)[at] = value
 
     return change
 
 
-def drop(name: str) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
+def drop(name: str) -> Callable[[Trained], None]:
+    def change(tensors: Trained) -> None:
         del tensors[name]
 
     return change
 
 
-def to(name: str, dtype: torch.dtype) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
+def to(name: str, dtype: torch.dtype) -> Callable[[Trained], None]:
+    def change(tensors: Trained) -> None:
         tensors[name] = tensors[name].to(dtype)
 
     return change
 
 
-def cut(name: str, rows: int) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
+def cut(name: str, rows: int) -> Callable[[Trained], None]:
+    def change(tensors: Trained) -> None:
         tensors[name] = tensors[name][:rows]
 
     return change
@@ -330,7 +336,7 @@ def cut(name: str, rows: int) -> Callable[[Tensors], None]:
     ],
 )
 def test_arrays_that_are_no_forests_are_refused(
-    change: Callable[[Tensors], None], said: str
+    change: Callable[[Trained], None], said: str
 ) -> None:
     tensors = small()
     assert Trees(tensors, 2, 2, "file").choices(np.ones((1, 2), np.float32)).shape == (1, 2)
@@ -368,9 +374,9 @@ def test_a_hostile_file_is_named(forests: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kind": "networks"}, "not an architecture of kind"),
-        ({"kind": "heads"}, "have a feature map"),
-        ({"training": {"seed": 0}}, "have trees"),
+        ({"teacher": {"kind": "networks", "trees": 3}}, "networks.architecture: Field required"),
+        ({"teacher": {"kind": "forest"}}, "forest.trees: Field required"),
+        ({"partition": None}, "how records were partitioned"),
         ({"input": {"shape": [2, 3], "dtype": "float32", "low": 0, "high": 1}}, "of a table"),
     ],
 )

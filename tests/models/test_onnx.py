@@ -18,18 +18,14 @@ from opened import watching
 
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.storage import onnx_check
-from terrine_models.storage.manifests import (
-    Manifest,
-    StoreError,
-    load_manifest,
-    manifest_digest,
-    verify,
-)
+from terrine_models.storage.manifests import StoreError, manifest_digest
 from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_files import findings
 from terrine_models.storage.onnx_models import ModelError, OnnxModel, OnnxTeachers
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.importing import Declared, check_imported, import_ensemble
+from terrine_models.teachers.importing import Declared, ImportedTeachers, import_ensemble
+from terrine_models.teachers.kinds import load_manifest, verify
+from terrine_models.teachers.manifests import Manifest
 
 CLASS_NAMES = ("a", "b", "c")
 DECLARED = Declared(
@@ -82,8 +78,8 @@ def test_imported_teachers_vote_as_their_own_library_says(tmp_path: Path, out: P
 def test_an_import_is_private_declared_and_unguessable(tmp_path: Path) -> None:
     paths = written(tmp_path / "m", mlp(0), mlp(1))
     made = [import_ensemble(paths, tmp_path / n, "made", DECLARED) for n in ("one", "two")]
-    foreign = made[0].foreign
-    assert foreign is not None
+    foreign = made[0].teacher
+    assert isinstance(foreign, ImportedTeachers)
     assert foreign.disjoint_by == "one hospital each"
     assert foreign.opsets == {"ai.onnx": 17, "ai.onnx.ml": 3}
     assert made[0].files == made[1].files
@@ -93,9 +89,14 @@ def test_an_import_is_private_declared_and_unguessable(tmp_path: Path) -> None:
     assert modes == {0o600}
     assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o700
     (tmp_path / "one" / "teachers-00001.onnx").write_bytes(mlp(2).SerializeToString())
-    for use in (lambda d: Ensemble.load(d), lambda d: check_imported(d, load_manifest(d))):
+    for use in (lambda d: Ensemble.load(d), inspected):
         with pytest.raises(StoreError, match=r"teachers-00001\.onnx was altered"):
             use(tmp_path / "one")
+
+
+def inspected(directory: Path) -> None:
+    manifest = load_manifest(directory)
+    manifest.teacher.inspect(directory, manifest)
 
 
 def test_nothing_is_left_of_an_import_with_a_bad_file(tmp_path: Path, out: Path) -> None:
@@ -119,8 +120,9 @@ def test_a_manifest_by_hand_does_not_spare_files_the_check(tmp_path: Path, out: 
     forged = load_manifest(out).model_dump() | {
         "files": {"teachers-00000.onnx": hashlib.sha256(evil).hexdigest()}
     }
+    manifest = Manifest.model_validate(forged)
     with pytest.raises(StoreError, match="weights are in another file"):
-        check_imported(out, Manifest.model_validate(forged))
+        manifest.teacher.inspect(out, manifest)
 
 
 def test_a_hostile_file_neither_crashes_nor_reads_beyond_itself(tmp_path: Path, out: Path) -> None:

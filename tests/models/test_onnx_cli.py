@@ -90,7 +90,7 @@ def test_teachers_you_have_serve_after_three_commands(
     unpickled = seen_unpickling()
     assert terrine("init").fine
     files = sorted(Path("models").glob("*.onnx"))
-    stated = ("--partition", "shards/partition.json", "--disjoint-by", DISJOINT)
+    stated = ("--input", "shards/partition.json", "--disjoint-by", DISJOINT)
     said = terrine("ensemble", "import", *files, "--name", "digits", *stated).fine
     assert f"as declared by you and not checked: {DISJOINT}" in said
     cap = ("--epsilon", 90, "--delta", 1e-4)

@@ -13,8 +13,8 @@ from hospital import stays
 from onnx_made import mlp
 
 from terrine_models.data.arrays import Dataset, load_npz
-from terrine_models.storage.manifests import load_manifest
 from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.shards import TrainingError, partition_records
 from terrine_models.teachers.splitting import PARTITION, read_partition, split
 from terrine_models.teachers.training import train_ensemble
@@ -76,16 +76,16 @@ def test_a_table_is_split_trained_on_and_imported(
     Path("stays.csv").write_text(stays(300, 140, 1), newline="")
     assert terrine("ensemble", "schema", "sample.csv", "--label", "readmitted").fine
     split_it = ("ensemble", "split", "stays.csv", "--teachers", 4, "--out", "shards")
-    assert "give the public --schema" in terrine(*split_it).refused
+    assert "give a --schema" in terrine(*split_it).refused
     assert "4 shards of 35 to 35 people" in terrine(*split_it, "--schema", "schema.json").fine
     shard = load_npz_shard(Path("shards/00000.npz"))
     models = [Path(f"{i}.onnx") for i in range(4)]
     for i, path in enumerate(models):
         path.write_bytes(mlp(i, inputs=shard.shape[1], classes=2).SerializeToString())
-    import_them = ("ensemble", "import", "--name", "stays", "--partition", "shards/partition.json")
+    import_them = ("ensemble", "import", "--name", "stays", "--input", "shards/partition.json")
     stated = (*import_them, "--disjoint-by", "model i knows shard i alone")
     assert "expected one for each shard" in terrine(*stated, *models[:3]).refused
-    assert "drop these" in terrine(*stated, *models, "--units", 3).refused
+    assert "drop --units" in terrine(*stated, *models, "--units", 3).refused
     assert terrine(*stated, *models, "--public", "sample.csv").fine
     directory = Path("data/ensembles/stays")
     manifest = load_manifest(directory)

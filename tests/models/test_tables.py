@@ -12,7 +12,8 @@ from terrine_models.features.maps import PublicData
 from terrine_models.tables.loading import encode_table, encoded_width, load_table, read_schema
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import TrainingError, train_ensemble
+from terrine_models.teachers.shards import TrainingError
+from terrine_models.teachers.training import train_ensemble
 from terrine_protocol.tables import TableSchema
 
 PUBLIC = """age,job,person,income

@@ -19,15 +19,12 @@ from hypothesis import strategies as st
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData, public_features
-from terrine_models.storage.manifests import load_manifest, load_tensors, manifest_digest
+from terrine_models.storage.manifests import load_tensors, manifest_digest
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import (
-    Heads,
-    Networks,
-    TrainingError,
-    partition_records,
-    train_ensemble,
-)
+from terrine_models.teachers.kinds import Heads, Networks, load_manifest
+from terrine_models.teachers.networks import NetworkTeachers
+from terrine_models.teachers.shards import TrainingError, partition_records
+from terrine_models.teachers.training import train_ensemble
 
 SMALL = Heads(width=40, augmentations=1)
 
@@ -149,7 +146,8 @@ def test_networks_learn_tables_too(out: Path, plane: Dataset) -> None:
     config = Networks(epochs=40, batch=10)
     train_ensemble(plane, out, name="plane", teachers=5, config=config)
     ensemble = Ensemble.load(out)
-    assert ensemble.manifest.architecture.name == "mlp"
+    assert isinstance(ensemble.manifest.teacher, NetworkTeachers)
+    assert ensemble.manifest.teacher.architecture.name == "mlp"
     assert ensemble.manifest.partition is not None
     assert ensemble.manifest.partition.group_column == "person"
     assert (ensemble.votes(plane.inputs).argmax(1) == plane.labels).mean() > 0.95
@@ -182,8 +180,8 @@ def test_the_manifest_says_what_the_features_were_fitted_on(out: Path, digits: D
     manifest = train_ensemble(
         rows_of(digits, slice(0, 1200)), out, name="a", teachers=4, config=SMALL, public=public
     )
-    assert manifest.features is not None
-    assert manifest.features.fitted_on == public.source
+    assert manifest.teacher.features is not None
+    assert manifest.teacher.features.fitted_on == public.source
     assert (public.source.name, public.source.records) == ("digits from 1200 on", 597)
 
 
@@ -227,7 +225,8 @@ from sklearn.datasets import load_digits
 import numpy as np
 from terrine_models.data.arrays import DIGITS, Dataset
 from terrine_models.data.arrays import InputSpec
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.training import train_ensemble
 
 digits = load_digits()
 data = Dataset(digits.images.astype(np.uint8), digits.target.astype(np.int64), DIGITS,

@@ -135,7 +135,7 @@ def test_no_secret_is_printed(served_machine: Machine, tmp_path: Path) -> None:
         {"TERRINE_DATABASE_URL": nowhere, "TERRINE_DATABASE_PASSWORD_FILE": str(password)},
     ):
         for options in ((), ("--json",)):
-            done = served_machine.run("doctor", *options, **variables)
+            done = served_machine.run(*options, "doctor", **variables)
             assert done.err == ""
             for secret in (
                 (served_machine.data / "secret.key").read_text(),

@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -77,7 +76,7 @@ def thousand(machine: Machine, private: Path) -> Machine:
         CLASSES,
     )
     assert trained.code == 0, trained.err
-    cap = ("--epsilon", "6", "--delta", "2e-5", "--order", "12")
+    cap = ("--epsilon", "6", "--delta", "2e-5", "--rule", "rdp:12")
     assert "Rényi DP at order 12" in machine.run("ensemble", "register", "blobs", *cap).fine
     return machine
 
@@ -93,7 +92,7 @@ def served(thousand: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servi
 
 def token(machine: Machine, role: str) -> str:
     of = ("--project", "study") if role == "student" else ()
-    made = json.loads(machine.run("token", "create", "--role", role, *of, "--json").fine)
+    made = json.loads(machine.run("--json", "token", "create", "--role", role, *of).fine)
     return str(made["token"])
 
 
@@ -150,7 +149,7 @@ def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
     path = f"{served.url}/projects/study/secret-spend"
     reply = httpx.get(path, headers={"Authorization": f"Bearer {admin}"})
     assert slug(reply) == "not-found", "a token does not give access to it"
-    shown = thousand.run("project", "secret-spend", "study", "--json")
+    shown = thousand.run("--json", "project", "secret-spend", "study")
     assert shown.err.startswith("SECRET: ")
     secret = SecretSpend.model_validate_json(shown.out)
     assert secret.secret
@@ -161,10 +160,6 @@ def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
         assert str(figure)[:8] not in seen
     assert "secret-spend" not in seen
     assert thousand.run("ledger", "verify").code == 0
-    assert "data-dependent, enforced" in thousand.run("price", "study").fine
-    repriced: dict[str, Any] = json.loads(thousand.run("price", "study", "--json").fine)
-    assert repriced["enforced"] == "data-dependent"
-    assert repriced["rules"][-1]["queries"] >= paid.sum()
     assert "≤" in thousand.run("ledger", "show", "study", "--last", "1000").fine
     assert thousand.run("audit", "ledger").code == 0
 
@@ -175,14 +170,14 @@ def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> 
     said = run(*OPEN[:5], *wasteful, *PUBLISHING).refused
     assert "Publishing cannot pay for itself here" in said
     assert 'accounting "worst_case"' in said
-    assert "go with accounting" in run(*OPEN, "--consensus", "0.9").refused
+    assert "goes with accounting" in run(*OPEN, "--consensus", "0.9").refused
     assert "such as 0.9 or" in run(*OPEN, *PUBLISHING[:3], "high").refused
     assert "agreement" in run(*OPEN, *PUBLISHING[:3], "1.5").refused
     counts = ("--mechanism", "noisy_votes:sigma=40", "--epsilon", "2", "--delta", "1e-6")
     assert "data-dependent analysis" in run(*OPEN[:5], *counts, *PUBLISHING).refused
 
     # None of this reserved anything, and the worst case still works on the same ensemble.
-    assert json.loads(run("ensemble", "list", "--json").fine)[0]["reserved"] == 0
+    assert json.loads(run("--json", "ensemble", "list").fine)[0]["reserved"] == 0
     assert "worst case" in run(*OPEN).fine
     assert "worst case" in run("project", "secret-spend", "study").refused
 
@@ -195,4 +190,4 @@ def test_data_dependent_projects_need_a_cap_with_an_order(served_machine: Machin
     said = run(*digits, *budget, *PUBLISHING).refused
     assert "registered with the rule rdp" in said
     cap = ("--epsilon", "6", "--delta", "2e-5")
-    assert "order" in run("ensemble", "register", "digits", *cap, "--order", "1").refused
+    assert "order" in run("ensemble", "register", "digits", *cap, "--rule", "rdp:1").refused

@@ -18,8 +18,7 @@ from terrine_models.data.images import load_images
 from terrine_models.data.reading import sha256
 from terrine_models.storage.manifests import StoreError, verified_bytes
 from terrine_models.students.models import Student
-from terrine_models.tables import csv_files
-from terrine_models.tables.loading import read_schema
+from terrine_models.tables.loading import check_table, read_schema
 from terrine_models.teachers.federation import read_token
 from terrine_models.teachers.splitting import read_partition
 from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
@@ -59,7 +58,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
         "1.png",
         lambda path: load_images(path.parent, ImageFormat(height=2, width=2, grey=True)),
     ),
-    "a table": ("table.csv", csv_files.check),
+    "a table": ("table.csv", check_table),
     "a table's digest": ("table.csv", sha256),
     "a schema": ("schema.json", read_schema),
     "a partition": ("partition.json", read_partition),
@@ -100,8 +99,8 @@ AT = ("--url", "http://127.0.0.1:9")
 COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "ledger verify": lambda path: ("ledger", "verify", "--file", path),
     "ensemble schema": lambda path: ("ensemble", "schema", path, "--label", "y"),
-    "student label": lambda path: ("student", "label", path, "--out", "labels.npz", *AT),
-    "student's token": lambda path: ("student", "budget", "--token-file", path, *AT),
+    "student label": lambda path: ("student", *AT, "label", path, "--out", "labels.npz"),
+    "student's token": lambda path: ("student", *AT, "--token-file", path, "budget"),
     "plan": lambda path: ("plan", "gnmax", "--votes", path, "--votes-are", "public"),
     "aggregator": lambda path: ("aggregator", "make", path, "districts"),
 }

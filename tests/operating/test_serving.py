@@ -159,7 +159,7 @@ def test_a_killed_worker_is_replaced_and_no_process_outlives_the_server(
     served_machine: Machine,
 ) -> None:
     headers = served_machine.student("shared", 5)
-    with serving(served_machine, "--workers", "2", "--voters", "here") as server:
+    with serving(served_machine, "--workers", "2") as server:
         server.wait_for("Application startup complete", 2)
         first = httpx.post(f"{server.url}/label", json=question(1), headers=headers, timeout=60)
         victim = server.entries("Application startup complete")[0]["pid"]

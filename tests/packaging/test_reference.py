@@ -8,7 +8,7 @@ from reference_pages import pages, walk
 from releasing import REPOSITORY
 
 from terrine_server.cli import app
-from terrine_server.settings import Settings
+from terrine_server.settings import Settings, TeacherServer
 
 
 @pytest.mark.parametrize("name", ["commands.md", "settings.md", "problems.md"])
@@ -24,5 +24,5 @@ def test_every_command_option_and_setting_is_on_its_page() -> None:
         for option in command.params:
             if option.opts[0].startswith("--") and not option.name.endswith("_completion"):
                 assert f"\n- `{option.opts[0]}" in commands
-    for name in Settings.model_fields:
+    for name in {*Settings.model_fields, *TeacherServer.model_fields}:
         assert f"\n| `TERRINE_{name.upper()}` | " in settings

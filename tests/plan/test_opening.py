@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,7 @@ from hypothesis import strategies as st
 from terrine_server.planning.opening import (
     MOST_EXPENSIVE,
     choose,
-    divisions,
     expected_pass_rate,
-    needed_epsilon,
-    quick_quote,
 )
 from terrine_server.privacy import (
     GDP,
@@ -254,24 +250,6 @@ def test_expected_answers_are_what_students_get() -> None:
         admitted = np.concatenate([[0], np.cumsum(costs)[:-1]]) + terms.worst.cost <= terms.budget
         answers.append(int((passed & admitted).sum()))
     assert np.mean(answers) == pytest.approx(quoted.answers, rel=0.01)
-
-
-def test_a_planned_epsilon_buys_what_was_wanted() -> None:
-    mechanism = confident()
-    epsilon = needed_epsilon(mechanism, DELTA, 0.7, 3000)
-    assert quick_quote(mechanism, epsilon * 1.01, DELTA, 0.7).answers >= 3000
-    assert quick_quote(mechanism, epsilon * 0.98, DELTA, 0.7).answers < 3000
-    assert needed_epsilon(mechanism, DELTA, 0.7, 1e12) == float("inf")
-
-
-def test_divisions_show_that_cheap_answers_make_dear_abstentions() -> None:
-    quoted = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
-    shown = divisions(quoted, 0.7)
-    assert [each.answer for each in shown] == sorted((e.answer for e in shown), reverse=True)
-    assert all(a.abstention <= b.abstention for a, b in pairwise(shown))
-    chosen = next(each for each in shown if each.answer == quoted.answer_share)
-    assert chosen.answers == max(each.answers for each in shown)
-    assert divisions(choose(confident(250), 0.15, DELTA, cap_rule=CAP, pass_rate=0.7), 0.7) == ()
 
 
 def test_the_default_expectation_is_that_teachers_mostly_agree() -> None:

@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 from reference.sensitivity import Charged, secret_spend
-from terrine_server.planning.accountants import Method
 from terrine_server.planning.forecast import Consensus, Votes, forecast
 from terrine_server.planning.grid import default_grid, specifications
-from terrine_server.planning.plan import (
-    DATA_DEPENDENT,
-    Plan,
-    curves,
-    frontier,
-    plan,
-)
+from terrine_server.planning.plan import frontier, plan
 from terrine_server.planning.publishing import DataDependent, PublishingPlan
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
 from terrine_server.privacy.accounting.conversions import rdp_budget
@@ -34,10 +27,6 @@ def synthetic(teachers: int, *levels: Consensus, classes: int = 10) -> Votes:
     return Votes.synthetic(levels or MIXED, teachers=teachers, classes=classes)
 
 
-def enforced(found: Plan) -> str:
-    return next(line.name for line in found.lines if line.enforced)
-
-
 # ------------------------------------------------------------------------- plan and simulation
 
 
@@ -52,11 +41,11 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
     mechanism, terms = found.quotes[0].mechanism, found.quotes[0].terms
 
     # Students query in random order until the real price list refuses the next query.
-    line = next(line for line in found.lines if line.enforced)
-    enough = 2 * int(line.queries) + 100
+    queries = int(found.quotes[0].answers / found.pass_rate)
+    enough = 2 * queries + 100
     source = np.random.default_rng(7)
     paid, labels, right = [], 0, 0
-    for _ in range(max(30, math.ceil(6000 / line.queries))):  # enough to know the shares to 0.6 %
+    for _ in range(max(30, math.ceil(6000 / queries))):  # enough to know the shares to 0.6 %
         kinds = source.choice(len(votes.weights), size=enough, p=votes.weights)
         student = None if votes.probabilities is None else votes.probabilities[kinds]
         released = mechanism.release(votes.counts[kinds], student)
@@ -71,64 +60,48 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
         right += int((released.labels[:count] == votes.labels[kinds[:count]]).sum())
 
     spread = np.std(paid) / math.sqrt(len(paid))
-    assert abs(np.mean(paid) - line.queries) <= 4 * spread + 1 + 0.01 * line.queries
+    assert abs(np.mean(paid) - queries) <= 4 * spread + 1 + 0.01 * queries
     assert labels / sum(paid) == pytest.approx(found.chosen.answered, abs=0.03)
     assert right / labels == pytest.approx(found.chosen.accuracy, abs=0.01)
 
 
 def test_noisy_counts_are_planned_like_the_noisy_maximum() -> None:
-    """But for the methods that charge for the label alone, or at its votes: not for them."""
+    """But for the rule that charges for the label alone, and costs at its votes: not for them."""
     votes = synthetic(1000, *MIXED)
     labels, counts = (plan(name, [votes], delta=DELTA, epsilon=2.0) for name in NOISY_MAXIMA)
     assert {**counts.chosen.spec, "name": "gnmax"} == labels.chosen.spec
     assert counts.chosen.accuracy == labels.chosen.accuracy
     assert labels.publishing is not None
     assert counts.publishing is None
-    assert labels.lines[-1].name == DATA_DEPENDENT
-    both = list(zip(counts.lines, labels.lines, strict=False))
-    assert [of_counts.name for of_counts, _ in both] == [of_label.name for _, of_label in both]
-    for of_counts, of_label in both:
-        if of_label.name == Method.FIXED_ORDER:
-            assert 1.5 < of_label.queries / of_counts.queries < 1.6
-            assert of_label.enforced
-        else:
-            assert of_counts.queries == of_label.queries
-            assert of_counts.enforced == (of_counts.name == Method.GDP)
+    of_labels, of_counts = (
+        {quoted.terms.rule.name: quoted.considered.queries for quoted in found.quotes}
+        for found in (labels, counts)
+    )
+    assert of_labels["gdp"] == of_counts["gdp"]
+    assert 1.5 < of_labels["rdp"] / of_counts["rdp"] < 1.6
 
 
 NOISY_MAXIMA = ("gnmax", "noisy_votes")
-
-
-@pytest.mark.slow
-def test_wanted_answers_are_affordable_at_the_planned_epsilon() -> None:
-    for name in ("gnmax", "lnmax"):
-        found = plan(name, [synthetic(500)], delta=DELTA, answers=300)
-        line = next(line for line in found.lines if line.enforced)
-        assert line.answers >= 300 * (1 - 1e-9)
-        assert line.epsilon <= found.epsilon <= line.epsilon * 1.02 + 0.01
-        tight = plan(name, [synthetic(500)], delta=DELTA, epsilon=found.epsilon - 0.02, answers=300)
-        assert next(line for line in tight.lines if line.enforced).answers < 300 * 1.01
 
 
 # ----------------------------------------------------------------------------- the choice
 
 
 @pytest.mark.slow
-def test_more_teachers_who_agree_as_much_need_less_epsilon() -> None:
-    needs = [
-        plan("gnmax", [synthetic(n)], delta=DELTA, answers=500).chosen.epsilon for n in (250, 1000)
+def test_more_teachers_who_agree_as_much_buy_more_answers() -> None:
+    answers = [
+        plan("gnmax", [synthetic(n)], delta=DELTA, epsilon=2.0).chosen.answers for n in (250, 1000)
     ]
-    assert needs[1] is not None
-    assert needs[0] is not None
-    assert needs[1] < needs[0] / 3
-    both = plan("gnmax", [synthetic(250), synthetic(1000)], delta=DELTA, answers=500)
+    assert answers[1] > 10 * answers[0]
+    both = plan("gnmax", [synthetic(250), synthetic(1000)], delta=DELTA, epsilon=2.0)
     assert both.chosen.teachers == 1000
+    assert [each.teachers for each in both.by_teachers] == [250, 1000]
 
 
 @pytest.mark.slow
 def test_more_epsilon_buys_more_answers_and_more_consensus_more_accuracy() -> None:
     votes, grid = synthetic(400), {"sigma": [60.0]}
-    more = [plan("gnmax", [votes], delta=DELTA, epsilon=e).wanted for e in (0.5, 2, 4)]
+    more = [plan("gnmax", [votes], delta=DELTA, epsilon=e).chosen.answers for e in (0.5, 2, 4)]
     assert more == sorted(set(more))
     right = [
         plan("gnmax", [synthetic(400, Consensus(c))], delta=DELTA, epsilon=1, grid=lambda _: grid)
@@ -145,11 +118,10 @@ def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
     strict = plan("confident_gnmax", [votes], delta=DELTA, epsilon=2.0, accuracy=0.995)
     assert loose.chosen.accuracy >= 0.9
     assert strict.chosen.accuracy >= 0.995
-    assert strict.chosen.answers is not None
     for each in strict.candidates:
         if each.accuracy >= 0.995 and each.answered >= 0.1:
-            assert (each.answers or 0) <= strict.chosen.answers
-    assert (loose.chosen.answers or 0) >= strict.chosen.answers
+            assert each.answers <= strict.chosen.answers
+    assert loose.chosen.answers >= strict.chosen.answers
     with pytest.raises(ParameterError, match="No candidate is right on"):
         plan("gnmax", [synthetic(300, Consensus(0.2))], delta=DELTA, epsilon=2.0, accuracy=0.999)
 
@@ -159,25 +131,8 @@ def test_no_candidate_beats_one_on_the_frontier() -> None:
     best = frontier(found.candidates)
     assert len(best) > 2
     for each in found.candidates:
-        assert any(
-            (b.answers or 0) >= (each.answers or 0) and b.accuracy >= each.accuracy for b in best
-        )
+        assert any(b.answers >= each.answers and b.accuracy >= each.accuracy for b in best)
     assert [b.accuracy for b in best] == sorted(b.accuracy for b in best)
-
-
-@pytest.mark.slow
-def test_curves_rise_and_pass_through_the_plan() -> None:
-    votes = synthetic(1000)
-    found = plan("gnmax", [votes], delta=DELTA, epsilon=2.0)
-    drawn = {curve.name: curve for curve in curves(found, votes)}
-    assert set(drawn) == {line.name for line in found.lines}
-    for line in found.lines:
-        curve = drawn[line.name]
-        assert np.all(np.diff(curve.epsilons) >= 0)
-        assert np.all(np.diff(curve.answers) >= 0)
-        at = float(np.interp(line.answers, curve.answers, curve.epsilons))
-        assert at == pytest.approx(found.epsilon, rel=0.05)
-    assert drawn[enforced(found)].enforced
 
 
 # --------------------------------------------------------------------------- data-dependent mode
@@ -188,9 +143,7 @@ def published(
 ) -> PublishingPlan | None:
     mechanism = build_mechanism({"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10)
     votes = synthetic(teachers, Consensus(agreement))
-    return DataDependent(
-        mechanism, votes, forecast(mechanism, votes), delta=DELTA, most=10**6
-    ).plan(epsilon)
+    return DataDependent(mechanism, votes, forecast(mechanism, votes), delta=DELTA).plan(epsilon)
 
 
 @pytest.mark.slow
@@ -223,7 +176,8 @@ def test_publishing_starts_before_the_worst_case_ends_and_goes_beyond_it(
 ) -> None:
     votes = synthetic(2000, Consensus(0.95)).with_student(0.3)
     found = plan(name, [votes], delta=DELTA, epsilon=2.0, grid=lambda _: grid)
-    worst_case = {line.name: line.queries for line in found.lines}["improved RDP"]
+    apart = [quoted for quoted in found.quotes if quoted.answer_share is None]
+    worst_case = max(quoted.answers for quoted in apart) / found.pass_rate
     assert found.publishing is not None
     assert 0 < found.publishing.schedule[0] < worst_case < found.publishing.queries
 
@@ -269,24 +223,13 @@ def test_more_publications_help_where_they_are_cheap() -> None:
     expected = forecast(mechanism, votes)
     reached = []
     for count in (1, 4):
-        model = DataDependent(
-            mechanism, votes, expected, delta=DELTA, publications=(count,), most=10**6
-        )
+        model = DataDependent(mechanism, votes, expected, delta=DELTA, publications=(count,))
         found = model.plan(2.0)
         assert found is not None
         assert len(found.schedule) == count
         assert list(found.schedule) == sorted(set(found.schedule))
         reached.append(found.queries)
     assert reached[1] > 2 * reached[0]
-
-
-def test_the_least_epsilon_for_a_number_of_queries_reaches_it() -> None:
-    mechanism = build_mechanism({"name": "gnmax", "sigma": 40.0}, teachers=1000, classes=10)
-    votes = synthetic(1000, Consensus(0.7))
-    model = DataDependent(mechanism, votes, forecast(mechanism, votes), delta=DELTA, most=10**6)
-    epsilon = model.epsilon(300)
-    assert model.reach(epsilon * 0.98) < 300 <= model.reach(epsilon)
-    assert model.epsilon(10**6 + 1) == math.inf
 
 
 # ------------------------------------------------------------------------------- bad input
@@ -315,8 +258,7 @@ def test_a_mechanism_whose_queries_share_a_price_is_not_planned() -> None:
 
 def test_one_teacher_gets_a_plan_or_a_reason() -> None:
     found = plan("gnmax", [synthetic(1, Consensus(1.0))], delta=DELTA, epsilon=50.0)
-    assert found.wanted >= 1
-    assert math.isfinite(found.lines[0].epsilon)
+    assert found.chosen.answers >= 1
     with pytest.raises(ParameterError, match="does not pay for a single query"):
         plan("gnmax", [synthetic(1, Consensus(1.0))], delta=DELTA, epsilon=0.5)
     with pytest.raises(ParameterError, match="no query could be answered"):
@@ -331,9 +273,8 @@ def test_tied_and_unanimous_votes_are_planned_without_a_nan(name: str, level: Co
     votes = synthetic(400, level)
     grid = {"sigma": [20.0]} if name != "confident_gnmax" else {"threshold": [200, 360]}
     found = plan(name, [votes], delta=DELTA, epsilon=2.0, grid=lambda _: grid)
-    for line in found.lines:
-        assert not math.isnan(line.epsilon)
-        assert line.queries >= 0
+    assert math.isfinite(found.chosen.accuracy)
+    assert math.isfinite(found.chosen.answers)
     if found.publishing is not None:
         assert all(math.isfinite(bound) for bound in found.publishing.bounds)
 
@@ -347,19 +288,16 @@ def test_unanimity_beyond_floating_point_is_planned() -> None:
         epsilon=2.0,
         grid=lambda _: {"sigma": [40.0]},
     )
-    assert any(line.name == DATA_DEPENDENT for line in found.lines)
+    assert found.publishing is not None
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "Give the epsilon"),
         ({"epsilon": -1.0}, "epsilon = -1"),
         ({"epsilon": 2.0, "delta": 0.0}, "delta = 0"),
-        ({"answers": 0}, "at least one answer"),
         ({"epsilon": 2.0, "grid": lambda _: {"sgima": [1.0]}}, "no parameter sgima"),
         ({"epsilon": 2.0, "grid": lambda _: {"sigma": [0.1]}}, "sigma = 0.1"),
-        ({"answers": 10**9}, "No candidate affords this many"),
     ],
 )
 def test_what_cannot_be_planned_is_explained(arguments: dict[str, object], message: str) -> None:

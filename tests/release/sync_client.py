@@ -23,6 +23,7 @@ HEAD = '''"""The synchronous client, made of `async_client.py` by `make client`:
 '''
 PHRASES = {
     "Close it, or use `async with`.": "Threads may share it; close it, or use `with`.",
+    "import Iterator, Iterable": "import Iterable, Iterator",
     "for item in page.items:\n                yield item\n": "yield from page.items\n",
     "[token for token in self._pages(_calls.tokens())]": "list(self._pages(_calls.tokens()))",
 }

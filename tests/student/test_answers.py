@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from terrine_models.data.arrays import DIGITS, InputSpec
-from terrine_models.students.answers import student_from_answers
-from terrine_models.students.networks import Training
+from terrine_models.students.answers import Answers, figures
+from terrine_models.students.selection import choose
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
+from terrine_models.students.thresholds import calibrated, cut
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
+Floats = NDArray[np.float64]
 TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 
 
@@ -22,16 +28,10 @@ def test_fewer_inputs_than_a_method_is_made_for_are_enough(method: str, rows: in
     counts = np.eye(10, dtype=np.int64)[truth] * 100
     one_label = np.where(np.arange(rows) == 0, truth, -1)
     for labels, noisy in ((truth, None), (one_label, None), (truth, counts)):
-        made = student_from_answers(
-            x[:rows],
-            labels,
-            teachers=100,
-            noisy_counts=noisy,
-            noise_sigma=None if noisy is None else 4.0,
-            inputs=SMALL,
-            classes=DIGITS,
-            training=Training(method, steps=2),
-        )
+        answers = Answers.of_labels(labels, 10)
+        if noisy is not None:
+            answers = Answers.of_counts(noisy, teachers=100, sigma=4.0)
+        made = choose(Task(x[:rows], SMALL, DIGITS), answers, Training(method, steps=2))
         assert np.isfinite(made.student.probabilities(x[:30])).all()
 
 
@@ -44,16 +44,91 @@ def test_constant_columns_and_a_class_that_was_never_answered_are_enough(
     if kind == "one varies":
         x[:, 0] = np.linspace(0, 1, 60)
     labels = (np.arange(60) % 3 == 0).astype(np.int64) * (classes_seen - 1)
-    for balance, noisy in ((True, None), (False, np.eye(2, dtype=np.int64)[labels] * 100)):
-        made = student_from_answers(
-            x,
-            labels,
-            teachers=100,
-            noisy_counts=noisy,
-            noise_sigma=None if noisy is None else 5.0,
-            matches_prior=True,
-            inputs=TABLE,
-            classes=("a", "b"),
-            training=Training("auto", steps=3, balance=balance, students=2),
-        )
+    counts = np.eye(2, dtype=np.int64)[labels] * 100
+    for answers in (
+        Answers.of_labels(labels, 2),
+        Answers.of_counts(counts, teachers=100, sigma=5.0, matches_prior=True),
+    ):
+        made = choose(Task(x, TABLE, ("a", "b")), answers)
         assert np.isfinite(made.student.probabilities(x)).all()
+
+
+def two_classes(rows: int, seed: int) -> tuple[Floats, Floats]:
+    """Probabilities of yes [N], one in four on average, and shares [N, 2] that follow them."""
+    random = np.random.default_rng(seed)
+    yes = 1 / (1 + np.exp(-random.normal(-1.4, 1, rows)))
+    return yes, np.column_stack([1 - yes, yes])
+
+
+def test_figures_of_labels_are_the_usual_ones() -> None:
+    random = np.random.default_rng(0)
+    truth = (random.random(500) < 0.3).astype(np.int64)
+    yes = np.round(np.clip(0.3 * truth + 0.7 * random.random(500), 0, 1), 1)  # with ties
+    predicted = (yes > 0.5).astype(np.int64)
+    found = figures(np.eye(2)[truth], predicted, np.column_stack([1 - yes, yes]))
+    assert found.auc is not None
+    assert found.accuracy.value == pytest.approx((predicted == truth).mean())
+    balanced = balanced_accuracy_score(truth, predicted)
+    assert found.balanced_accuracy.value == pytest.approx(balanced)
+    assert found.auc.value == pytest.approx(roc_auc_score(truth, yes))
+    several = figures(np.eye(3)[truth], predicted, np.eye(3)[predicted])
+    assert several.auc is None
+    assert several.balanced_accuracy.value == pytest.approx(balanced)
+
+
+def test_figures_of_noisy_counts_are_unbiased_and_their_errors_are_those_made() -> None:
+    yes, shares = two_classes(3000, 1)
+    scores = np.column_stack([1 - yes, yes])
+    predicted = (yes > 0.25).astype(np.int64)
+    exact = figures(shares, predicted, scores)
+    assert exact.auc is not None
+    noise, misses = 0.5, []
+    for seed in range(60):
+        noisy = shares + np.random.default_rng(seed).normal(0, noise, shares.shape)
+        found = figures(noisy, predicted, scores)
+        assert found.auc is not None
+        pairs = (
+            (found.accuracy, exact.accuracy),
+            (found.balanced_accuracy, exact.balanced_accuracy),
+            (found.auc, exact.auc),
+        )
+        misses.append([(a.value - b.value) / a.error for a, b in pairs])
+    z = np.array(misses)
+    assert (np.abs(z.mean(axis=0)) < 4 / np.sqrt(60)).all()  # unbiased
+    assert (z.std(axis=0) < 1.3).all()
+    assert (z.std(axis=0) > 0.6).all()
+
+
+def test_probabilities_are_calibrated_by_answers_with_noise() -> None:
+    yes, shares = two_classes(20_000, 2)
+    noisy = shares + np.random.default_rng(3).normal(0, 0.5, shares.shape)
+    scores = 0.3 * np.log(yes / (1 - yes)) + 0.8  # flat, and in favour of yes
+    stated = np.column_stack([1 / (1 + np.exp(scores)), 1 / (1 + np.exp(-scores))])
+    found = calibrated(stated, noisy)
+    assert found.scale == pytest.approx(1 / 0.3, rel=0.15)
+    np.testing.assert_allclose(found.probabilities(np.log(stated))[:, 1], yes, atol=0.04)
+
+
+def test_shares_are_cut_at_the_prior_or_as_asked() -> None:
+    yes, shares = two_classes(20_000, 4)
+    answers = Answers.of_counts(np.rint(1000 * shares).astype(np.int64), teachers=1000, sigma=50.0)
+    at = cut("prior", shares, answers)
+    assert at is not None
+    assert (yes >= at).mean() == pytest.approx(yes.mean(), abs=0.002)
+    assert cut("accuracy", shares, answers) is None
+    assert cut(0.3, shares, answers) == 0.3
+    doubtful = Answers.of_counts(np.zeros((20, 2), np.int64), teachers=1000, sigma=5000.0)
+    assert cut("prior", shares, doubtful) is None
+    assert cut("prior", np.full((9, 3), 1 / 3), Answers.of_labels(np.arange(9) % 3, 3)) is None
+
+
+def test_the_rarer_class_is_said_less_often_where_features_say_much() -> None:
+    rare = np.random.default_rng(5).random(20_000) < 0.25
+    much = np.where(rare, 0.8, 0.07) + np.random.default_rng(6).normal(0, 0.02, 20_000)
+    for yes, expected in ((much, 0.21), (two_classes(20_000, 7)[0] * 0.2 + 0.2, 0.25)):
+        shares = np.column_stack([1 - yes, yes])
+        counts = np.rint(1000 * shares).astype(np.int64)
+        matching = Answers.of_counts(counts, teachers=1000, sigma=50.0, matches_prior=True)
+        at = cut("prior", shares, matching)
+        assert at is not None
+        assert (yes >= at).mean() == pytest.approx(expected, abs=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,10 +15,14 @@ from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_models.students import noisy_counts as counted
+from terrine_models.students.answers import Answers
+from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student
-from terrine_models.students.networks import Training
-from terrine_models.students.noisy_counts import CountedStudents, student_from_counts
+from terrine_models.students.networks import Supervised
+from terrine_models.students.ridge import Ridge, fine, usual
+from terrine_models.students.selection import choose
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -50,50 +55,26 @@ def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     x, truth = digits[0][:900], digits[1][:900]
     counts = votes(truth, sigma=400.0, seed=1)
     assert (counts.argmax(axis=1) == truth).mean() < 0.4
-    training = Training(method=method, steps=60)
-    made = student_from_counts(
-        x, counts, teachers=TEACHERS, sigma=400.0, inputs=DIGITS, classes=NAMES, training=training
-    )
+    answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=400.0)
+    made = choose(Task(x, DIGITS, NAMES), answers, Training(method=method, steps=60))
     assert (made.student.predict(x) == truth).mean() > 0.85
-    assert "rows are clear" in made.choice.why
-    assert made.choice.chosen in ("ridge", "vat" if method == "auto" else method)
+    assert made.choice.noisy
+    assert made.choice.chosen in ("ridge", method)
 
 
 def test_the_regression_is_the_student_where_it_is_asked_for(
-    digits: tuple[NDArray[np.uint8], NDArray[np.int64]],
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
 ) -> None:
     x, truth = digits[0][:900], digits[1][:900]
-    training = Training(method="ridge")
-    made = student_from_counts(
-        x,
-        votes(truth, sigma=300.0),
-        teachers=TEACHERS,
-        sigma=300.0,
-        inputs=DIGITS,
-        classes=NAMES,
-        training=training,
-    )
+    task = Task(x, DIGITS, NAMES)
+    answers = Answers.of_counts(votes(truth, sigma=300.0), teachers=TEACHERS, sigma=300.0)
+    made = choose(task, answers, Training(method="ridge"))
     assert made.choice.chosen == "ridge"
-    assert "with a softmax link" in made.choice.why
-    assert "the first is used" in made.choice.why
     assert (made.student.predict(x) == truth).mean() > 0.9
     right = made.student.probabilities(x)[np.arange(len(x)), truth]
     assert 0.5 < right.mean() < 0.95  # they are the teachers' shares: nine in ten, shrunk by noise
-
-
-def test_its_graph_is_finer_and_kept_with_it(
-    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
-) -> None:
-    x, truth = digits[0][:400], digits[1][:400]
-    students = CountedStudents(x, inputs=DIGITS, classes=NAMES)
-    counts, training = votes(truth, sigma=100.0), Training(method="ridge")
-    made = students.train(counts, teachers=TEACHERS, sigma=100.0, training=training)
-    fine, usual = students.linked.map, students.ridges.map
-    assert (fine.spec.coordinates, usual.spec.coordinates) == (100, 50)
-    # The last function is constant, the one before it the smoothest that is not.
-    rough, smooth = fine.tensors["coordinates"].std(0)[[50, -2]]
-    same, first = usual.tensors["coordinates"].std(0)[[0, -2]]
-    assert rough / smooth > 2 * same / first
+    fine_map, usual_map = task.once(fine).map, task.once(usual).map
+    assert fine_map.spec.coordinates > usual_map.spec.coordinates  # a link bears a finer graph
     made.student.save(tmp_path)
     np.testing.assert_allclose(
         Student.load(tmp_path).probabilities(x), made.student.probabilities(x), rtol=1e-6
@@ -107,9 +88,8 @@ def test_on_a_table_the_regression_is_the_student() -> None:
     counts = np.stack([TEACHERS * (1 - truth), TEACHERS * truth], axis=1)
     counts = counts + np.rint(source.normal(scale=800, size=counts.shape)).astype(np.int64)
     spec = InputSpec(shape=(6,), dtype="float32", low=-10, high=10)
-    made = student_from_counts(
-        x, counts, teachers=TEACHERS, sigma=800.0, inputs=spec, classes=("no", "yes")
-    )
+    answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=800.0)
+    made = choose(Task(x, spec, ("no", "yes")), answers)
     assert made.choice.chosen == "ridge"
     assert (made.student.predict(x) == truth).mean() > 0.9
     probabilities = made.student.probabilities(x)
@@ -125,6 +105,7 @@ def unlike_classes(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[n
     return x, (score > np.quantile(score, 0.8)).astype(np.int64)
 
 
+THRESHOLDS: tuple[Literal["prior", "accuracy"], ...] = ("prior", "accuracy")
 TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 
 
@@ -135,56 +116,40 @@ def test_a_student_of_teachers_that_match_their_prior_matches_it_too() -> None:
     yes = TEACHERS * (0.2 + 0.3 * (truth - truth.mean()))
     counts = np.stack([TEACHERS - yes, yes], axis=1)
     counts = np.rint(counts + source.normal(scale=400, size=counts.shape)).astype(np.int64)
+    answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=400.0, matches_prior=True)
     right = {}
-    for matches_prior in (False, True):
-        made = student_from_counts(
-            x,
-            counts,
-            teachers=TEACHERS,
-            sigma=400.0,
-            inputs=TABLE,
-            classes=("no", "yes"),
-            matches_prior=matches_prior,
-        )
-        right[matches_prior] = (made.student.predict(unseen) == unseen_truth).mean()
-        assert ("The mean share of yes is" in made.choice.why) == matches_prior
-        assert "with a tanh link" in made.choice.why
-    assert right[True] > right[False] + 0.05
-    assert right[True] > 0.85
+    for threshold in THRESHOLDS:
+        made = choose(Task(x, TABLE, ("no", "yes")), answers, Training(threshold=threshold))
+        right[threshold] = (made.student.predict(unseen) == unseen_truth).mean()
+        assert (made.choice.threshold is not None) == (threshold == "prior")
+    assert right["prior"] > right["accuracy"] + 0.05
+    assert right["prior"] > 0.85
+    assert made.choice.figures is not None
 
 
 def test_a_class_that_nobody_votes_for_is_not_predicted() -> None:
     x, _ = unlike_classes(600, 0)
     counts = np.stack([np.full(600, TEACHERS), np.zeros(600)], axis=1).astype(np.int64)
-    made = student_from_counts(
-        x,
-        counts,
-        teachers=TEACHERS,
-        sigma=1.0,
-        inputs=TABLE,
-        classes=("no", "yes"),
-        matches_prior=True,
-    )
+    answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=1.0, matches_prior=True)
+    made = choose(Task(x, TABLE, ("no", "yes")), answers)
     assert (made.student.predict(x) == 0).all()
-    assert "too uncertain to be matched" in made.choice.why
+    assert made.choice.threshold is None
 
 
 def test_constant_columns_and_a_few_rows_still_make_a_student() -> None:
     for rows in (2, 5, 60):
         x = np.full((rows, 4), 0.5, np.float32)
         counts = np.tile([100, 300], (rows, 1)).astype(np.int64)
-        made = student_from_counts(
-            x, counts, teachers=TEACHERS, sigma=50.0, inputs=TABLE, classes=("no", "yes")
-        )
+        answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=50.0)
+        made = choose(Task(x, TABLE, ("no", "yes")), answers)
         assert (made.student.predict(x) == 1).all()
 
 
 def test_a_student_on_bins_is_the_same_after_it_was_saved(tmp_path: Path) -> None:
     x, truth = unlike_classes(1500, 0)
     counts = np.stack([TEACHERS * (1 - truth), TEACHERS * truth], axis=1)
-    made = student_from_counts(
-        x, counts, teachers=TEACHERS, sigma=20.0, inputs=TABLE, classes=("no", "yes")
-    )
+    answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=20.0)
+    made = choose(Task(x, TABLE, ("no", "yes")), answers)
     made.student.save(tmp_path)
     loaded = Student.load(tmp_path)
     assert loaded.model.features is not None
@@ -192,42 +157,23 @@ def test_a_student_on_bins_is_the_same_after_it_was_saved(tmp_path: Path) -> Non
     np.testing.assert_array_equal(loaded.probabilities(x), made.student.probabilities(x))
 
 
-def test_a_network_that_collapsed_is_not_returned(
+def test_a_student_that_says_one_class_is_not_returned(
     digits: tuple[NDArray[np.uint8], NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, truth = digits
 
-    class OneClass(Student):
-        def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
-            return np.zeros(len(x), dtype=np.int64)
+    class OneClass(Supervised):
+        """Judged well, and then collapsed."""
 
-    def collapsed(*args: object, **options: object) -> Student:
-        return OneClass.__new__(OneClass)
+        def fit(self, task: Task, answers: Answers) -> Student:
+            first = Answers.of_labels(np.zeros(len(task.x), dtype=np.int64), 10)
+            return Ridge(self.training).fit(task, first)
 
-    monkeypatch.setattr(counted, "train_student", collapsed)
-    made = student_from_counts(
-        x,
-        votes(truth, sigma=300.0),
-        teachers=TEACHERS,
-        sigma=300.0,
-        inputs=DIGITS,
-        classes=NAMES,
-        training=Training(method="vat", steps=1),
-    )
+    monkeypatch.setitem(METHODS, "one", OneClass)
+    answers = Answers.of_counts(votes(truth, sigma=300.0), teachers=TEACHERS, sigma=300.0)
+    made = choose(Task(x, DIGITS, NAMES), answers, Training(method="one", steps=60))
     assert made.choice.chosen == "ridge"
-    assert "so the regression is returned" in made.choice.why
-
-
-def test_counts_of_other_inputs_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected"):
-        student_from_counts(
-            np.zeros((5, 8, 8), np.uint8),
-            np.zeros((4, 10), np.int64),
-            teachers=9,
-            sigma=1.0,
-            inputs=DIGITS,
-            classes=NAMES,
-        )
+    assert "collapsed: it hardly ever says 1, 2" in made.choice.why
 
 
 @pytest.mark.slow
@@ -249,7 +195,7 @@ def test_a_project_of_noisy_votes_is_asked_once_for_everything(
     assert len(made.report.rounds) == 1
     assert made.report.charges == len(pool)
     assert made.report.choice.why
-    assert any("Fitting the shares" in line for line in lines)
+    assert any("votes of the teachers" in line for line in lines)
     raw = float((made.labels == server.ensemble.public_labels).mean())
     assert made.report.accuracy is not None
     assert made.report.accuracy > raw
@@ -285,7 +231,8 @@ def test_a_student_of_a_table_learns_from_its_project_that_teachers_match_their_
         assert client.project().ensemble.matches_prior
         made = distill(client, pool, tmp_path / "student", held_out=(own, own_truth))
     assert made.report.charges == len(pool)
-    assert "The mean share of yes is" in made.report.choice.why
+    assert made.answers.matches_prior
+    assert made.report.choice.threshold == made.student.model.threshold is not None
     assert made.report.accuracy is not None
     assert made.report.accuracy > 0.84
     server.open_project()

@@ -24,9 +24,10 @@ from terrine_client._report import Report, Round
 from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
+from terrine_models.students.answers import Estimate, Figures
 from terrine_models.students.models import Student
-from terrine_models.students.networks import Training
 from terrine_models.students.selection import Choice, Judged
+from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
@@ -66,12 +67,9 @@ def test_a_student_queries_until_it_is_refused_and_trains(
 
     written = json.loads((tmp_path / "s" / "report.json").read_text())
     assert written["epsilon_spent"] == report.epsilon_spent
-    assert {each["method"] for each in written["choice"]["judged"]} == {
-        "ridge",
-        "supervised",
-        "vat",
-    }
-    assert written["choice"]["chosen"] in ("ridge", "supervised", "vat")
+    assert [each["method"] for each in written["choice"]["judged"]] == ["ridge", "vat"]
+    assert written["choice"]["chosen"] in ("ridge", "vat")
+    assert written["plain"] == made.report.plain > 0.5
     assert written["mechanism"].items() >= CONFIDENT.items()
     assert (tmp_path / "s" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     kept = Student.load(tmp_path / "s")
@@ -110,19 +108,18 @@ def test_noisy_counts_are_kept_with_the_answers_they_came_with(
         first = study(server, client, tmp_path / "s", queries=6)
         made = study(server, client, tmp_path / "s", queries=10)
         again = study(server, client, tmp_path / "other", queries=10)
-    assert first.noise_sigma == made.noise_sigma == 4.0
-    assert made.noisy_counts is not None
-    assert first.noisy_counts is not None
-    assert again.noisy_counts is not None
+    teachers = server.ensemble.manifest.teachers
+    assert made.answers.noise == 4.0 / teachers
     asked = made.outcomes == "answered"
     assert asked.sum() == 10
-    assert (made.noisy_counts[asked].argmax(axis=1) == made.labels[asked]).all()
-    assert (made.noisy_counts[~asked] == NO_COUNT).all()
+    assert (made.answers.labels == made.labels).all()
     before = first.outcomes == "answered"
-    assert (made.noisy_counts[before] == first.noisy_counts[before]).all()
-    assert (again.noisy_counts == made.noisy_counts).all()
+    assert (made.answers.shares[before] == first.answers.shares[before]).all()
+    assert (again.answers.shares == made.answers.shares).all()
     with np.load(tmp_path / "s" / "answers.npz", allow_pickle=False) as kept:
-        assert (kept["noisy_counts"] == made.noisy_counts).all()
+        counts = kept["noisy_counts"]
+        assert (counts[asked] == np.rint(made.answers.shares[asked] * teachers)).all()
+        assert (counts[~asked] == NO_COUNT).all()
         assert float(kept["noise_sigma"]) == 4.0
 
 
@@ -132,7 +129,7 @@ def test_answers_of_other_mechanisms_are_kept_as_they_were(
     server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
     with Client(server.url, server.token()) as client:
         made = study(server, client, tmp_path / "s", queries=6)
-    assert made.noisy_counts is None
+    assert made.answers.noise == 0
     with np.load(tmp_path / "s" / "answers.npz", allow_pickle=False) as kept:
         names = set(kept.files)
     assert names == {
@@ -154,6 +151,26 @@ def test_lost_answers_are_repeated_for_free(server: RunningServer, tmp_path: Pat
     assert (first.labels == again.labels).all()
     assert again.report.charges == first.report.charges == 10
     assert not again.report.refused
+
+
+@pytest.mark.parametrize(
+    "mechanism", [CONFIDENT, {"name": "noisy_votes", "sigma": 4.0}], ids=["labels", "counts"]
+)
+def test_another_student_of_a_spent_budget_has_all_that_was_bought(
+    server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]
+) -> None:
+    """Even after the first chunk, and in another order than it was asked in."""
+    server.open_project(mechanism=mechanism, epsilon=8.0)
+    lines = list[str]()
+    with Client(server.url, server.token()) as client:
+        first = study(server, client, tmp_path / "a")
+        spent = client.budget()
+        assert spent.affordable == 0
+        again = study(server, client, tmp_path / "b", Training("ridge"), seed=7, tell=lines.append)
+        assert client.budget() == spent
+    assert (again.labels == first.labels).all()
+    assert (again.outcomes == first.outcomes).all()
+    assert any("answered before: fetched, free" in line for line in lines)
 
 
 def test_an_interactive_study_begins_uniform_and_then_sends_its_predictions(
@@ -243,14 +260,14 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     np.save(tmp_path / "pool.npy", digits.public)
     np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
     output = terrine(
-        "student", "train", tmp_path / "pool.npy", "--url", server.url, "--rounds", "2",
-        "--method", "supervised:steps=40,students=2,balance=yes", "--queries", "8",
-        "--ask", "uncertain", "--stop", "auto", "--held-out", tmp_path / "own.npz",
+        "student", "--url", server.url, "train", tmp_path / "pool.npy", "--rounds", "2",
+        "--method", "ridge", "--queries", "40", "--held-out", tmp_path / "own.npz",
         "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
-    assert "of 197 held-out inputs; always to say their largest class: " in output
+    assert "of 197 held-out inputs; of the plain student" in output
+    assert "labels that it did not see" in output
     assert "recall" in output
-    assert "supervised, the mean of 2 (supervised was asked for)" in output
+    assert "ridge (ridge was asked for)" in output
     assert "Enough was asked." in output
     assert "budget for at least" in output
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
@@ -258,12 +275,13 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     }  # fmt: skip
 
     (tmp_path / "token").write_text(token + "\n")
-    budget = ("student", "budget", "--token-file", tmp_path / "token")
+    budget = ("student", "--token-file", tmp_path / "token", "budget")
     assert "charges" in terrine(*budget, TERRINE_URL=server.url).fine
 
     np.save(tmp_path / "few.npy", digits.unseen[:3])
+    at = {"TERRINE_URL": server.url, "TERRINE_TOKEN": token}
     label = ("student", "label", tmp_path / "few.npy", "--out", tmp_path / "labels.npz")
-    terrine(*label, "--url", server.url, TERRINE_TOKEN=token).fine  # noqa: B018 - asserts
+    terrine(*label, **at).fine  # noqa: B018 - asserts
     with np.load(tmp_path / "labels.npz") as file:
         assert set(file.files) == {"outcomes", "labels", "names", "charges"}
         classes = digits.manifest.classes
@@ -283,7 +301,7 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
 def test_the_command_ends_on_images_of_ordinary_size(
     terrine: Terrine, server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]
 ) -> None:
-    """28 pixels a side, hundreds of labels: `auto` trains `fixmatch`, which it does not judge."""
+    """28 pixels a side, of which a kernel learns."""
     digits = server.ensemble
 
     def enlarged(images: np.ndarray) -> np.ndarray:
@@ -303,26 +321,24 @@ def test_the_command_ends_on_images_of_ordinary_size(
     np.save(tmp_path / "pool.npy", enlarged(digits.public))
     np.savez(tmp_path / "own.npz", x=enlarged(digits.unseen), y=digits.unseen_labels)
     said = terrine(
-        "student", "train", tmp_path / "pool.npy", "--url", server.url,
-        "--queries", "160", "--method", "auto:steps=15",
+        "student", "--url", server.url, "train", tmp_path / "pool.npy", "--queries", "160",
         "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student",
         TERRINE_TOKEN=server.token(project="large"),
     ).fine  # fmt: skip
     report = json.loads((tmp_path / "student" / "report.json").read_text())
-    assert ("Training fixmatch" in said) == (mechanism["name"] == "confident_gnmax")
-    if report["choice"]["chosen"] == "fixmatch":
-        assert re.search(r"method +fixmatch", said)
+    assert [each["method"] for each in report["choice"]["judged"]] == ["ridge", "kernel"]
+    assert re.search(rf"method +{report['choice']['chosen']}", said)
     student = Student.load(tmp_path / "student")
     assert student.accuracy(enlarged(digits.unseen), digits.unseen_labels) == report["accuracy"]
     assert (tmp_path / "student" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
-    judged = (Judged("ridge", 0.9), Judged("supervised", 0.8))
-    expected: dict[str, float | None] = {"ridge": 0.9, "fixmatch": None}
-    for chosen, agreement in expected.items():
-        choice = Choice("auto", chosen, "why", judged, labels=200, folds=5, steps=60)
-        assert choice.agreement == agreement
+    found = Figures(Estimate(0.9, 0.01), Estimate(0.8, 0.02), None)
+    for chosen, expected in {"ridge": found, "fixmatch": None}.items():
+        judged = (Judged("ridge", found),)
+        choice = replace(REPORT.choice, chosen=chosen, judged=judged)
+        assert choice.figures == expected
         draw(replace(REPORT, choice=choice), tmp_path / f"{chosen}.png")
         assert (tmp_path / f"{chosen}.png").stat().st_size > 10_000
 
@@ -334,6 +350,7 @@ REPORT = Report(
     delta=1e-5,
     epsilon_spent=1.9,
     charges=200,
+    classes=["a", "b"],
     public_inputs=400,
     outcomes={"answered": 200},
     reinforced=None,
@@ -344,11 +361,12 @@ REPORT = Report(
     rounds=[Round(200, {"answered": 200}, 200, 1.9, 0.93)],
     held_out=100,
     accuracy=0.93,
+    plain=0.9,
     majority=0.12,
     by_class=[],
     notes=[],
     training={},
-    choice=Choice("auto", "ridge", "why", (), labels=200, folds=5, steps=60),
+    choice=Choice("auto", "ridge", "why", (), 200, 5, noisy=False, threshold=None),
     spending=[(128, 1.3), (200, 1.9)],
 )
 
@@ -359,14 +377,15 @@ def test_the_command_saves_noisy_counts(
     server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=6.0)
     np.save(tmp_path / "few.npy", server.ensemble.unseen[:3])
     label = ("student", "label", tmp_path / "few.npy", "--out", tmp_path / "labels.npz")
-    terrine(*label, "--url", server.url, TERRINE_TOKEN=server.token()).fine  # noqa: B018 - asserts
+    at = {"TERRINE_URL": server.url, "TERRINE_TOKEN": server.token()}
+    terrine(*label, **at).fine  # noqa: B018 - asserts
     with np.load(tmp_path / "labels.npz", allow_pickle=False) as file:
         counts, labels, sigma = file["noisy_counts"], file["labels"], file["noise_sigma"]
     assert counts.shape == (3, 10)
     assert counts.argmax(axis=1).tolist() == labels.tolist()
     assert sigma == 4.0
     rows = ("student", "label", tmp_path / "few.npy", "--out", tmp_path / "labels.csv")
-    terrine(*rows, "--url", server.url, TERRINE_TOKEN=server.token()).fine  # noqa: B018 - asserts
+    terrine(*rows, **at).fine  # noqa: B018 - asserts
     with (tmp_path / "labels.csv").open(newline="") as written:
         listed = list(csv.DictReader(written))
     assert [int(row["label"]) for row in listed] == labels.tolist()
@@ -386,7 +405,7 @@ def test_a_wrong_command_says_what_is_wrong(
     terrine: Terrine, tmp_path: Path, public: str, url: str, token: dict[str, str], message: str
 ) -> None:
     np.save(tmp_path / "pool.npy", np.zeros((4, 8, 8), dtype=np.uint8))
-    train = ("student", "train", tmp_path / public, "--url", url)
+    train = ("student", "--url", url, "train", tmp_path / public)
     assert message in terrine(*train, **token).refused
 
 
@@ -417,7 +436,7 @@ def test_a_study_that_is_interrupted_while_methods_are_compared_continues(
     training = LITTLE
 
     def interrupt(line: str) -> None:
-        if line.startswith("Comparing"):
+        if line.startswith("Judging"):
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"rounds": 1, "queries": 40}

@@ -11,18 +11,21 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
+from taught import chosen
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
 from terrine_models.features.augment import DRAWS, distort
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.features.nystrom import choose_landmarks, nystrom
 from terrine_models.storage.manifests import MANIFEST
-from terrine_models.students.kernel import PENALTIES, KernelStudents
+from terrine_models.students.answers import Answers
+from terrine_models.students.kernel import PENALTIES, Copies, Kernel
 from terrine_models.students.models import Student
-from terrine_models.students.networks import Training, train_student
-from terrine_models.students.selection import choose_student
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.training import train_ensemble
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)
@@ -36,22 +39,26 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 @pytest.fixture(scope="module")
-def students(digits: tuple[NDArray[np.uint8], NDArray[np.int64]]) -> KernelStudents:
-    return KernelStudents(digits[0][:POOL], inputs=SPEC, classes=DIGITS)
+def task(digits: tuple[NDArray[np.uint8], NDArray[np.int64]]) -> Task:
+    return Task(digits[0][:POOL], SPEC, DIGITS)
+
+
+def kernel(task: Task, labels: NDArray[np.int64]) -> Student:
+    return Kernel(Training()).fit(task, Answers.of_labels(labels, len(task.classes)))
 
 
 def test_it_is_better_than_the_labels_it_learned_from(
-    students: KernelStudents, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
+    task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
 ) -> None:
     x, truth = digits
     random = np.random.default_rng(0)
     labels = np.where(random.random(POOL) < 0.2, random.integers(0, 10, POOL), truth[:POOL])
     labels[random.random(POOL) < 0.3] = -1
-    made = students.train(labels)
+    made = kernel(task, labels)
     right = float((labels == truth[:POOL])[labels >= 0].mean())
     assert right < 0.85
     assert made.accuracy(x[:POOL], truth[:POOL]) > right + 0.02
-    assert students.train(truth[:POOL], again=False).accuracy(x[POOL:], truth[POOL:]) > 0.93
+    assert kernel(task, truth[:POOL]).accuracy(x[POOL:], truth[POOL:]) > 0.93
     made.save(tmp_path)
     again = Student.load(tmp_path)
     assert made.model.training["penalty"] != PENALTIES[0]
@@ -61,15 +68,16 @@ def test_it_is_better_than_the_labels_it_learned_from(
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
 def test_it_is_ridge_regression_on_all_copies_of_the_labelled_rows(
-    students: KernelStudents, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], share: float
+    task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], share: float
 ) -> None:
     """By hand, whether products of few rows are added up or those of few others subtracted."""
     chosen = np.flatnonzero(np.random.default_rng(1).random(POOL) < share)
     labels = digits[1][chosen]
     rows_chosen, given = torch.from_numpy(chosen), torch.from_numpy(labels)
-    ((weights, biases),) = students._fit(rows_chosen, given, PENALTIES[0])
-    rows = students.rows[:, chosen].double().flatten(0, 1).numpy()
-    targets = np.tile(2 * np.eye(10)[labels] - 1, (len(students.rows), 1))
+    copies = task.once(Copies)
+    ((weights, biases),) = copies.fit(rows_chosen, given, 10, PENALTIES[0])
+    rows = copies.rows[:, chosen].double().flatten(0, 1).numpy()
+    targets = np.tile(2 * np.eye(10)[labels] - 1, (len(copies.rows), 1))
     centred = rows - rows.mean(0)
     gram = centred.T @ centred
     gram += (PENALTIES[0] * np.diag(gram).mean() + 1e-9) * np.eye(len(gram))
@@ -84,21 +92,11 @@ def test_it_can_be_asked_for_and_is_judged_like_the_others(
 ) -> None:
     x, truth = digits[0][:300], digits[1][:300]
     labels = np.where(np.arange(300) < 200, truth, -1)
-    training = Training(method="kernel", steps=20)
-    made = choose_student(x, labels, inputs=SPEC, classes=DIGITS, training=training)
+    made = chosen("kernel", x, labels, SPEC, DIGITS)
     assert made.choice.chosen == "kernel"
-    judged = {each.method: each.agreement for each in made.choice.judged}
+    judged = {each.method: each.figures.accuracy.value for each in made.choice.judged}
     assert judged["kernel"] > 0.8
     assert made.student.accuracy(x[200:], truth[200:]) > 0.85
-    with pytest.raises(ValueError, match="trains no network"):
-        train_student(x, labels, inputs=SPEC, classes=DIGITS, training=training)
-
-
-def test_without_labels_or_images_there_is_no_kernel_student(students: KernelStudents) -> None:
-    with pytest.raises(ValueError, match="nothing to learn from"):
-        students.train(np.full(POOL, -1))
-    with pytest.raises(DataError, match="for images"):
-        KernelStudents(np.zeros((9, 3), np.float32), inputs=TABLE, classes=("a", "b"))
 
 
 def test_dot_products_of_features_are_the_kernel_between_landmarks() -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits, make_moons
+from taught import taught
 
 from terrine_models.data.arrays import DIGITS, InputSpec, read_idx
 from terrine_models.data.workers import side_by_side
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.asking import asking_order
 from terrine_models.students.methods import check
-from terrine_models.students.models import Student
-from terrine_models.students.networks import Training, train_student
+from terrine_models.students.models import Calibration, Student
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 
+MOONS = ("upper", "lower")
 PLANE = InputSpec(shape=(2,), dtype="float32", low=-2, high=3)
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 
@@ -45,14 +49,8 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def learn_moons(method: str) -> float:
     x, labels, truth = moons()
-    student = train_student(
-        x,
-        labels,
-        inputs=PLANE,
-        classes=("upper", "lower"),
-        training=Training(method=method, steps=600, learning_rate=0.01, radius=0.12),
-    )
-    return student.accuracy(x, truth)
+    options = {"steps": 600, "learning_rate": 0.01, "radius": 0.12}
+    return taught(method, x, labels, PLANE, MOONS, **options).accuracy(x, truth)
 
 
 @pytest.mark.slow
@@ -71,13 +69,8 @@ def test_unlabelled_digits_teach_more_than_labels_alone() -> None:
     labels[picked] = truth[picked]
 
     def accuracy(method: str) -> float:
-        student = train_student(
-            images[pool],
-            labels,
-            inputs=SMALL,
-            classes=DIGITS,
-            training=Training(method=method, steps=120, batch=32, unlabelled_batch=64),
-        )
+        options = {"steps": 120, "batch": 32, "unlabelled_batch": 64}
+        student = taught(method, images[pool], labels, SMALL, DIGITS, **options)
         return student.accuracy(images[unseen], truth[unseen])
 
     supervised, vat = side_by_side(accuracy, methods("supervised", "vat"))
@@ -94,10 +87,7 @@ def test_fixmatch_learns_more_from_distorted_images_than_labels_alone(shared_dat
     spec = InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255)
 
     def accuracy(method: str) -> float:
-        training = Training(method=method, steps=100)
-        student = train_student(
-            images[:2000], labels, inputs=spec, classes=DIGITS, training=training
-        )
+        student = taught(method, images[:2000], labels, spec, DIGITS, steps=100)
         return student.accuracy(images[8000:], truth[8000:])
 
     supervised, fixmatch = side_by_side(accuracy, methods("supervised", "fixmatch"))
@@ -129,8 +119,7 @@ def test_a_student_depends_on_its_seed_alone_not_on_others_trained_in_parallel(
     labels = np.where(np.arange(100) < 30, truth[:100], -1)
 
     def train(seed: int) -> Student:
-        training = Training(method=method, steps=12, seed=seed)
-        return train_student(images[:100], labels, inputs=SMALL, classes=DIGITS, training=training)
+        return taught(method, images[:100], labels, SMALL, DIGITS, seed, steps=12)
 
     together = side_by_side(train, [3, 4, 3])
     scores = [student.probabilities(images[:50]) for student in together]
@@ -140,13 +129,8 @@ def test_a_student_depends_on_its_seed_alone_not_on_others_trained_in_parallel(
 
 def test_a_saved_student_predicts_the_same(tmp_path: Path) -> None:
     x, labels, _ = moons()
-    student = train_student(
-        x,
-        labels,
-        inputs=PLANE,
-        classes=("upper", "lower"),
-        training=Training("vat", steps=30),
-    )
+    student = taught("vat", x, labels, PLANE, MOONS, steps=30)
+    student = student.with_model(calibration=Calibration(scale=2.0, shift=0.3), threshold=0.4)
     student.save(tmp_path)
     loaded = Student.load(tmp_path)
     assert (loaded.probabilities(x) == student.probabilities(x)).all()
@@ -158,13 +142,7 @@ def test_an_altered_or_missing_student_is_refused(tmp_path: Path) -> None:
     x, labels, _ = moons()
     with pytest.raises(StoreError, match="as made by `terrine student train`"):
         Student.load(tmp_path)
-    train_student(
-        x,
-        labels,
-        inputs=PLANE,
-        classes=("upper", "lower"),
-        training=Training("vat", steps=5),
-    ).save(tmp_path)
+    taught("vat", x, labels, PLANE, MOONS, steps=5).save(tmp_path)
     weights = tmp_path / "model.safetensors"
     altered = bytearray(weights.read_bytes())
     altered[-1] ^= 1
@@ -179,16 +157,14 @@ def test_an_altered_or_missing_student_is_refused(tmp_path: Path) -> None:
 def test_without_a_label_there_is_nothing_to_learn() -> None:
     x, labels, _ = moons()
     with pytest.raises(ValueError, match="no input has a label"):
-        train_student(x, np.full_like(labels, -1), inputs=PLANE, classes=("a", "b"))
+        taught("supervised", x, np.full_like(labels, -1), PLANE, MOONS)
 
 
 def test_colour_images_of_odd_size_can_be_learned() -> None:
     spec = InputSpec(shape=(19, 23, 3), dtype="float32", low=0, high=1)
     x = np.random.default_rng(0).random((40, 19, 23, 3)).astype(np.float32)
     labels = np.where(np.arange(40) % 2, 1, 0)
-    student = train_student(
-        x, labels, inputs=spec, classes=("a", "b"), training=Training("vat", steps=3)
-    )
+    student = taught("vat", x, labels, spec, ("a", "b"), steps=3)
     assert student.probabilities(x).shape == (40, 2)
     with pytest.raises(ValueError, match=r"expected \[B, 19, 23, 3\]"):
         student.probabilities(x[:, 1:])
@@ -199,65 +175,26 @@ def test_colour_images_of_odd_size_can_be_learned() -> None:
 def test_every_number_of_steps_can_be_trained(method: str, steps: int) -> None:
     images, truth = digits()
     labels = np.where(np.arange(30) < 12, truth[:30], -1)
-    training = Training(method, steps=steps, batch=4, unlabelled_batch=4)
-    student = train_student(images[:30], labels, inputs=SMALL, classes=DIGITS, training=training)
+    options = {"steps": steps, "batch": 4, "unlabelled_batch": 4}
+    student = taught(method, images[:30], labels, SMALL, DIGITS, **options)
     assert np.isfinite(student.probabilities(images[:30])).all()
 
 
-def test_several_students_are_averaged_saved_and_loaded_as_one(tmp_path: Path) -> None:
-    x, labels, _ = moons()
-
-    def train(seed: int, students: int) -> Student:
-        training = Training("supervised", steps=30, seed=seed, students=students)
-        return train_student(x, labels, inputs=PLANE, classes=("upper", "lower"), training=training)
-
-    three = train(5, 3)
-    apart = [train(seed, 1).probabilities(x) for seed in (5, 6, 7)]
-    assert np.abs(apart[0] - apart[1]).max() > 0.01
-    assert np.allclose(three.probabilities(x), np.mean(apart, axis=0), atol=1e-5)
-    three.save(tmp_path)
-    loaded = Student.load(tmp_path)
-    assert loaded.model.members == 3
-    assert (loaded.probabilities(x) == three.probabilities(x)).all()
-    text = (tmp_path / "model.json").read_text()
-    (tmp_path / "model.json").write_text(text.replace('"members": 3', '"members": 2'))
-    with pytest.raises(StoreError, match="does not fit"):
-        Student.load(tmp_path)
-    (tmp_path / "model.json").write_text(text.replace('"members": 3', '"members": 2000000'))
-    with pytest.raises(StoreError, match="malformed at members"):
-        Student.load(tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("training", "said"),
+    ("method", "said"),
     [
-        (Training("kernel"), "kernel is for images"),
-        (Training("neighbours"), "neighbours is for images"),
-        (Training("vats"), "There is no method 'vats', but auto, ridge,"),
+        ("kernel", "kernel is for images"),
+        ("neighbours", "neighbours is for images"),
+        ("vat", "vat is for images, and these inputs are rows of a table"),
+        ("vats", "There is no method 'vats', but auto, ridge,"),
     ],
 )
-def test_settings_that_cannot_be_trained_are_refused_beforehand(
-    training: Training, said: str
-) -> None:
+def test_methods_that_do_not_suit_are_refused_beforehand(method: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        check(training, PLANE)
+        check(method, Task(moons()[0], PLANE, MOONS))
 
 
-@pytest.mark.parametrize("given", [{"students": 0}, {"students": 21}, {"steps": 0}])
-def test_settings_out_of_range_are_refused(given: dict[str, int]) -> None:
+@pytest.mark.parametrize("given", [{"steps": 0}, {"threshold": 1.5}, {"threshold": "often"}])
+def test_settings_out_of_range_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
-        Training("vat", **given)  # type: ignore[arg-type]
-
-
-def test_balanced_labels_find_the_rare_class() -> None:
-    random = np.random.default_rng(0)
-    truth = (np.arange(600) % 12 == 0).astype(np.int64)
-    x = (random.normal(0, 0.7, (600, 2)) + truth[:, None]).clip(-2, 3).astype(np.float32)
-    found = []
-    for balance in (False, True):
-        training = Training("supervised", steps=80, balance=balance)
-        student = train_student(
-            x, truth, inputs=PLANE, classes=("common", "rare"), training=training
-        )
-        found.append(float((student.predict(x)[truth == 1] == 1).mean()))
-    assert found[1] > found[0] + 0.2
+        Training("vat", **given)

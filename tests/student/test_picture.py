@@ -30,6 +30,7 @@ def example(accuracies: list[float | None]) -> Report:
         delta=1e-5,
         epsilon_spent=0.4,
         charges=200,
+        classes=["a", "b"],
         public_inputs=1000,
         outcomes={"answered": 200},
         reinforced=None,
@@ -40,11 +41,12 @@ def example(accuracies: list[float | None]) -> Report:
         rounds=rounds,
         held_out=500,
         accuracy=accuracies[-1],
+        plain=None,
         majority=None if accuracies[-1] is None else 0.11,
         by_class=[],
         notes=[],
         training={},
-        choice=Choice("auto", "fixmatch", "why", (), 200, 5, 100),
+        choice=Choice("auto", "fixmatch", "why", (), 200, 5, False, None),
         spending=[(100, 0.2), (200, 0.4)],
     )
 

@@ -11,8 +11,9 @@ from sklearn.datasets import load_digits
 
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import Manifest
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.manifests import Manifest
+from terrine_models.teachers.training import train_ensemble
 
 TEACHERS = 40
 PRIVATE, PUBLIC = 1200, 400

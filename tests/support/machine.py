@@ -48,8 +48,8 @@ class Machine:
         return {"Authorization": f"Bearer {made.token}"}
 
     def doctor(self, **variables: str) -> dict[str, Any]:
-        """Return the output of `terrine doctor --json`; its exit code must agree."""
-        done = self.run("doctor", "--json", **variables)
+        """Return the output of `terrine --json doctor`; its exit code must agree."""
+        done = self.run("--json", "doctor", **variables)
         report: dict[str, Any] = json.loads(done.out)
         assert done.code == (0 if report["ok"] else 1)
         assert done.err == ""

@@ -32,7 +32,7 @@ def choices(ensemble: Ensemble, x: NDArray[Any]) -> NDArray[np.int64]:
     """Return what each teacher of an ensemble chooses, as its own voting computes it."""
     import torch
 
-    choose, found, size = next(iter(ensemble.ways.values())), [], ensemble.block
+    choose, found, size = ensemble.voting.choose, [], ensemble.voting.block
     for at in range(0, len(x), size):
         part = x[at : at + size]
         block = np.zeros((size, *x.shape[1:]), x.dtype)

@@ -15,7 +15,7 @@ import typer
 
 from terrine_protocol import PROBLEMS
 from terrine_server.cli import app
-from terrine_server.settings import Settings
+from terrine_server.settings import Settings, SmallServer, TeacherServer
 
 COMMANDS = """# Commands
 
@@ -30,7 +30,14 @@ name is nearly a setting's, is an error. `make reference` writes this page.
 | variable | default | meaning |
 |---|---|---|
 """
+SMALL = """
+## The server of an owner, and of an aggregator
 
+`terrine teacher serve` takes all of these, with port 8100, and `terrine aggregator serve` four.
+
+| variable | default | meaning |
+|---|---|---|
+"""
 
 PROBLEMS_PAGE = """# Problems
 
@@ -56,12 +63,16 @@ def pages() -> dict[str, str]:
 
 def settings_page() -> str:
     """Return a table of every field of `Settings`: variable, default, description."""
-    rows = [
-        f"| `TERRINE_{name.upper()}` | {f'`{field.default}`' if field.default else ''} "
-        f"| {field.description} |\n"
-        for name, field in Settings.model_fields.items()
-    ]
-    return SETTINGS + "".join(rows)
+
+    def rows(kind: type[Settings | SmallServer], known: type[SmallServer] | None = None) -> str:
+        return "".join(
+            f"| `TERRINE_{name.upper()}` | {f'`{field.default}`' if field.default else ''} "
+            f"| {field.description} |\n"
+            for name, field in kind.model_fields.items()
+            if known is None or name not in known.model_fields
+        )
+
+    return f"{SETTINGS}{rows(Settings)}{SMALL}{rows(SmallServer)}{rows(TeacherServer, SmallServer)}"
 
 
 def problems_page() -> str:

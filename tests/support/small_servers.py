@@ -49,14 +49,20 @@ def certified(directory: Path, name: str, days: float = 1) -> Path:
 
 
 @contextmanager
-def small_server(certificate: Path, *arguments: object) -> Iterator[str]:
-    """Run a `terrine` command that serves over TLS; yield its URL."""
+def small_server(certificate: Path, *arguments: object, **variables: object) -> Iterator[str]:
+    """Run a `terrine` command that serves over TLS, with these settings; yield its URL."""
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = (*map(str, arguments), "--port", str(port), "--certificate", str(certificate))
-    command += ("--key", str(certificate.with_suffix(".key")))
+    given = {
+        "PORT": port,
+        "CERTIFICATE_FILE": certificate,
+        "CERTIFICATE_KEY_FILE": certificate.with_suffix(".key"),
+        **variables,
+    }
+    settings = {f"TERRINE_{name}": str(value) for name, value in given.items()}
     log = certificate.with_suffix(".log")
-    server = processes.start(processes.command, command, dict(os.environ), str(log))
+    command = tuple(map(str, arguments))
+    server = processes.start(processes.command, command, os.environ | settings, str(log))
     try:
         url, trusted = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
         deadline = time.monotonic() + 90

@@ -9,7 +9,7 @@ from server import RunningServer
 
 from terrine_client import Client
 from terrine_client.distill import Distilled, distill
-from terrine_models.students.networks import Training
+from terrine_models.students.settings import Training
 
 QUICK = Training(method="supervised", steps=40)
 CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0}

@@ -34,6 +34,7 @@ RESULT = {
     "label": 3,
     "label_name": "cat",
     "charge": 9,
+    "hash": "cd" * 32,
     "replayed": True,
     "counts": None,
 }
@@ -210,12 +211,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "delta": 1e-5,
         "accounting": "data_dependent",
         "consensus": [{"agreement": 0.9, "share": 3.0}],
-        "publishing": PUBLISHING,
     },
     "ChoiceInfo": CHOICE,
     "ConsideredInfo": CONSIDERED,
     "ConsensusLevel": {"agreement": 0.9, "share": 3.0},
-    "PublishingRequest": PUBLISHING,
     "PublishingTerms": PROJECT["publishing"],
     "SecretSpend": {
         "secret": True,
@@ -238,7 +237,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "name": "more",
         "accounting": "worst_case",
         "consensus": None,
-        "publishing": None,
         "token_expires_in_days": 30.0,
     },
     "RequestApproved": {
@@ -257,6 +255,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "LogEntry": LOG_ENTRY,
     "LogPage": {"items": [LOG_ENTRY], "next": None},
     "LogVerification": {"ok": True, "entries": 1, "head": "ef" * 32, "problems": []},
+    "Ready": {"status": "ready", "logged": 9, "cosigned": ["a"], "missing": ["b"]},
+    "EntryReceipt": {"charge": 9, "index": 70},
+    "ReceiptPage": {
+        "leaf_key": "ab" * 32,
+        "items": [{"charge": 9, "index": 70}],
+        "next": "9",
+    },
     "Verification": {
         "project": "study",
         "ok": False,

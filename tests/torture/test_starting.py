@@ -118,7 +118,7 @@ def test_init_completes_after_an_init_that_was_killed(
                 assert process.exitcode == 0, (home / "log").read_text()
                 usual = min(usual or took, took)
             terrine("init", **place).fine  # noqa: B018 - asserts
-            assert json.loads(terrine("doctor", "--json", **place).out)["ok"]
+            assert json.loads(terrine("--json", "doctor", **place).out)["ok"]
             ledger = open_ledger(database.url, key=load_secret_key(home / "data" / "secret.key"))
             ledger.charge(open_project(ledger, queries=10).id, [answered(1)])
             assert ledger.verify("study").ok

@@ -57,7 +57,7 @@ def test_the_documented_commands_make_a_student_that_beats_plain_baselines(
             secret = re.search(r"terrine_\S+", said)
     assert secret is not None
     with serving(machine) as server:
-        terrine(*student, "--url", server.url, TERRINE_TOKEN=secret[0]).fine  # noqa: B018
+        terrine(*student, TERRINE_URL=server.url, TERRINE_TOKEN=secret[0]).fine  # noqa: B018
     report = json.loads((tmp_path / "student" / "report.json").read_text())
     assert report["epsilon_spent"] <= 1
     schema = read_schema(tmp_path / "schema.json")

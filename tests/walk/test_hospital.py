@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -71,8 +69,6 @@ def test_owner_student_and_auditor(
         published,
         "--schema",
         "schema.json",
-        "--encoding",
-        "windows-1252",
     ).fine
     assert "export.csv is not UTF-8 (line 3); it is read as windows-1252." in trained
     assert "separated by semicolons" in trained
@@ -117,7 +113,7 @@ def test_owner_student_and_auditor(
     everything.drop(columns=["patient_id", "readmitted"]).to_parquet(pool)
     own = tmp_path / "own.csv"
     own.write_bytes(stays(2000, 2000, seed=4).encode("latin-1"))
-    held_out = ("--held-out", own, "--encoding", "latin-1")
+    held_out = ("--held-out", own)
     with serving(machine) as server:
         with Client(server.url, student) as client:
             schema = client.project().ensemble.encoding
@@ -147,7 +143,7 @@ def test_owner_student_and_auditor(
             server.url,
             TERRINE_TOKEN=student,
         ).fine
-        assert "own.csv is not UTF-8 (line 3); it is read as latin-1." in learned
+        assert "own.csv is not UTF-8 (line 3); it is read as windows-1252." in learned
         # --------------------------------------------------------------------------- the auditor
         with Client(server.url, auditor) as client:
             distinct = len(np.unique(x, axis=0))
@@ -159,9 +155,6 @@ def test_owner_student_and_auditor(
             paid = {entry.seq: entry.label_name for entry in entries}
             assert asked.names.tolist() == [("no", "yes")[label] for label in asked.labels]
             assert asked.names.tolist() == [paid[charge] for charge in asked.charges]
-    exported = terrine("ledger", "export", "readmission", "--format", "csv").fine
-    listed = csv.DictReader(io.StringIO(exported))
-    assert [entry["label_name"] for entry in listed] == [entry.label_name for entry in entries]
     report: dict[str, Any] = json.loads((tmp_path / "student" / "report.json").read_text())
     assert report["outcomes"] == {"answered": POOL}
     assert report["epsilon_spent"] <= 2
@@ -203,12 +196,11 @@ def test_a_stand_in_says_how_far_teachers_agree_and_feeds_the_plan(
     own.write_text(stays(800, 800, seed=6))
     evaluate = ("ensemble", "evaluate", "stand-in", own)
     assert "--trained-on public" in terrine(*evaluate).refused
-    assert "--acknowledge-leak" in terrine(*evaluate, "--trained-on", "private").refused
     said = terrine(*evaluate, "--trained-on", "public", "--votes", "votes.npz").fine
     assert "40 teachers of stand-in on 800 records" in said
     assert re.search(r"│ yes\s*│", said)
     assert "terrine plan --votes votes.npz --votes-are public" in said
-    counted = json.loads(terrine(*evaluate, "--trained-on", "public", "--json").fine)
+    counted = json.loads(terrine("--json", *evaluate, "--trained-on", "public").fine)
     with np.load(tmp_path / "votes.npz") as file:
         right = (file["counts"].argmax(axis=1) == file["labels"]).mean()
         top = file["counts"].max(axis=1) / 40

@@ -50,9 +50,8 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
     terrine("init").fine  # noqa: B018 - asserts
     train = ("ensemble", "train", "private", "--name", "digits", "--teachers", 20)
     assert "folders of PNG and JPEG files" in terrine(*train).refused
-    assert "from 1x1 to 1024x1024" in terrine(*train, "--image-size", "8").refused
-    assert "goes with --image-size" in terrine(*train, "--grey").refused
-    given = (*train, "--image-size", "8x8", "--grey")
+    assert "from 1x1 to 1024x1024" in terrine(*train, "--images", "8").refused
+    given = (*train, "--images", "8x8:grey")
     unnamed = terrine(*given, "--public", "pool").refused
     assert "Declare the classes." in unnamed
     assert f"--classes '{','.join(sorted(NAMES))}'" in " ".join(unnamed.split())

@@ -22,7 +22,7 @@ from terrine_experiments.glyphs.records import (
     CHARACTERS,
     IMBALANCE,
     WRONG,
-    Records,
+    GlyphRecords,
     class_counts,
     make_records,
 )
@@ -35,7 +35,7 @@ PRIVATE_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class Drawing:
     """What is to be drawn. Equal plans on equal fonts give equal files."""
 
     private: int = 600_000
@@ -50,7 +50,7 @@ class Plan:
 
 def write_glyphs(
     out: Path,
-    plan: Plan,
+    plan: Drawing,
     fonts: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def write_glyphs(
     return facts
 
 
-def _check(side: str, families: list[Family], plan: Plan) -> None:
+def _check(side: str, families: list[Family], plan: Drawing) -> None:
     lacking = [each for each in plan.characters if not any(each in own.shapes for own in families)]
     if lacking:
         raise DataError(
@@ -104,7 +104,9 @@ def _check(side: str, families: list[Family], plan: Plan) -> None:
         )
 
 
-def _write(path: Path, records: Records, families: list[Family], characters: str) -> dict[str, Any]:
+def _write(
+    path: Path, records: GlyphRecords, families: list[Family], characters: str
+) -> dict[str, Any]:
     """Write an archive and return what there is to know about it."""
     np.savez(path, x=records.x, y=records.y, classes=np.array(list(characters)))
     with path.open("rb") as file:

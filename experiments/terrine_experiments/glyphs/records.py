@@ -45,7 +45,7 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
+class GlyphRecords:
     """Pictures uint8[N, PIXELS, PIXELS] and labels int64[N], indices into the characters."""
 
     x: NDArray[np.uint8]
@@ -71,7 +71,7 @@ def make_records(
     counts: Ints,
     wrong: float,
     random: np.random.Generator,
-) -> Records:
+) -> GlyphRecords:
     """Draw `counts` [m] records of the characters, in random order, a share of them mislabelled.
 
     Families are equally likely, and so are the faces of each. Each record is distorted anew.
@@ -91,7 +91,7 @@ def make_records(
     labels[mistakes] = (y[mistakes] + random.integers(1, len(characters), len(mistakes))) % len(
         characters
     )
-    return Records(x, labels, len(mistakes))
+    return GlyphRecords(x, labels, len(mistakes))
 
 
 def distorted(pictures: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:

@@ -1,10 +1,9 @@
 """Students that `auto` never chooses: importing this makes them methods like any other."""
 
 from terrine_experiments.students import forest, gan
-from terrine_models.students.methods import MODELS
+from terrine_models.students.methods import METHODS
 from terrine_models.students.models import ARCHITECTURES
-from terrine_models.students.networks import NETWORKS
 
-NETWORKS["gan"] = gan.Gan
-MODELS["forest"] = forest.Forest
+METHODS["gan"] = gan.Gan
+METHODS["forest"] = forest.Forest
 ARCHITECTURES["forest"] = forest.load

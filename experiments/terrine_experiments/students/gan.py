@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from terrine_models.data.arrays import InputSpec
 from terrine_models.students.models import EdgeCNN, initialise_student
-from terrine_models.students.networks import Objective, Training, augment, only_images
+from terrine_models.students.networks import Objective, OfImages, augment
+from terrine_models.students.settings import Training
 
 NOISE, HIDDEN = 100, 500
 """Numbers that an image is generated from, and the width of the generator's two layers."""
@@ -68,16 +68,10 @@ class Adversary:
         self.generator = Generator(images, random)
         self.optimizer = torch.optim.Adam(self.generator.parameters(), pace, betas=BETAS)
 
-    def loss(
-        self,
-        x: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor | None,
-        pool: torch.Tensor,
-    ) -> torch.Tensor:
+    def loss(self, x: torch.Tensor, labels: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """Loss of the discriminator on x [B, …] with `labels` [B], and on public images [U, …].
 
-        weights: of the classes [m], if they count differently. All images are one batch, so batch
+        All images are one batch, so batch
         normalisation treats real and generated ones alike.
         """
         self.fake = self.generator(len(pool))
@@ -88,7 +82,7 @@ class Adversary:
         z_real, z_generated = real.logsumexp(1), generated.logsumexp(1)
         told_apart = (F.softplus(z_real) - z_real).mean() + F.softplus(z_generated).mean()
         entropy = -(real.softmax(1) * real.log_softmax(1)).sum(1).mean()
-        supervised = F.cross_entropy(known, labels, weights)
+        supervised = F.cross_entropy(known, labels)
         total: torch.Tensor = supervised + 0.5 * told_apart + ENTROPY * entropy
         return total
 
@@ -102,7 +96,7 @@ class Adversary:
         self.network.requires_grad_(True)
 
 
-class Gan(Objective):
+class Discriminating(Objective):
     """A discriminator of public images and generated ones."""
 
     momenta = BETAS
@@ -118,26 +112,21 @@ class Gan(Objective):
         super().__init__(network, average, x, training, random)
         self.adversary = Adversary(network, x, random, training.learning_rate / 2)
 
-    @staticmethod
-    def check(inputs: InputSpec) -> None:
-        """Raise ValueError for tables."""
-        only_images("gan", inputs)
-
     def pool(self) -> int:
         """Half as many public images as usual, since as many are generated."""
         return max(2, self.training.unlabelled_batch // 2)
 
-    def loss(
-        self,
-        x: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor | None,
-        pool: torch.Tensor,
-    ) -> torch.Tensor:
+    def loss(self, x: torch.Tensor, labels: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """Loss of the discriminator."""
         images = augment(torch.cat([x, pool]), self.random)
-        return self.adversary.loss(images[: len(x)], labels, weights, images[len(x) :])
+        return self.adversary.loss(images[: len(x)], labels, images[len(x) :])
 
     def follow(self) -> None:
         """One step of the generator."""
         self.adversary.follow()
+
+
+class Gan(OfImages):
+    """The improved GAN, for images."""
+
+    objective = Discriminating

@@ -74,7 +74,7 @@ class Source(Protocol):
 
     @property
     def sha256(self) -> str | None:
-        """Of the records' file, if a schema might have been fitted on it."""
+        """Of the records' file, once all were read, if a schema might have been fitted on it."""
 
     def blocks(self) -> Iterator[Records]:
         """Read all records, in order. Raises DataError."""
@@ -184,7 +184,10 @@ def load_idx(
             images = _one_file(folder, "train-images")
         start, marker, _ = images.name.partition("images")
         if not marker:
-            raise DataError(f"{images}: which file holds its labels? Pass --labels.")
+            raise DataError(
+                f"{images}: which file holds its labels? Call them as MNIST does, such as "
+                "train-images.idx and train-labels.idx, or give the directory."
+            )
         labels = _one_file(folder, f"{start}labels")
     pixels = read_idx(images)
     if pixels.ndim not in (3, 4):

@@ -34,7 +34,7 @@ def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
     waiting = list(items)
     if len(waiting) == 1 and turns.acquire(blocking=False):
         try:  # waking another thread and being woken takes longer than a small task
-            return [_alone(work, waiting[0])]
+            return [alone(work, waiting[0])]
         finally:
             turns.release()
 
@@ -45,7 +45,8 @@ def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
     return list(pool.map(in_turn, waiting))
 
 
-def _alone(work: Callable[[Item], T], item: Item) -> T:
+def alone(work: Callable[[Item], T], item: Item) -> T:
+    """Run `work` on one item with one thread, in this one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -15,7 +15,6 @@ import torch
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import (
     BACKBONE,
-    Manifest,
     PublicModel,
     StoreError,
     sha256,
@@ -67,13 +66,11 @@ class Backbone:
         return torch.from_numpy(np.nan_to_num(found, posinf=0.0, neginf=0.0)).to(x.device)
 
 
-def check_backbone(directory: Path, manifest: Manifest) -> None:
+def check_backbone(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
     """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
-    if manifest.features is None or manifest.features.backbone is None:
-        return
-    verified_bytes(directory, BACKBONE, manifest.features.backbone.sha256)
-    (found,) = checked(_request(directory / BACKBONE, manifest.input))
-    if found.sha256 != manifest.features.backbone.sha256:
+    verified_bytes(directory, BACKBONE, source.sha256)
+    (found,) = checked(_request(directory / BACKBONE, inputs))
+    if found.sha256 != source.sha256:
         raise StoreError(f"{directory / BACKBONE} changed while it was checked.")
 
 

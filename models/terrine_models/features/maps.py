@@ -68,26 +68,30 @@ class PublicData:
         source = PublicSource(name=name, sha256=digest.hexdigest(), records=len(inputs))
         return cls(inputs, source)
 
+    def check_fits(self, spec: InputSpec) -> None:
+        """Raise DataError unless these are inputs such as the private ones."""
+        name, inputs = self.source.name, self.inputs
+        if inputs.shape[1:] != spec.shape:
+            raise DataError(
+                f"Public data {name} has inputs of shape {inputs.shape[1:]}, the private data of "
+                f"shape {spec.shape}."
+            )
+        if inputs.dtype != spec.dtype:
+            raise DataError(
+                f"Public data {name} has dtype {inputs.dtype}, the private data {spec.dtype}."
+            )
+        if len(outside(inputs, spec)):
+            raise DataError(
+                f"Public data {name} has values outside the declared range [{spec.low:g}, "
+                f"{spec.high:g}]."
+            )
+
     def check_disjoint(self, private: Dataset) -> None:
         """Refuse public data that contains private rows: two files were mixed up.
 
         Rows of a table may coincide by chance, so 1 % is allowed there; images may not.
         """
-        if self.inputs.shape[1:] != private.inputs.shape[1:]:
-            raise DataError(
-                f"Public data {self.source.name} has inputs of shape {self.inputs.shape[1:]}, "
-                f"the private data of shape {private.inputs.shape[1:]}."
-            )
-        if self.inputs.dtype != private.inputs.dtype:
-            raise DataError(
-                f"Public data {self.source.name} has dtype {self.inputs.dtype}, the private "
-                f"data {private.inputs.dtype}."
-            )
-        if len(outside(self.inputs, private.spec)):
-            raise DataError(
-                f"Public data {self.source.name} has values outside the declared range "
-                f"[{private.spec.low:g}, {private.spec.high:g}]."
-            )
+        self.check_fits(private.spec)
         shared = int(np.isin(row_digests(self.inputs), row_digests(private.inputs)).sum())
         by_chance = len(self.inputs) // 100 if private.encoding is not None else 0
         if shared > by_chance:

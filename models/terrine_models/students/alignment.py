@@ -12,11 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from terrine_models.students.answers import Floats
 from terrine_models.students.shares import FittedShares
-
-Floats = NDArray[np.float64]
 
 EVENNESS = 0.5
 """A class is expected as often as its share of all votes to this power, relative to others: votes
@@ -34,7 +32,6 @@ def aligned(fitted: FittedShares, means: Floats) -> FittedShares:
     return replace(
         fitted,
         shares=fitted.shares + biases,
-        held_out=fitted.held_out + biases,
         biases=fitted.biases + biases,
     )
 

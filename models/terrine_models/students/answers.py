@@ -1,72 +1,175 @@
-"""A student from the answers of any mechanism: labels, or noisy counts where these were bought."""
+"""What a student learns from: for each input, the shares of the teachers for every class.
+
+    Answers.of_labels(labels, classes=10)                        # -1 where there is none
+    Answers.of_counts(counts, teachers=1000, sigma=500.0)        # all rows, or those of `known`
+
+A bought label is the whole share of one class. Noisy counts are shares with a noise that is known
+and has mean 0, so whatever is linear in the shares is estimated from them without bias: how many of
+the teachers agree with predictions, and where a student that did not see the answers ranks them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import InputSpec
-from terrine_models.students.networks import Training
-from terrine_models.students.noisy_counts import student_from_counts
-from terrine_models.students.selection import Made, choose_student
-from terrine_protocol.tables import TableSchema
-
 Ints = NDArray[np.int64]
-CERTAIN = 0.1
-"""The noise that a student is told of true labels, in shares: a penalty must not be nothing."""
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+FOLDS = 5
+FEWEST_PER_CLASS = 2
+"""With fewer answers than this per class on average, there is nothing to judge by."""
 
 
-def true_counts(labels: Ints, classes: int) -> Ints:
-    """Return true labels [N] as the counts [N, m] of one teacher, who is right.
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Shares [N, m] of the teachers, where `known` [N]; 0 elsewhere.
 
-    A student that learns from these, with a noise of `CERTAIN`, is what the same student of noisy
-    counts is compared with.
+    `noise`: the standard deviation of each share; 0 for labels. `matches_prior`: whether the
+    teachers of counts, for two classes, choose each as often as their records have it.
     """
-    return np.eye(classes, dtype=np.int64)[labels]
+
+    shares: Floats
+    known: Bools
+    noise: float = 0.0
+    matches_prior: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if nothing is known."""
+        if not self.known.any():
+            raise ValueError("there is nothing to learn from: no input has a label")
+
+    @classmethod
+    def of_labels(cls, labels: Ints, classes: int) -> Answers:
+        """Labels [N], -1 where there is none."""
+        known = labels >= 0
+        return cls(np.eye(classes)[labels] * known[:, None], known)
+
+    @classmethod
+    def of_counts(
+        cls,
+        counts: Ints,
+        *,
+        teachers: int,
+        sigma: float,
+        known: Bools | None = None,
+        matches_prior: bool = False,
+    ) -> Answers:
+        """Counts [N, m] with noise of `sigma` votes, of all rows or of those that are `known`."""
+        known = np.ones(len(counts), dtype=bool) if known is None else known
+        shares = np.where(known[:, None], counts, 0) / teachers
+        return cls(shares, known, sigma / teachers, matches_prior)
+
+    @property
+    def labels(self) -> Ints:
+        """The class with the largest share [N], -1 where nothing is known."""
+        labels: Ints = np.where(self.known, self.shares.argmax(axis=1), -1)
+        return labels
+
+    @property
+    def prior(self) -> Floats:
+        """The mean share [m] of each class."""
+        prior: Floats = self.shares[self.known].mean(axis=0)
+        return prior
+
+    def only(self, rows: Bools) -> Answers:
+        """The same answers, of which those outside `rows` [N] are not known."""
+        return replace(self, shares=self.shares * rows[:, None], known=self.known & rows)
+
+    def of(self, rows: Ints) -> Answers:
+        """The answers to some of the inputs, in that order."""
+        return replace(self, shares=self.shares[rows], known=self.known[rows])
+
+    def folds(self, seed: int) -> Ints | None:
+        """The fold [N] of each known answer: FOLDS, fewer if answers are few; -1 for the others.
+
+        Each has as many of a class as any other. None where answers are too few to judge by.
+        """
+        labels = self.labels[self.known]
+        count = min(FOLDS, len(labels) // self.shares.shape[1])
+        if count < FEWEST_PER_CLASS:
+            return None
+        shuffled = np.random.default_rng(seed).permutation(len(labels))
+        by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+        places = np.empty(len(labels), dtype=np.int64)
+        places[by_class] = np.arange(len(labels)) % count
+        folds = np.full(len(self.known), -1)
+        folds[self.known] = places
+        return folds
 
 
-def student_from_answers(
-    x: NDArray[np.generic],
-    labels: Ints,
-    *,
-    teachers: int,
-    noisy_counts: Ints | None = None,
-    noise_sigma: float | None = None,
-    matches_prior: bool = False,
-    inputs: InputSpec,
-    classes: tuple[str, ...],
-    encoding: TableSchema | None = None,
-    training: Training | None = None,
-    tell: Callable[[str], None] = lambda line: None,
-    on_step: Callable[[int, int], None] = lambda done, steps: None,
-) -> Made:
-    """Train a student on inputs [N, *shape] and the answers to them.
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, and its standard error."""
 
-    labels: [N], -1 where there is none. noisy_counts: [N, m], of the rows with a label, and
-    noise_sigma, in votes, for noisy_votes: then the student learns from the counts
-    (`noisy_counts.py`, which explains matches_prior), else from the labels (`selection.py`). Raises
-    ValueError when no input has a label.
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How predictions agree with answers that they were made without.
+
+    accuracy: the share of the answers, of noisy counts that of the teachers' votes.
+    balanced_accuracy: the mean of that over the classes. auc: of two classes, how often an answer
+    for the second has a higher probability than one for the first; else None.
     """
-    common: dict[str, Any] = {
-        "inputs": inputs,
-        "classes": classes,
-        "encoding": encoding,
-        "training": training,
-        "tell": tell,
-        "on_step": on_step,
-    }
-    answered = labels >= 0
-    if noisy_counts is not None and noise_sigma is not None and answered.sum() > 1:
-        counted = noisy_counts[answered]
-        return student_from_counts(
-            x[answered],
-            counted,
-            teachers=teachers,
-            sigma=noise_sigma,
-            matches_prior=matches_prior,
-            **common,
-        )
-    return choose_student(x, labels, **common)
+
+    accuracy: Estimate
+    balanced_accuracy: Estimate
+    auc: Estimate | None
+
+
+def figures(shares: Floats, predicted: Ints, probabilities: Floats) -> Figures:
+    """Figures of predictions [K] with probabilities [K, m] against shares [K, m] of the same rows.
+
+    Unbiased, or nearly so, if the noise of the shares had no part in what was predicted. Errors are
+    those of the rows, noise included, by the delta method; of the AUC, after DeLong et al., 1988.
+    """
+    rows, classes = np.arange(len(shares)), shares.shape[1]
+    right = shares[rows, predicted]
+    prior = shares.mean(axis=0)
+    shown = np.flatnonzero(prior > 0)
+    chosen = predicted[:, None] == np.arange(classes)
+    recalls = (shares * chosen).mean(axis=0)[shown] / prior[shown]
+    parts = shares[:, shown] * (chosen[:, shown] - recalls) / prior[shown]
+    return Figures(
+        accuracy=_mean(right),
+        balanced_accuracy=Estimate(float(recalls.mean()), _mean(parts.mean(axis=1)).error),
+        auc=_auc(shares, probabilities[:, 1]) if classes == 2 and len(shown) == 2 else None,
+    )
+
+
+def difference(shares: Floats, one: Ints, other: Ints) -> Estimate:
+    """By how much more of the shares [K, m] predictions [K] agree with than others do."""
+    rows = np.arange(len(shares))
+    return _mean(shares[rows, one] - shares[rows, other])
+
+
+def _mean(values: Floats) -> Estimate:
+    """The mean, and its error, as if one more value were one further from it."""
+    spread = values - values.mean()
+    squares = float((spread**2).sum()) + 1
+    return Estimate(float(values.mean()), float(np.sqrt(squares)) / len(values))
+
+
+def _auc(shares: Floats, scores: Floats) -> Estimate:
+    order = np.argsort(scores)
+    of_no, of_yes = shares.T
+    prior_no, prior_yes = of_no.mean(), of_yes.mean()
+
+    def below(weights: Floats) -> Floats:
+        """The mean of `weights` over rows with a smaller score, and half of those with the same."""
+        sums = np.concatenate([[0.0], weights[order].cumsum()])
+        first, last = (np.searchsorted(scores[order], scores, side) for side in ("left", "right"))
+        half: Floats = (sums[first] + sums[last]) / 2 / len(weights)
+        return half
+
+    own = of_yes * of_no / (2 * len(scores))
+    under, over = below(of_no), prior_yes - below(of_yes)
+    area = float((of_yes * under - own).mean() / (prior_yes * prior_no))
+    parts = of_yes * (under / prior_no - area) / prior_yes
+    parts += of_no * (over / prior_yes - area) / prior_no
+    return Estimate(area, _mean(parts).error)

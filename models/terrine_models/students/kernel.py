@@ -1,9 +1,7 @@
 """A kernel student: ridge regression on a Nyström map, with distorted copies, taught twice.
 
-    students = KernelStudents(x, inputs=spec, classes=names)
-    student = students.train(labels)                              # labels: -1 where unknown
-
-First it learns from the labels that are known. Then what it predicts for all public inputs, the
+First it learns from the labels that are known; of noisy counts, from all but the least clear rows
+of the regression. Then what it predicts for all public inputs, the
 least clear ones left out, are the labels that it learns from (Lee, "Pseudo-Label", 2013): its
 predictions are better than the labels it was given where these are noisy or one-sided. Nothing is
 drawn but the distortions, and nothing can diverge.
@@ -12,22 +10,20 @@ drawn but the distortions, and nothing can diverge.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from numpy.typing import NDArray
 
-from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.augment import DRAWS, distort
+from terrine_models.features.discriminant import MANY
 from terrine_models.features.maps import BLOCK, FeatureMap, PublicData, public_features
 from terrine_models.features.pixels import to_images
+from terrine_models.students.answers import Answers, Floats, Ints
 from terrine_models.students.models import Student, build_student, describe
-from terrine_models.students.ridge import SCALES
-
-Ints = NDArray[np.int64]
+from terrine_models.students.ridge import labels_to_teach
+from terrine_models.students.task import StudentMethod, Task
 
 LANDMARKS = 1500
 COPIES, MOST_ROWS = 3, 40_000
@@ -39,22 +35,23 @@ stronger one by more than a standard error: with thousands of labels it matters 
 DOUBTFUL = 0.03
 """Share of the inputs, the least clear ones, that are left out in the second round."""
 HELD_OUT = 5
-"""Every fifth label is held out to choose the penalty and the scale of the scores."""
+"""Every fifth label is held out to choose the penalty."""
+SETTLED = 0.97
+"""Share of the rows that a class wins, the clearest first, that noisy counts teach. It bears labels
+of which some are wrong better than to have none where inputs are hard."""
+FEWEST = 100
+"""Inputs below which there are too few for a kernel."""
 
 
-class KernelStudents:
-    """Kernel students on public images [N, H, W] or [N, H, W, C]; features are computed once."""
+class Copies:
+    """Nyström features of public images and of their distorted copies."""
 
-    def __init__(
-        self, x: NDArray[Any], *, inputs: InputSpec, classes: tuple[str, ...], seed: int = 0
-    ) -> None:
-        if len(inputs.shape) == 1:
-            raise DataError("The kernel student is for images; tables have the ridge student.")
-        self.inputs, self.classes = inputs, classes
+    def __init__(self, task: Task) -> None:
+        x = task.x
         public = PublicData.declare("the student's public inputs", np.asarray(x))
-        self.map = public_features(inputs, public, LANDMARKS, "nystrom")
+        self.map = public_features(task.spec, public, LANDMARKS, "nystrom")
         copies = max(0, min(COPIES, MOST_ROWS // len(x) - 1))
-        random = np.random.Generator(np.random.Philox(seed))
+        random = np.random.Generator(np.random.Philox(task.seed))
         plain = torch.from_numpy(np.asarray(x, dtype=np.float32))
         parts = [_features(self.map, plain)]
         for _ in range(copies):
@@ -64,50 +61,21 @@ class KernelStudents:
         """[1 + copies, N, L], centred; the first are the inputs as they are."""
         self.centre = self.rows.mean((0, 1))
         self.rows -= self.centre
-        self.gram = self._gram(torch.arange(len(x)))
+        self.all = self.gram(torch.arange(len(x)))
 
-    def train(self, labels: Ints, *, again: bool = True) -> Student:
-        """Learn from labels [N], -1 where there is none. Raises ValueError if all are.
-
-        With `again` it learns twice; without, from the given labels alone.
-        """
-        given = torch.from_numpy(np.asarray(labels))
-        known = (given >= 0).nonzero().squeeze(1)
-        if len(known) == 0:
-            raise ValueError("there is nothing to learn from: no input has a label")
-        penalty, scale = self._choose(known, given)
-        ((weights, biases),) = self._fit(known, given[known], penalty)
-        if again:
-            scores = self.rows[0] @ weights + biases
-            clear = torch.argsort(_leads(scores))[int(DOUBTFUL * len(scores)) :]
-            ((weights, biases),) = self._fit(clear, scores.argmax(1)[clear], penalty)
-        return self._student(weights, biases, penalty, scale)
-
-    def judge(self, labels: Ints, folds: Ints) -> float:
-        """Share of the known labels that are predicted without their fold [K], in one round."""
-        given = torch.from_numpy(np.asarray(labels))
-        known = (given >= 0).nonzero().squeeze(1)
-        right = 0
-        for fold in np.unique(folds):
-            own = torch.from_numpy(folds == fold)
-            ((weights, biases),) = self._fit(known[~own], given[known[~own]], PENALTIES[0])
-            scores = self.rows[0, known[own]] @ weights + biases
-            right += int((scores.argmax(1) == given[known[own]]).sum())
-        return right / len(known)
-
-    def _fit(
-        self, chosen: torch.Tensor, labels: torch.Tensor, *penalties: float
+    def fit(
+        self, chosen: torch.Tensor, labels: torch.Tensor, classes: int, *penalties: float
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Least squares on ±1 targets of the rows `chosen` [K], once for each penalty.
 
         Returns weights [L, m] and biases [m] of each.
         """
-        targets = 2 * F.one_hot(labels, len(self.classes)).float() - 1
+        targets = 2 * F.one_hot(labels, classes).float() - 1
         level = targets.mean(0)
         left_out = torch.ones(self.rows.shape[1], dtype=torch.bool)
         left_out[chosen] = False
         others = left_out.nonzero().squeeze(1)
-        gram = self.gram - self._gram(others) if len(others) < len(chosen) else self._gram(chosen)
+        gram = self.all - self.gram(others) if len(others) < len(chosen) else self.gram(chosen)
         mean = torch.zeros(self.rows.shape[2])
         cross = torch.zeros((self.rows.shape[2], targets.shape[1]))
         for copy in self.rows:
@@ -124,7 +92,7 @@ class KernelStudents:
             found.append((weights, level - mean @ weights))
         return found
 
-    def _gram(self, chosen: torch.Tensor) -> torch.Tensor:
+    def gram(self, chosen: torch.Tensor) -> torch.Tensor:
         """Products [L, L] of the features of some rows and of their copies."""
         gram = torch.zeros((self.rows.shape[2],) * 2, dtype=torch.float64)
         for copy in self.rows:
@@ -132,39 +100,82 @@ class KernelStudents:
             gram += rows.T @ rows
         return gram
 
-    def _choose(self, known: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
-        """Return the penalty, and the scale of scores, that suit labels not learned from."""
-        held = torch.zeros(len(known), dtype=torch.bool)
-        held[::HELD_OUT] = True
-        if held.all():
-            return PENALTIES[0], SCALES[1]
-        own, rows = labels[known[held]], self.rows[0, known[held]]
-        solutions = self._fit(known[~held], labels[known[~held]], *PENALTIES)
-        scores = [rows @ weights + biases for weights, biases in solutions]
-        right = [float((each.argmax(1) == own).float().mean()) for each in scores]
-        best = int(np.argmax(right))
-        if right[best] - right[0] <= math.sqrt(right[0] * (1 - right[0]) / len(own)):
-            best = 0
-        scale = min(SCALES, key=lambda scale: float(F.cross_entropy(scale * scores[best], own)))
-        return PENALTIES[best], scale
 
-    def _student(
-        self, weights: torch.Tensor, biases: torch.Tensor, penalty: float, scale: float
-    ) -> Student:
-        network = build_student(self.inputs, len(self.classes), self.map.spec)
+class Kernel(StudentMethod):
+    """Kernel students."""
+
+    wants = "images"
+
+    @classmethod
+    def can(cls, task: Task) -> bool:
+        """Images alone."""
+        return not task.is_table
+
+    @classmethod
+    def suits(cls, task: Task) -> bool:
+        """Images from some 20 pixels a side, of which there are enough for a kernel."""
+        return task.has_large_images and len(task.x) >= FEWEST
+
+    def fit(self, task: Task, answers: Answers) -> Student:
+        """Learn from the answers, and unless classes are many once more from what it predicts."""
+        copies, given = task.once(Copies), self._taught(task, answers)
+        known = (given >= 0).nonzero().squeeze(1)
+        classes = len(task.classes)
+        penalty = self._penalty(copies, known, given, classes)
+        ((weights, biases),) = copies.fit(known, given[known], classes, penalty)
+        if classes < MANY:  # of many classes it would give up the rare ones
+            scores = copies.rows[0] @ weights + biases
+            clear = torch.argsort(_leads(scores))[int(DOUBTFUL * len(scores)) :]
+            labels = scores.argmax(1)[clear]
+            ((weights, biases),) = copies.fit(clear, labels, classes, penalty)
+        network = build_student(task.spec, classes, copies.map.spec)
         state = {
-            **self.map.tensors,
-            "scores.weight": (scale * weights.T).contiguous(),
-            "scores.bias": scale * (biases - self.centre @ weights),
+            **copies.map.tensors,
+            "scores.weight": weights.T.contiguous(),
+            "scores.bias": biases - copies.centre @ weights,
         }
         network.load_state_dict(state)
         how: dict[str, int | float | str] = {
             "method": "kernel",
             "penalty": penalty,
-            "scale": scale,
-            "copies": len(self.rows) - 1,
+            "copies": len(copies.rows) - 1,
         }
-        return Student(network, describe(self.inputs, self.classes, how, None, self.map.spec))
+        return Student(network, describe(task.spec, task.classes, how, None, copies.map.spec))
+
+    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+        """With the usual penalty, and without learning from what it predicts."""
+        copies = task.once(Copies)
+        held_out = np.zeros((len(task.x), len(task.classes)))
+        for fold in np.unique(folds[folds >= 0]):
+            own = folds == fold
+            given = self._taught(task, answers.only(~own))
+            known = (given >= 0).nonzero().squeeze(1)
+            ((weights, biases),) = copies.fit(known, given[known], len(task.classes), PENALTIES[0])
+            scores = copies.rows[0, torch.from_numpy(own)] @ weights + biases
+            held_out[own] = scores.softmax(1).numpy()
+        return held_out
+
+    @staticmethod
+    def _taught(task: Task, answers: Answers) -> torch.Tensor:
+        return torch.from_numpy(labels_to_teach(task, answers, deviations=0.0, most=SETTLED))
+
+    @staticmethod
+    def _penalty(copies: Copies, known: torch.Tensor, labels: torch.Tensor, classes: int) -> float:
+        """Return the penalty that suits labels not learned from."""
+        held = torch.zeros(len(known), dtype=torch.bool)
+        held[::HELD_OUT] = True
+        if held.all():
+            return PENALTIES[0]
+        own, rows = labels[known[held]], copies.rows[0, known[held]]
+        solutions = copies.fit(known[~held], labels[known[~held]], classes, *PENALTIES)
+        right = [
+            float(((rows @ weights + biases).argmax(1) == own).float().mean())
+            for weights, biases in solutions
+        ]
+        best = int(np.argmax(right))
+        if right[best] - right[0] <= math.sqrt(right[0] * (1 - right[0]) / len(own)):
+            best = 0
+        return PENALTIES[best]
 
 
 def _features(

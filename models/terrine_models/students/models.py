@@ -1,8 +1,6 @@
 """A student: one small model that learns from bought labels, and may be published.
 
-    from terrine_models.students.networks import Training, train_student
-
-    student = train_student(x, labels, inputs=spec, classes=names)   # labels: -1 where unknown
+    student = choose(task, answers).student
     student.save(Path("student"))
     Student.load(Path("student")).probabilities(x_new)               # [B, m]
 
@@ -13,18 +11,19 @@ post-processing: whoever holds them learns nothing about the private data beyond
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
+from scipy.special import softmax
 from torch import nn
 
-from terrine_models.data.arrays import InputSpec
+from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.features.gradients import oriented_gradients
 from terrine_models.features.maps import FeatureMap
 from terrine_models.features.prepared import MLP, prepare
@@ -36,17 +35,29 @@ from terrine_models.storage.manifests import (
     versions,
     write_atomically,
 )
+from terrine_models.tables.loading import Frame, encode_frame
 from terrine_protocol.files import read
+from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema
 
-NETWORKS = ("edges", "mlp")
-"""Architectures of which several are averaged."""
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
 SMALL = 16  # images with a side under SMALL pixels are not shrunk before the first convolution
 BLOCK = 512
-MOST_MEMBERS = 20
-"""Networks of one student, at most: more are slow to use, and change next to nothing."""
+
+
+class Calibration(Record):
+    """What makes probabilities of scores: a factor, and for two classes a shift of the second."""
+
+    scale: float = Field(default=1.0, gt=0)
+    shift: float = 0.0
+
+    def probabilities(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Probabilities [B, m] of scores [B, m]."""
+        scores = self.scale * scores
+        scores[:, 1] += self.shift
+        found: NDArray[np.float64] = softmax(scores, axis=1)
+        return found
 
 
 class StudentModel(Record):
@@ -58,10 +69,13 @@ class StudentModel(Record):
     input: InputSpec
     features: FeatureSpec | None = None
     """Of a ridge model: the map of inputs to features, fitted on public inputs."""
-    members: int | None = Field(default=None, ge=2, le=MOST_MEMBERS)
-    """How many networks are averaged; None for one model."""
     encoding: TableSchema | None = None
+    image: ImageFormat | None = None
+    """Of folders of pictures: how they became inputs."""
     classes: tuple[str, ...]
+    calibration: Calibration = Calibration()
+    threshold: float | None = None
+    """Probability from which the second of two classes is predicted; None: the likelier class."""
     training: dict[str, int | float | str]
     versions: dict[str, str]
     weights_sha256: Sha256
@@ -70,8 +84,8 @@ class StudentModel(Record):
     def _is_coherent(self) -> Self:
         if (self.architecture == "ridge") != (self.features is not None):
             raise ValueError("a ridge model, and no other, states its features")
-        if self.members is not None and self.architecture not in NETWORKS:
-            raise ValueError("only networks are averaged")
+        if self.threshold is not None and len(self.classes) != 2:
+            raise ValueError("only shares of two classes are cut")
         return self
 
 
@@ -127,19 +141,6 @@ class EdgeCNN(nn.Module):
         return scores
 
 
-class Average(nn.Module):
-    """Several networks of one kind: the scores are logarithms of their mean probabilities."""
-
-    def __init__(self, members: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores [B, m] of prepared inputs [B, …]; their softmax is the mean probability."""
-        scores = torch.stack([member(x).log_softmax(1) for member in self.members])
-        return scores.logsumexp(0)
-
-
 def _convolution(channels: int, filters: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(channels, filters, 3, padding=1, bias=False),
@@ -168,19 +169,11 @@ class Ridge(nn.Module):
 
 
 def build_student(
-    inputs: InputSpec,
-    classes: int,
-    features: FeatureSpec | None = None,
-    members: int | None = None,
+    inputs: InputSpec, classes: int, features: FeatureSpec | None = None
 ) -> nn.Module:
-    """A model for inputs of this kind, not initialised: with `features`, a ridge model.
-
-    With `members`, the average of so many networks.
-    """
+    """A model for inputs of this kind, not initialised: with `features`, a ridge model."""
     if features is not None:
         return Ridge(inputs, classes, features)
-    if members is not None:
-        return Average([build_student(inputs, classes) for _ in range(members)])
     if len(inputs.shape) == 1:
         return MLP(inputs, classes, (64, 32))
     return EdgeCNN(inputs, classes)
@@ -195,8 +188,17 @@ def initialise_student(network: nn.Module, generator: torch.Generator) -> None:
                 nn.init.zeros_(module.bias)
 
 
+class Predictions(NamedTuple):
+    """What a student says of inputs."""
+
+    names: NDArray[np.str_]
+    """[B], names of classes."""
+    probabilities: NDArray[np.float64]
+    """[B, m], in the order of `StudentModel.classes`."""
+
+
 class Student:
-    """A trained student. Make one with `choose_student`, `train_student` or `load`."""
+    """A trained student. Make one with `selection.choose` or `load`."""
 
     def __init__(self, network: nn.Module, model: StudentModel) -> None:
         self.network = network.eval()
@@ -214,13 +216,42 @@ class Student:
             for at in range(0, len(x), BLOCK):
                 block = torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))
                 scores = self.network(prepare(block, self.model.input))
-                out[at : at + BLOCK] = scores.double().softmax(1).numpy()
-        return out
+                out[at : at + BLOCK] = scores.double().numpy()
+        return self.model.calibration.probabilities(out)
 
     def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
-        """The most probable class [B] of inputs [B, *shape]."""
-        best: NDArray[np.int64] = self.probabilities(x).argmax(1)
+        """The class [B] of inputs [B, *shape]: of two, by the threshold; else the most probable."""
+        return self.labels(self.probabilities(x))
+
+    def labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The class [B] that such probabilities [B, m] stand for."""
+        if self.model.threshold is not None:
+            return (probabilities[:, 1] >= self.model.threshold).astype(np.int64)
+        best: NDArray[np.int64] = probabilities.argmax(1)
         return best
+
+    def said(self, x: NDArray[np.generic]) -> Predictions:
+        """Class names and probabilities of inputs [B, *shape]."""
+        probabilities = self.probabilities(x)
+        names = np.array(self.model.classes)[self.labels(probabilities)]
+        return Predictions(names, probabilities)
+
+    def predict_frame(self, frame: Frame) -> Predictions:
+        """Class names and probabilities of a data frame's rows, by the student's own schema.
+
+        Frames as for `terrine_models.tables.loading.encode_frame`. Raises DataError as that does,
+        and if the student learned from no table.
+        """
+        if self.model.encoding is None:
+            raise DataError(
+                "The student learned from no table, so it knows no columns. predict takes arrays "
+                f"of shape [B, {', '.join(map(str, self.model.input.shape))}]."
+            )
+        return self.said(encode_frame(frame, self.model.encoding))
+
+    def with_model(self, **changed: object) -> Student:
+        """The same student, described otherwise, as by another threshold."""
+        return Student(self.network, self.model.model_copy(update=changed))
 
     def accuracy(self, x: NDArray[np.generic], labels: NDArray[np.int64]) -> float:
         """Share of inputs [B, *shape] that are classified as `labels` [B]."""
@@ -261,7 +292,7 @@ class Student:
 
 
 def _usual(model: StudentModel, tensors: Mapping[str, torch.Tensor], where: str) -> nn.Module:
-    network = build_student(model.input, len(model.classes), model.features, model.members)
+    network = build_student(model.input, len(model.classes), model.features)
     network.load_state_dict(tensors)
     return network
 
@@ -277,7 +308,6 @@ def describe(
     training: dict[str, int | float | str],
     encoding: TableSchema | None = None,
     features: FeatureSpec | None = None,
-    members: int | None = None,
     architecture: str | None = None,
 ) -> StudentModel:
     """The `model.json` of a student that is not saved yet.
@@ -289,7 +319,6 @@ def describe(
         architecture=architecture or (network if features is None else "ridge"),
         input=inputs,
         features=features,
-        members=members,
         encoding=encoding,
         classes=classes,
         training=training,

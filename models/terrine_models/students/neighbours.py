@@ -1,8 +1,5 @@
 """A student that goes by its neighbours among the public inputs, for many classes.
 
-    students = NeighbourStudents(x, inputs=spec, classes=names)
-    student = students.train(students.labels(counts, teachers=5000, sigma=900.0))
-
 With many classes there are few rows of each, and a regression on shared features has little to
 average noise with: it must fit as many functions as there are classes. Neighbours in discriminant
 directions (`discriminant.py`) mostly are of one class, so noisy shares are averaged over them
@@ -13,115 +10,123 @@ result, and asks the nearest of them.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from numpy.typing import NDArray
 
-from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.features.discriminant import MANY, believed
 from terrine_models.features.graph import NEIGHBOURS, extend, neighbourhood
 from terrine_models.features.maps import FEWEST_POINTS, PublicData, public_features
 from terrine_models.students.alignment import class_biases
+from terrine_models.students.answers import Answers, Floats, Ints
 from terrine_models.students.models import Student, build_student, describe
-from terrine_models.students.ridge import BLOCK, SCALES, features_of
-
-Ints = NDArray[np.int64]
+from terrine_models.students.ridge import BLOCK, features_of
+from terrine_models.students.task import StudentMethod, Task
 
 WIDTH = 150
 TIMES = 2
 """How often shares are averaged over neighbours."""
-SOME = 1000
-"""Labels, at most, that choose the scale of the scores."""
+SCALE = 4.0
+"""The share of a class among neighbours times this has a softmax that is about a probability."""
 
 
-def suits(inputs: InputSpec, classes: int, rows: int) -> bool:
-    """Whether this is the usual student of noisy counts, by public facts alone."""
-    return len(inputs.shape) > 1 and classes >= MANY and rows >= FEWEST_POINTS
+class Neighbourhoods:
+    """Public images as points among which near ones mostly are of one class."""
 
-
-class NeighbourStudents:
-    """Students on public images [N, H, W] or [N, H, W, C]; neighbours are found once."""
-
-    def __init__(self, x: NDArray[Any], *, inputs: InputSpec, classes: tuple[str, ...]) -> None:
-        if len(inputs.shape) == 1:
-            raise DataError("The neighbours student is for images; tables have the ridge student.")
-        self.inputs, self.classes = inputs, classes
-        public = PublicData.declare("the student's public inputs", np.asarray(x))
-        self.map = public_features(inputs, public, WIDTH, "discriminant")
+    def __init__(self, task: Task) -> None:
+        public = PublicData.declare("the student's public inputs", np.asarray(task.x))
+        self.map = public_features(task.spec, public, WIDTH, "discriminant")
         weights = believed(self.map.tensors["between"])
         self.basis = self.map.tensors["basis"] * weights
-        found = torch.from_numpy(features_of(self.map, np.asarray(x))).float()
+        found = torch.from_numpy(features_of(self.map, task.x)).float()
         self.points = F.normalize(found * weights, dim=1)
 
     @cached_property
-    def _near(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def near(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of each its nearest: weights and indices [N, NEIGHBOURS], and the scale of distances."""
         return neighbourhood(self.points)
 
-    def labels(self, counts: Ints, *, teachers: int, sigma: float) -> Ints:
-        """Return labels [N] that follow from noisy counts [N, m] of all inputs."""
-        weights, index, _ = self._near
-        weights = weights / weights.sum(1, keepdim=True)
-        shares = torch.from_numpy(counts / teachers).float()
-        means = shares.mean(0).double().numpy()
-        for _ in range(TIMES):
-            shares = torch.cat(
-                [
-                    (weights[at : at + BLOCK, :, None] * shares[index[at : at + BLOCK]]).sum(1)
-                    for at in range(0, len(shares), BLOCK)
-                ]
-            )
-        fitted = shares.double().numpy()
-        if len(self.classes) >= MANY:
-            error = sigma / teachers / np.sqrt(TIMES * NEIGHBOURS)
-            fitted = fitted + class_biases(fitted, means, error)
-        labels: Ints = fitted.argmax(axis=1)
-        return labels
 
-    def train(self, labels: Ints) -> Student:
-        """Learn from labels [N], -1 where there is none. Raises ValueError on too few."""
+class Neighbours(StudentMethod):
+    """Students that ask the nearest public images."""
+
+    wants = "images"
+
+    @classmethod
+    def can(cls, task: Task) -> bool:
+        """Images, and enough to have neighbours."""
+        return not task.is_table and len(task.x) > NEIGHBOURS
+
+    @classmethod
+    def suits(cls, task: Task) -> bool:
+        """Images of many classes."""
+        return not task.is_table and len(task.classes) >= MANY and len(task.x) >= FEWEST_POINTS
+
+    def fit(self, task: Task, answers: Answers) -> Student:
+        """Raises ValueError on too few answers."""
+        found, labels = task.once(Neighbourhoods), self._labels(task, answers)
         known = np.flatnonzero(labels >= 0)
         if len(known) <= NEIGHBOURS:
             raise ValueError(f"{len(known)} labels; neighbours need more than {NEIGHBOURS}")
-        points, given = self.points[known], torch.from_numpy(labels[known])
-        shown = F.one_hot(given, len(self.classes)).float()
-        _, _, scales = self._near if len(known) == len(labels) else neighbourhood(points)
-        some = slice(None, None, -(-len(known) // SOME))
-        as_new = extend(points[some], points, scales, shown, skip=1)
-        scale = min(SCALES, key=lambda scale: float(F.cross_entropy(scale * as_new, given[some])))
-        spec = self.map.spec.model_copy(
-            update={
-                "projection": "graph",
-                "coordinates": len(self.classes),
-                "points": len(points),
-            }
+        points, classes = found.points[known], len(task.classes)
+        shown = F.one_hot(torch.from_numpy(labels[known]), classes).float()
+        _, _, scales = found.near if len(known) == len(labels) else neighbourhood(points)
+        spec = found.map.spec.model_copy(
+            update={"projection": "graph", "coordinates": classes, "points": len(points)}
         )
-        network = build_student(self.inputs, len(self.classes), spec)
-        weight = torch.zeros((len(self.classes), spec.width))
-        weight[:, spec.components :] = scale * torch.eye(len(self.classes))
+        network = build_student(task.spec, classes, spec)
+        weight = torch.zeros((classes, spec.width))
+        weight[:, spec.components :] = SCALE * torch.eye(classes)
         state = {
-            "mean": self.map.tensors["mean"],
-            "basis": self.basis,
+            "mean": found.map.tensors["mean"],
+            "basis": found.basis,
             "points": points,
             "scales": scales,
             "coordinates": shown,
             "scores.weight": weight,
-            "scores.bias": torch.zeros(len(self.classes)),
+            "scores.bias": torch.zeros(classes),
         }
         network.load_state_dict(state)
-        how: dict[str, int | float | str] = {"method": "neighbours", "scale": scale}
-        return Student(network, describe(self.inputs, self.classes, how, None, spec))
+        return Student(
+            network, describe(task.spec, task.classes, {"method": "neighbours"}, None, spec)
+        )
 
-    def judge(self, labels: Ints, folds: Ints) -> float:
-        """Share of the known labels [K] that are predicted without their fold [K]."""
-        known, right = np.flatnonzero(labels >= 0), 0
-        shown = F.one_hot(torch.from_numpy(labels[known]), len(self.classes)).float()
-        for fold in np.unique(folds):
-            own = torch.from_numpy(folds == fold)
-            points, others = self.points[known[folds == fold]], self.points[known[folds != fold]]
-            _, _, scales = neighbourhood(others)
-            scores = extend(points, others, scales, shown[~own])
-            right += int((scores.argmax(1) == shown[own].argmax(1)).sum())
-        return right / len(known)
+    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+        """What the labels of other folds say of each input."""
+        points = task.once(Neighbourhoods).points
+        held_out = np.zeros((len(task.x), len(task.classes)))
+        for fold in np.unique(folds[folds >= 0]):
+            own = folds == fold
+            labels = self._labels(task, answers.only(~own))
+            known = np.flatnonzero((labels >= 0) & ~own)
+            shown = F.one_hot(torch.from_numpy(labels[known]), len(task.classes)).float()
+            _, _, scales = neighbourhood(points[known])
+            scores = extend(points[own], points[known], scales, shown)
+            held_out[own] = (SCALE * scores).softmax(1).numpy()
+        return held_out
+
+    @staticmethod
+    def _labels(task: Task, answers: Answers) -> Ints:
+        """Labels [N]; of noisy counts, of the shares that are averaged over neighbours."""
+        if not answers.noise:
+            return answers.labels
+        weights, index, _ = task.once(Neighbourhoods).near
+        known = torch.from_numpy(answers.known).float()
+        shares = torch.from_numpy(answers.shares).float()
+        for _ in range(TIMES):
+            of_known = weights * known[index]
+            of_known /= of_known.sum(1, keepdim=True).clamp_min(1e-9)
+            shares = torch.cat(
+                [
+                    (of_known[at : at + BLOCK, :, None] * shares[index[at : at + BLOCK]]).sum(1)
+                    for at in range(0, len(shares), BLOCK)
+                ]
+            )
+            known = torch.ones(len(shares))
+        fitted = shares.double().numpy()
+        if len(task.classes) >= MANY:
+            error = answers.noise / np.sqrt(TIMES * NEIGHBOURS)
+            fitted = fitted + class_biases(fitted, answers.prior, error)
+        labels: Ints = fitted.argmax(axis=1)
+        return labels

@@ -1,109 +1,41 @@
-"""How a student is trained: on labels alone, or on unlabelled inputs as well.
-
-Everything here uses public inputs and answers that were paid for, so nothing here costs privacy,
-however often it is repeated.
-"""
+"""Networks as students, trained on labels alone or on unlabelled inputs as well."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from numpy.typing import NDArray
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import nn
 
-from terrine_models.data.arrays import InputSpec
+from terrine_models.data.workers import alone, side_by_side
 from terrine_models.features.augment import DRAWS, distort
 from terrine_models.features.prepared import prepare
-from terrine_models.storage.manifests import CONFIG
-from terrine_models.students.models import (
-    MOST_MEMBERS,
-    Average,
-    Student,
-    build_student,
-    describe,
-    initialise_student,
-)
-from terrine_models.students.ridge import class_weights
-from terrine_protocol.tables import TableSchema
+from terrine_models.students.answers import Answers, Floats, Ints
+from terrine_models.students.models import Student, build_student, describe, initialise_student
+from terrine_models.students.ridge import labels_to_teach
+from terrine_models.students.settings import Training
+from terrine_models.students.task import OnStep, StudentMethod, Task
 
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
-
-
-@dataclass(frozen=True, config=CONFIG)
-class Training:
-    """Settings of the training; the defaults suit tens to hundreds of labels.
-
-    `vat` is for small images with few labels; `fixmatch` is for larger images and hundreds of
-    labels, and learns more from them in the same time.
-    """
-
-    method: str = "auto"
-    """One of `methods.methods()`."""
-    steps: Annotated[int, Field(ge=1, description="Training steps of a network.")] = 600
-    batch: Annotated[int, Field(ge=1, description="Labelled inputs per step.")] = 64
-    unlabelled_batch: Annotated[int, Field(ge=1, description="Unlabelled inputs per step.")] = 128
-    learning_rate: Annotated[float, Field(gt=0, description="The highest, of AdamW.")] = 4e-3
-    weight_decay: Annotated[float, Field(ge=0, description="Of AdamW.")] = 5e-4
-    warm_up: Annotated[
-        float, Field(ge=0, le=1, description="Share of the steps that use labels alone.")
-    ] = 0.25
-    confidence: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="fixmatch: the student's own label is used from this probability on.",
-        ),
-    ] = 0.8
-    radius: Annotated[
-        float,
-        Field(
-            gt=0,
-            description="vat: length of the adversarial step, in units of the prepared input.",
-        ),
-    ] = 1.5
-    seed: int = 0
-    students: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=MOST_MEMBERS,
-            description="Networks that are trained, with seeds from `seed` on; their mean "
-            "probability counts.",
-        ),
-    ] = 1
-    balance: Annotated[
-        bool, Field(description="Whether every class that has labels counts alike.")
-    ] = False
-
-
-def only_images(method: str, inputs: InputSpec) -> None:
-    """Raise ValueError for tables, of which `method` learns nothing."""
-    if len(inputs.shape) == 1:
-        raise ValueError(
-            f"{method} is for images, and these inputs are tables. Use auto, which compares ridge "
-            "regression with a network, or supervised."
-        )
+OF_IMAGES, LEAST = 4, 100
+"""To be judged, networks for images are trained for a quarter of the steps, but for 100 at least.
+Those for tables train fast, and are trained for all of them."""
 
 
 class Objective:
     """What a network learns from labels and from unlabelled inputs, after it has warmed up.
 
-    `average`: the running mean of its weights. `x`: all prepared inputs.
+    `average`: the running mean of its weights. `x`: all prepared inputs. It begins with `random`.
     """
 
-    unlabelled = True
-    """Whether it learns from unlabelled inputs, and so may collapse."""
     momenta = (0.9, 0.999)
     """Of Adam. Unless they are these, the first is not cycled."""
 
@@ -118,167 +50,165 @@ class Objective:
         self.network, self.average = network, average
         self.training, self.random = training, random
 
-    @staticmethod
-    def check(inputs: InputSpec) -> None:
-        """Raise ValueError if nothing is learned so from such inputs."""
-
     def pool(self) -> int:
         """Return the number of unlabelled inputs in a step."""
         return self.training.unlabelled_batch
 
-    def loss(
-        self,
-        x: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor | None,
-        pool: torch.Tensor,
-    ) -> torch.Tensor:
-        """Loss on x [B, …] with `labels` [B], and on unlabelled inputs [U, …], as they are.
-
-        weights: of the classes of the labels [m], if they count differently.
-        """
+    def loss(self, x: torch.Tensor, labels: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        """Loss on x [B, …] with `labels` [B], and on unlabelled inputs [U, …], as they are."""
         raise NotImplementedError
 
     def follow(self) -> None:
         """Do what is done after each step of the network."""
 
 
-class Supervised(Objective):
-    """Labels alone."""
+class Consistent(Objective):
+    """Virtual adversarial training."""
 
-    unlabelled = False
-
-
-class Vat(Objective):
-    """Virtual adversarial training, for small images with few labels."""
-
-    def loss(
-        self,
-        x: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor | None,
-        pool: torch.Tensor,
-    ) -> torch.Tensor:
+    def loss(self, x: torch.Tensor, labels: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """Cross-entropy, and `vat_loss` on the unlabelled inputs."""
-        known = F.cross_entropy(self.network(augment(x, self.random)), labels, weights)
+        known = F.cross_entropy(self.network(augment(x, self.random)), labels)
         return known + vat_loss(self.network, pool, self.training.radius, self.random)
 
 
-class FixMatch(Objective):
-    """The averaged network's own sure labels of undistorted inputs, for larger images."""
+class Sure(Objective):
+    """The averaged network's own sure labels of undistorted inputs."""
 
-    def loss(
-        self,
-        x: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor | None,
-        pool: torch.Tensor,
-    ) -> torch.Tensor:
+    def loss(self, x: torch.Tensor, labels: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """Loss of `fixmatch_loss`."""
         confidence = self.training.confidence
-        return fixmatch_loss(
-            self.network, self.average, x, labels, pool, confidence, self.random, weights
+        return fixmatch_loss(self.network, self.average, x, labels, pool, confidence, self.random)
+
+
+class Network(StudentMethod):
+    """A network that learns from labels, and by its `objective` from unlabelled inputs as well."""
+
+    objective: ClassVar[type[Objective] | None] = None
+
+    def fit(self, task: Task, answers: Answers) -> Student:
+        """Train for all steps. Images are distorted at random in every one of them."""
+        steps, labels = self.training.steps, labels_to_teach(task, answers)
+
+        def train(done: Count) -> Student:
+            return self._train(task, labels, steps, done)
+
+        done = Count(self.on_step, steps)
+        # The products of a table's small network are slower on several threads than on one.
+        return alone(train, done) if task.is_table else train(done)
+
+    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+        """After short trainings, side by side."""
+        steps = self._short(task)
+        rows = [folds == fold for fold in np.unique(folds[folds >= 0])]
+        labels = [labels_to_teach(task, answers.only(~own)) for own in rows]
+        done = Count(self.on_step, len(rows) * steps)
+        held_out = np.zeros((len(task.x), len(task.classes)))
+
+        def train(fold: int) -> None:
+            student = self._train(task, labels[fold], steps, done)
+            held_out[rows[fold]] = student.probabilities(task.x[rows[fold]])
+
+        try:
+            side_by_side(train, range(len(rows)))
+        except BaseException:  # Ctrl-C, too; whatever it is, it is raised again
+            done.halt()  # otherwise the program would wait for every training to finish
+            raise
+        return held_out
+
+    def _short(self, task: Task) -> int:
+        steps = self.training.steps
+        return steps if task.is_table else min(steps, max(LEAST, steps // OF_IMAGES))
+
+    def _train(self, task: Task, given: Ints, steps: int, done: Count) -> Student:
+        labels, known = torch.from_numpy(given), torch.from_numpy(np.flatnonzero(given >= 0))
+        network, training = build_student(task.spec, len(task.classes)), self.training
+        x = prepare(torch.from_numpy(np.asarray(task.x, dtype=np.float32)), task.spec)
+        random = torch.Generator().manual_seed(task.seed)
+        initialise_student(network, random)
+        average = copy.deepcopy(network).eval()
+        network.train()
+        objective = None
+        if self.objective is not None:
+            objective = self.objective(network, average, x, training, random)
+        momenta = objective.momenta if objective else Objective.momenta
+        pace = training.learning_rate
+        optimizer = torch.optim.AdamW(
+            network.parameters(), pace, betas=momenta, weight_decay=training.weight_decay
         )
-
-
-NETWORKS: dict[str, type[Objective]] = {"supervised": Supervised, "vat": Vat, "fixmatch": FixMatch}
-"""By name: how networks learn."""
-
-
-def train_student(
-    x: NDArray[np.generic],
-    labels: NDArray[np.int64],
-    *,
-    inputs: InputSpec,
-    classes: tuple[str, ...],
-    encoding: TableSchema | None = None,
-    training: Training | None = None,
-    on_step: Callable[[int, int], None] = lambda done, steps: None,
-) -> Student:
-    """Train on inputs [N, *shape] with `labels` [N], -1 where there is none.
-
-    Images are distorted at random in every step. The student is the running mean of the weights;
-    of several, the mean of their probabilities. By default it learns from labels alone. Raises
-    ValueError when no input has a label, or if no network learns so from such inputs: all other
-    methods `choose_student` knows.
-    """
-    training = training or Training(method="supervised")
-    if training.method not in NETWORKS:
-        raise ValueError(f"{training.method} trains no network: choose_student knows it")
-    NETWORKS[training.method].check(inputs)
-    if x.shape != (len(labels), *inputs.shape):
-        raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")
-    known = np.flatnonzero(labels >= 0)
-    if len(known) == 0:
-        raise ValueError("there is nothing to learn from: no input has a label")
-    prepared = prepare(torch.from_numpy(np.asarray(x, dtype=np.float32)), inputs)
-    total, weights = training.students * training.steps, None
-    if training.balance:
-        weights = torch.from_numpy(class_weights(labels[known], len(classes))).float()
-
-    def train(member: int) -> nn.Module:
-        return _train(
-            prepared,
-            torch.from_numpy(known),
-            torch.from_numpy(labels),
-            weights,
-            build_student(inputs, len(classes)),
-            replace(training, seed=training.seed + member),
-            lambda done, _: on_step(member * training.steps + done, total),
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            pace,
+            total_steps=steps,
+            pct_start=0.05 if steps != 20 else 0.1,  # torch divides by 0.05 * steps - 1
+            cycle_momentum=momenta == Objective.momenta,
         )
+        labelled = _shuffled(known, training.batch, random)
+        pool = objective.pool() if objective else training.unlabelled_batch
+        everything = _shuffled(torch.arange(len(x)), pool, random)
+        for step in range(steps):
+            batch = next(labelled)
+            warm = objective is None or step < int(steps * training.warm_up)
+            if objective is None or warm:
+                loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch])
+            else:
+                loss = objective.loss(x[batch], labels[batch], x[next(everything)])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            follow(average, network, max(0.01, 1 / (1 + step / 10)))
+            if objective is not None and not warm:
+                objective.follow()
+            done.step()
+        how = {**asdict(replace(training, steps=steps)), "seed": task.seed}
+        return Student(average, describe(task.spec, task.classes, how, task.encoding))
 
-    networks = [train(member) for member in range(training.students)]
-    several = None if len(networks) == 1 else len(networks)
-    network = networks[0] if several is None else Average(networks)
-    model = describe(inputs, classes, asdict(training), encoding, members=several)
-    return Student(network, model)
+
+class Supervised(Network):
+    """Labels alone."""
 
 
-def _train(
-    x: torch.Tensor,
-    known: torch.Tensor,
-    labels: torch.Tensor,
-    weights: torch.Tensor | None,
-    network: nn.Module,
-    training: Training,
-    on_step: Callable[[int, int], None],
-) -> nn.Module:
-    random = torch.Generator().manual_seed(training.seed)
-    initialise_student(network, random)
-    average = copy.deepcopy(network).eval()
-    network.train()
-    pace = training.learning_rate
-    objective = NETWORKS[training.method](network, average, x, training, random)
-    optimizer = torch.optim.AdamW(
-        network.parameters(), pace, betas=objective.momenta, weight_decay=training.weight_decay
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        pace,
-        total_steps=training.steps,
-        pct_start=0.05 if training.steps != 20 else 0.1,  # torch divides by 0.05 * steps - 1
-        cycle_momentum=objective.momenta == Objective.momenta,
-    )
-    labelled, everything = (
-        _shuffled(known, training.batch, random),
-        _shuffled(torch.arange(len(x)), objective.pool(), random),
-    )
-    warm_up = int(training.steps * training.warm_up) if objective.unlabelled else training.steps
-    for step in range(training.steps):
-        batch = next(labelled)
-        if step < warm_up:
-            loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch], weights)
-        else:
-            loss = objective.loss(x[batch], labels[batch], weights, x[next(everything)])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        follow(average, network, max(0.01, 1 / (1 + step / 10)))
-        if step >= warm_up:
-            objective.follow()
-        on_step(step + 1, training.steps)
-    return average
+class OfImages(Network):
+    """A network that learns from unlabelled images, too. Of tables it learns nothing."""
+
+    wants = "images"
+
+    @classmethod
+    def can(cls, task: Task) -> bool:
+        """Images alone: the classes of a table are not separated by gaps."""
+        return not task.is_table
+
+
+class Vat(OfImages):
+    """Virtual adversarial training, for small images with few labels."""
+
+    objective = Consistent
+
+
+class FixMatch(OfImages):
+    """Its own sure labels, for larger images and hundreds of labels."""
+
+    objective = Sure
+
+
+class Count:
+    """The steps that were done, of several trainings at once, and whether to go on."""
+
+    def __init__(self, on_step: OnStep, total: int) -> None:
+        self.on_step, self.total, self.done = on_step, total, 0
+        self.lock, self.halted = threading.Lock(), threading.Event()
+
+    def step(self) -> None:
+        """Count one more. Raises InterruptedError once the training is to end."""
+        if self.halted.is_set():
+            raise InterruptedError("the training was interrupted")
+        with self.lock:
+            self.done += 1
+            self.on_step(self.done, self.total)
+
+    def halt(self) -> None:
+        """Let every training end."""
+        self.halted.set()
 
 
 @torch.no_grad()
@@ -304,18 +234,16 @@ def fixmatch_loss(
     pool: torch.Tensor,
     confidence: float,
     random: torch.Generator,
-    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Loss on the labels of x [B, …], and on the student's own of pool [U, …] where it is sure.
 
-    weights: of the classes of the labels [m], if they count differently. What the averaged network
-    predicts for a plain input is the target for the distorted one. After
+    What the averaged network predicts for a plain input is the target for the distorted one. After
     Sohn et al., "FixMatch", NeurIPS 2020, with Tarvainen and Valpola's mean teacher.
     """
     with torch.no_grad():
         sure, guess = average(pool).softmax(1).max(1)
     scores = network(augment(torch.cat([x, pool]), random))
-    loss = F.cross_entropy(scores[: len(x)], labels, weights)
+    loss = F.cross_entropy(scores[: len(x)], labels)
     own = F.cross_entropy(scores[len(x) :], guess, reduction="none")
     total: torch.Tensor = loss + (own * (sure >= confidence)).mean()
     return total

@@ -1,4 +1,10 @@
-"""Clues in a column's name and values: people, identifiers, dates, text or numbers."""
+"""Clues in a column's name and values: people, identifiers, dates, text or numbers.
+
+Values are counted in one pass and in bounded memory: each of the first 100,000 different values of
+a column (`most`). Of those beyond, only what must hold for every row is kept: whether all are
+numbers or dates, and their range. So what is said of a column with more different values comes from
+the rows that have one of the first.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +13,23 @@ import itertools
 import math
 import operator
 import re
-from dataclasses import dataclass
-from datetime import date
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
 
-from terrine_models.tables.columns import date_orders, read_date
-from terrine_models.tables.csv_files import DECIMAL_COMMA, number
-from terrine_models.tables.values import ColumnStats
+import numpy as np
+
+from terrine_models.tables.columns import (
+    DECIMAL_COMMA,
+    MISSING,
+    Coded,
+    date_orders,
+    number,
+    read_date,
+    written,
+)
 from terrine_protocol.tables import DateOrder
 
 FEW = 20
@@ -50,29 +65,21 @@ _DAY = (
     rf"\d{{1,2}}\.?[- ]?{_MONTH}[- ,]*\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})"
 )
 _DATE = re.compile(rf"{_DAY}([t ]{_CLOCK})?|(?=\d\d:){_CLOCK}", re.IGNORECASE)
-SCALES = (
-    (
-        "no",
-        "none",
-        "minimal",
-        "slight",
-        "mild",
-        "some",
-        "moderate",
-        "much",
-        "severe",
-        "very severe",
-    ),
-    ("keine", "gering", "leicht", "mäßig", "mittel", "schwer", "sehr schwer"),
-    ("never", "rarely", "sometimes", "often", "usually", "always"),
-    ("nie", "selten", "manchmal", "oft", "häufig", "immer"),
-    ("very low", "low", "below normal", "normal", "medium", "above normal", "high", "very high"),
-    ("sehr niedrig", "niedrig", "normal", "mittel", "hoch", "sehr hoch"),
-    ("very poor", "poor", "fair", "good", "very good", "excellent"),
-    ("xs", "s", "m", "l", "xl", "xxl"),
-    ("small", "medium", "large"),
-    ("i", "ii", "iii", "iv", "v", "vi"),
-)
+SCALES = [
+    scale.split(", ")
+    for scale in (
+        "no, none, minimal, slight, mild, some, moderate, much, severe, very severe",
+        "keine, gering, leicht, mäßig, mittel, schwer, sehr schwer",
+        "never, rarely, sometimes, often, usually, always",
+        "nie, selten, manchmal, oft, häufig, immer",
+        "very low, low, below normal, normal, medium, above normal, high, very high",
+        "sehr niedrig, niedrig, normal, mittel, hoch, sehr hoch",
+        "very poor, poor, fair, good, very good, excellent",
+        "xs, s, m, l, xl, xxl",
+        "small, medium, large",
+        "i, ii, iii, iv, v, vi",
+    )
+]
 """Words that are levels, from least to most, in lower case."""
 _BAND = re.compile(
     r"(?P<only>\d+)|[\[(]?(?P<low>\d+)( ?[-–] ?| to | bis |, ?)(?P<high>\d+)[\])]?|"
@@ -84,50 +91,125 @@ _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+MOST, MOST_CHARACTERS = 100_000, 10_000_000
+"""Different values of a column that are counted, and how long they may be together."""
+OF_ALL, LEAST = 5_000_000, 2_000
+"""Different values of all columns that are counted; of one, so many in any case."""
+
+
+def most(columns: int) -> int:
+    """How many different values of each of so many columns are counted."""
+    return min(MOST, max(LEAST, OF_ALL // columns))
+
+
+@dataclass
+class Overflow:
+    """What is known of the values that are not counted."""
+
+    orders: list[DateOrder] = field(default_factory=list)
+    """In which all of them are dates."""
+    first: dict[DateOrder, datetime] = field(default_factory=dict)
+    last: dict[DateOrder, datetime] = field(default_factory=dict)
+    low: float = math.inf
+    high: float = -math.inf
+    words: int = 0
+    """Rows whose value is no number."""
+    points: int = 0
+    """Rows whose value has a point and no comma."""
+    commas: bool = False
+    """Whether a value has a comma."""
+
+    def add(self, text: str, rows: int, comma_may_be_decimal: bool) -> None:
+        """Note a value, and how many rows have it."""
+        comma = "," in text
+        value = number(text, decimal_comma=comma and comma_may_be_decimal)
+        if math.isfinite(value):
+            self.low, self.high = min(self.low, value), max(self.high, value)
+        else:
+            self.words += rows
+        self.commas |= comma
+        self.points += rows if "." in text and not comma else 0
+        for order in self.orders:
+            if (day := read_date(text, order)) is None:
+                self.orders = [other for other in self.orders if other != order]
+            else:
+                self.first[order] = min(self.first.get(order, day), day)
+                self.last[order] = max(self.last.get(order, day), day)
+
+
+@dataclass
 class Clues:
-    """A column of a table, and the clues in it."""
+    """A column of a table whose fields `delimiter` separates: its values are added, then read."""
 
     path: Path
     name: str
-    values: ColumnStats
+    delimiter: str
+    most: int
+    """Different values that are counted."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Rows of each of the first different values, by the order in which they appear."""
+    rows: int = 0
+    given: int = 0
+    """Rows with a value."""
+    rest: Overflow | None = None
+    """None if all values are counted."""
+    _characters: int = 0
+
+    def add(self, coded: Coded) -> None:
+        """Count the values of some more rows."""
+        rows_of = np.bincount(coded.places, minlength=len(coded.values)).tolist()
+        self.rows += len(coded.places)
+        for value, rows in zip(coded.values, rows_of, strict=True):
+            text = written(value)
+            if text in MISSING:
+                continue
+            self.given += rows
+            if text in self.counts:
+                self.counts[text] += rows
+            elif len(self.counts) < self.most and self._characters < MOST_CHARACTERS:
+                self.counts[text] = rows
+                self._characters += len(text)
+            else:
+                self.rest = self.rest or Overflow(date_orders(self.counts))
+                self.rest.add(text, rows, self.delimiter != ",")
 
     @cached_property
     def distinct(self) -> list[str]:
         """The distinct values that were counted, sorted."""
-        return sorted(self.values.counts)
+        return sorted(self.counts)
 
     @property
     def different(self) -> str:
         """How many distinct values there are, for people."""
-        return f"{'' if self.complete else 'more than '}{len(self.distinct):,}"
-
-    @property
-    def complete(self) -> bool:
-        """Whether all distinct values were counted."""
-        return self.values.rest is None
+        return f"{'more than ' if self.rest else ''}{len(self.distinct):,}"
 
     @property
     def gaps(self) -> int:
         """Rows without a value."""
-        return self.values.rows - self.values.given
+        return self.rows - self.given
+
+    @property
+    def decimal(self) -> bool:
+        """Whether commas are decimal signs, as in 3,5; never if they separate fields."""
+        commas = bool(self.rest and self.rest.commas) or any("," in text for text in self.counts)
+        return self.delimiter != "," and commas
 
     @cached_property
     def low(self) -> float:
         """The least number, of a numeric column."""
-        rest = self.values.rest
+        rest = self.rest
         return min([*self._numbers.values(), *([rest.low] if rest else [])])
 
     @cached_property
     def high(self) -> float:
         """The greatest number, of a numeric column."""
-        rest = self.values.rest
+        rest = self.rest
         return max([*self._numbers.values(), *([rest.high] if rest else [])])
 
     @property
     def median(self) -> float:
         """The median of a numeric column."""
-        ordered = sorted((self._numbers[text], rows) for text, rows in self.values.counts.items())
+        ordered = sorted((self._numbers[text], rows) for text, rows in self.counts.items())
         ends = list(itertools.accumulate(rows for _, rows in ordered))
         middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
         low, high = (ordered[bisect.bisect_right(ends, place)][0] for place in middle)
@@ -136,11 +218,11 @@ class Clues:
     @cached_property
     def words(self) -> int:
         """Rows whose value is no number."""
-        counts, rest = self.values.counts, self.values.rest
+        counts, rest = self.counts, self.rest
         words = sum(counts[text] for text, value in self._numbers.items() if math.isnan(value))
         if rest is None:
             return words
-        return words + rest.words + (rest.points if self.values.decimal_commas else 0)
+        return words + rest.words + (rest.points if self.decimal else 0)
 
     @property
     def numeric(self) -> bool:
@@ -153,7 +235,7 @@ class Clues:
         return all(value.is_integer() for value in self._numbers.values())
 
     @property
-    def decimal_commas(self) -> bool:
+    def unread_decimals(self) -> bool:
         """Whether numbers are written as 3,5 in a file where that is not read as a number."""
         decimal = [text for text in self.distinct if DECIMAL_COMMA.fullmatch(text)]
         numbers = sum(not math.isnan(value) for value in self._numbers.values())
@@ -164,7 +246,7 @@ class Clues:
     def thousands(self) -> bool:
         """Whether commas read as decimal signs may be thousands separators, as in 1,234."""
         commas = [text for text in self.distinct if "," in text]
-        decimal = self.values.decimal_commas and bool(commas)
+        decimal = self.decimal and bool(commas)
         return decimal and all(_THOUSANDS.fullmatch(text) for text in commas)
 
     @property
@@ -175,7 +257,7 @@ class Clues:
     @property
     def counts_rows(self) -> bool:
         """Whether the values are consecutive integers, each once."""
-        rows, span = self.values.rows, self.high - self.low
+        rows, span = self.rows, self.high - self.low
         return self.unique and self.whole and rows > FEW and span == rows - 1
 
     @property
@@ -194,7 +276,7 @@ class Clues:
     @property
     def prose(self) -> bool:
         """Whether the values are long or have line breaks, and rarely repeat."""
-        counts, rows = self.values.counts, self._counted
+        counts, rows = self.counts, self._counted
         words = sum(len(text.split()) * counts[text] for text in counts)
         length = sum(len(text) * counts[text] for text in counts)
         long = words >= LONG_WORDS * rows or length >= LONG_LENGTH * rows
@@ -217,16 +299,20 @@ class Clues:
         """The order of year, month and day, if all values are dates and it is unambiguous."""
         if not self.dates:
             return None
-        rest = self.values.rest
+        rest = self.rest
         orders = date_orders(self.distinct) if rest is None else rest.orders
         return orders[0] if len(orders) == 1 or "year-month-day" in orders else None
 
     def span(self, order: DateOrder) -> tuple[date, date]:
         """The first and the last day, of dates in this order."""
         days = [day for text in self.distinct if (day := read_date(text, order))]
-        if rest := self.values.rest:
+        if rest := self.rest:
             days += [ends[order] for ends in (rest.first, rest.last) if order in ends]
-        return min(days), max(days)
+        return min(days).date(), max(days).date()
+
+    def hours(self, order: DateOrder) -> bool:
+        """Whether dates in this order have a time of day other than midnight."""
+        return any((day := read_date(text, order)) and day.hour for text in self.distinct)
 
     @property
     def boolean(self) -> bool:
@@ -260,7 +346,7 @@ class Clues:
     @property
     def may_be_a_category_of_people(self) -> bool:
         """Whether the name is a bare noun such as "subject", and the values are few."""
-        few = len(self.distinct) <= FEW < self.values.rows
+        few = len(self.distinct) <= FEW < self.rows
         return few and _BARE_PERSON_NAME.fullmatch(self._letters) is not None
 
     @property
@@ -287,17 +373,17 @@ class Clues:
 
     @property
     def _all_numbers(self) -> bool:
-        return self.values.given > 0 and not self.words
+        return self.given > 0 and not self.words
 
     @property
     def _counted(self) -> int:
         """Rows that have one of the values that were counted."""
-        return self.values.counts.total()
+        return self.counts.total()
 
     @cached_property
     def _numbers(self) -> dict[str, float]:
         """The counted values as numbers; NaN for those that are not finite numbers."""
-        comma = self.values.decimal_commas
+        comma = self.decimal
         found = {text: number(text, decimal_comma=comma) for text in self.distinct}
         return {text: v if math.isfinite(v) else math.nan for text, v in found.items()}
 

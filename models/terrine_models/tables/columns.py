@@ -1,25 +1,39 @@
-"""Columns of a table as numbers from 0 to 1, by what a public schema says of them."""
+"""Columns of a table as numbers from 0 to 1, by what a public schema says of them.
+
+A column comes as numbers or moments, one for each row, or as the values that it has, each once, and
+which of them each row has: a value that repeats is read once.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.csv_files import number
-from terrine_protocol.tables import Column, DateOrder, DatePart
+from terrine_protocol.tables import FEATURES, Column, DateOrder, TableSchema
 
 MISSING = frozenset(("", "?", "NA", "NaN"))
 TRUE = ("true", "t", "yes", "y", "1", "1.0")
 FALSE = ("false", "f", "no", "n", "0", "0.0")
 """How a boolean is written, in capitals or not."""
+FEW = 10
+"""So many values, none of them known, are no accident where columns are told by their order."""
+MUCH = 0.1
+"""Share of a column's numbers that may be clipped or missing without a word from the student."""
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 
-_DATE = re.compile(r"(\d{4}|\d{1,2})([-./])(\d{1,2})\2(\d{4}|\d{1,2})(?:[T ].*)?", re.DOTALL)
+_DATE = re.compile(
+    r"(\d{4}|\d{1,2})([-./])(\d{1,2})\2(\d{4}|\d{1,2})"
+    r"(?:[T ](?:(\d{1,2}):\d{2}(?::\d{2})?(?:[.,]\d+)?(?: ?([aApP])[mM])?)?.*)?",
+    re.DOTALL,
+)
 _EIGHT_DIGITS = re.compile(r"\d{8}(?:[T ].*)?", re.DOTALL)
 _PLACES: dict[DateOrder, tuple[int, int, int]] = {
     "year-month-day": (0, 1, 2),
@@ -30,15 +44,119 @@ _PLACES: dict[DateOrder, tuple[int, int, int]] = {
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The values of one column, as they are written in a file."""
+class Coded:
+    """Values of a column, each once (text, or as a data frame holds it), and each row's [N]."""
 
-    values: Sequence[str]
+    values: Sequence[Any]
+    places: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> Coded:
+        """One value for each row."""
+        index: dict[Any, int] = {}
+        places = [index.setdefault(value, len(index)) for value in values]
+        return cls(list(index), np.array(places, dtype=np.intp))
+
+
+Values = NDArray[Any] | Coded
+"""Of a column: float64 [N], NaN where a number is missing; datetime64 [N], NaT where one is; or
+others."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of a table; at least the columns that are needed."""
+
+    columns: Mapping[str, Values]
+    rows: int
     where: Callable[[int], str]
     """Names a row in an error."""
-    decimal_comma: bool = False
-    hint: Callable[[str], str] = lambda text: ""
+    named: bool = True
+    """Whether columns were found by name, not by their order."""
+    commas: frozenset[str] = frozenset()
+    """Columns with decimal commas."""
+    hint: Callable[[str, str], str] = lambda column, text: ""
     """What else to say of a field that is no number."""
+
+
+class ClippedError(DataError):
+    """More than a tenth of a column is clipped to the schema's range, or missing."""
+
+
+@dataclass
+class Tally:
+    """What a schema does not foresee in a column."""
+
+    rows: int = 0
+    missing: int = 0
+    other: int = 0
+    """Values that it does not list."""
+    outside: int = 0
+    """Numbers and dates outside its range."""
+
+
+class Encoder:
+    """Encodes the rows of a table, a block at a time, and counts what the schema does not foresee.
+
+    what: the table, in messages.
+    """
+
+    def __init__(self, schema: TableSchema, what: str) -> None:
+        self._what, self._named = what, True
+        self._columns = [
+            (column, Tally(), width(column)) for column in schema.columns if column.role in FEATURES
+        ]
+        self.width = sum(width for _, _, width in self._columns)
+
+    def encode(self, block: Block) -> NDArray[np.float32]:
+        """Encode rows as [N, width]. Raises DataError, which names row and column."""
+        encoded, start = np.zeros((block.rows, self.width), dtype=np.float32), 0
+        for column, tally, wide in self._columns:
+            tally.rows += block.rows
+            _ENCODE[column.role](column, block, encoded[:, start : start + wide], tally)
+            start += wide
+        self._named = block.named
+        return encoded
+
+    def finish(self, note: Callable[[str], object], accept_clipped: bool = True) -> None:
+        """Say what was not foreseen.
+
+        Raises ClippedError if that is much of a column's numbers and not accepted, and DataError if
+        nothing of a column is known and there is no header.
+        """
+        much = []
+        for column, tally, _ in self._columns:
+            name, given = column.name, tally.rows - tally.missing
+            if tally.other == given >= FEW and not self._named:
+                raise DataError(
+                    f"{self._what} has no header, and none of the {given:,} values of column "
+                    f"{name} is in the schema. Are the columns in its order? Add a header that "
+                    "names them."
+                )
+            start, of = f"{self._what}: column {name}:", f"of {given:,} values are"
+            if tally.other:
+                note(f"{start} {tally.other:,} {of} not in the schema; they count as other.")
+            if tally.outside:
+                ends = f", {column.low:g} to {column.high:g}," if column.since is None else ""
+                note(
+                    f"{start} {tally.outside:,} {of} outside the schema's range{ends} and clipped "
+                    "to it."
+                )
+            if tally.missing and column.role == "numeric":
+                note(
+                    f"{start} {tally.missing:,} of {tally.rows:,} values are missing; "
+                    f"{_instead(column):g} stands for them."
+                )
+            foreseen = column.role != "numeric" or column.missing is not None
+            if tally.outside + (0 if foreseen else tally.missing) > MUCH * tally.rows:
+                much.append(name)
+        if much and not accept_clipped:
+            raise ClippedError(
+                f"{self._what}: of column {', '.join(much)} more than a tenth is outside the "
+                "schema's range, or missing where the schema knows no gaps: labels of such rows "
+                "may be bought for nothing. Is it in the schema's units? To go on as it is: "
+                "--accept-clipped, in Python accept_clipped=True."
+            )
 
 
 def width(column: Column) -> int:
@@ -61,29 +179,73 @@ def width(column: Column) -> int:
             return 0
 
 
-def encode(column: Column, texts: Texts) -> NDArray[np.float32]:
-    """Encode values [N] as [N, width]. Raises DataError, which names the row."""
-    if column.role == "categorical":
-        return _indicators(column, texts)
-    if column.role == "numeric":
-        return _numbers(column, texts)
-    one = {"ordinal": _ordinal, "boolean": _boolean, "date": _date}[column.role]
-    first: dict[str, int] = {}
-    places = [first.setdefault(text, len(first)) for text in texts.values]
-    rows = [one(column, texts, text) for text in first]  # values repeat: each is read once
-    return np.array(rows, dtype=np.float32).reshape(len(rows), width(column))[places]
+def class_indices(column: Column, block: Block) -> NDArray[np.int64]:
+    """The classes of rows [N] by the label's column. Raises DataError for one that has none."""
+    index = {value: k for k, value in enumerate(column.values or ())}
+    index |= {f"{value}.": k for value, k in index.items() if f"{value}." not in index}
+    values, places = texts(column, block)  # a full stop: in UCI Adult's test
+    found = np.array([index.get(text, -1) for text in values], dtype=np.int64)[places]
+    if (found < 0).any():
+        raise _unexpected(column, block, found < 0, f"one of {', '.join(column.values or ())}.")
+    return found
 
 
-def unknown(column: Column, texts: Texts) -> int:
-    """How many values are none of those that the schema lists for a column, nor missing."""
-    if column.role not in ("categorical", "ordinal"):
-        return 0
-    known = {*(column.values or ()), *MISSING}
-    return sum(text not in known for text in texts.values)
+def texts(column: Column, block: Block) -> tuple[list[str], NDArray[np.intp]]:
+    """A column's values as a CSV file and the schema have them, each once, and each row's [N]."""
+    values = block.columns[column.name]
+    coded = values if isinstance(values, Coded) else Coded.of(values.tolist())
+    return [written(value, column.values) for value in coded.values], coded.places
 
 
-def read_date(text: str, order: DateOrder) -> date | None:
-    """Read a date, with or without a time of day; None if it is not one in this order.
+def written(value: object, known: Collection[str] | None = None) -> str:
+    """A value as a CSV file would hold it: 1, true, 2020-01-31, and nothing for null and NaN.
+
+    What is no text is found among the values that are `known` however it is written there.
+    """
+    if isinstance(value, str):
+        return value.strip()
+    text = str(value).strip()
+    if text in ("None", "nan", "NaT", "<NA>"):
+        return ""
+    if text in ("True", "False"):
+        text = text.lower()
+    elif isinstance(value, float) and value.is_integer():
+        text = str(int(value))
+    if known is None or text in known:
+        return text
+    ways = (text.removesuffix(".0"), f"{text}.0", text.capitalize(), text.upper())
+    return next((way for way in ways if way in known), text)
+
+
+def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
+    """Raise DataError unless all columns that are needed are there, and no name is there twice."""
+    absent = [name for name in needed if name not in names]
+    if absent:
+        raise DataError(
+            f"{what} has no column {', '.join(absent)}; it has {', '.join(map(str, names))}."
+        )
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise DataError(f"{what} has two columns named {twice!r}.")
+
+
+def number(text: str, *, decimal_comma: bool = False) -> float:
+    """Parse a field as a number; NaN if it is not one.
+
+    With `decimal_comma`, 3,5 and 1.234,5 are numbers, and 1.234 is not: it is ambiguous.
+    """
+    if decimal_comma and "," in text:
+        text = text.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else ""
+    elif decimal_comma and "." in text:
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def read_date(text: str, order: DateOrder) -> datetime | None:
+    """Read a date, and its hour if a time of day follows; None if it is not one in this order.
 
     What begins with a year of four digits is year-month-day in any order.
     """
@@ -96,9 +258,13 @@ def read_date(text: str, order: DateOrder) -> date | None:
     places = _PLACES["year-month-day" if len(found[1]) == 4 else order]
     year, month, day = (parts[place] for place in places)
     try:
-        return date(int(year), int(month), int(day)) if len(year) == 4 else None
+        moment = datetime(int(year), int(month), int(day)) if len(year) == 4 else None
     except ValueError:
         return None
+    hour, half = int(found[5] or 0), (found[6] or "").lower()
+    if half:
+        hour = hour % 12 + (12 if half == "p" else 0)
+    return moment.replace(hour=hour) if moment and hour < 24 else moment
 
 
 def date_orders(texts: Iterable[str]) -> list[DateOrder]:
@@ -111,76 +277,111 @@ def date_orders(texts: Iterable[str]) -> list[DateOrder]:
     return orders
 
 
-def _indicators(column: Column, texts: Texts) -> NDArray[np.float32]:
+def _listed(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+    """Categories: a one in their place. Levels: from 0 to 1, and whether there is none."""
+    values, places = texts(column, block)
     index = {value: k for k, value in enumerate(column.values or ())}
-    encoded = np.zeros((len(texts.values), len(index) + 1), dtype=np.float32)
-    places = [index.get(text, len(index)) for text in texts.values]
-    encoded[np.arange(len(places)), places] = 1
-    return encoded
+    found = np.array([index.get(text, -1) for text in values], dtype=np.intp)[places]
+    if column.role == "categorical":
+        out[np.arange(block.rows), np.where(found < 0, len(index), found)] = 1
+    else:
+        out[:, 0] = np.where(found < 0, 0.5, found / (len(index) - 1))
+        out[:, 1] = found < 0
+    missing = np.array([text in MISSING for text in values], dtype=bool)[places]
+    tally.missing += int(missing.sum())
+    tally.other += int(((found < 0) & ~missing).sum())
 
 
-def _numbers(column: Column, texts: Texts) -> NDArray[np.float32]:
-    low, high = column.low or 0.0, column.high or 0.0
-    instead = (low + high) / 2 if column.missing is None else column.missing
-    missing = [text in MISSING for text in texts.values]
-    values = np.array(
-        [
-            instead if absent else number(text, decimal_comma=texts.decimal_comma)
-            for text, absent in zip(texts.values, missing, strict=True)
-        ]
-    )
-    odd = np.flatnonzero(~np.isfinite(values))
-    if len(odd):
-        text = texts.values[odd[0]]
-        raise _unexpected(column, texts, text, f"a finite number. {texts.hint(text)}".rstrip())
-    with np.errstate(over="ignore", invalid="ignore"):  # far outside the range is clipped, too
-        scaled = (values - low) / (high - low)
-    scaled = np.where(scaled < 0, 0, np.where(scaled > 1, 1, scaled))
-    found = [scaled] if column.missing is None else [scaled, np.array(missing)]
-    return np.stack(found, axis=1).astype(np.float32)
+def _booleans(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+    values, places = texts(column, block)
+    known = {"": 0.5, **dict.fromkeys(MISSING, 0.5), **dict.fromkeys(TRUE, 1.0)}
+    known |= dict.fromkeys(FALSE, 0.0)
+    ways = [text if text in MISSING else text.lower() for text in values]
+    found = np.array([known.get(way, math.nan) for way in ways], dtype=np.float64)[places]
+    if np.isnan(found).any():
+        expected = f"one of {', '.join(TRUE)}, {', '.join(FALSE)}, or nothing."
+        raise _unexpected(column, block, np.isnan(found), expected)
+    out[:, 0], out[:, 1] = found, found == 0.5
+    tally.missing += int((found == 0.5).sum())
 
 
-def _ordinal(column: Column, texts: Texts, text: str) -> list[float]:
-    values = column.values or ()
-    if text not in values:
-        return [0.5, 1]
-    return [values.index(text) / (len(values) - 1), 0]
+def _numbers(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+    numbers, low, high = block.columns[column.name], column.low or 0.0, column.high or 0.0
+    if isinstance(numbers, Coded):
+        values, places = texts(column, block)
+        comma = column.name in block.commas
+        missing = np.array([text in MISSING for text in values], dtype=bool)[places]
+        numbers = np.array([number(text, decimal_comma=comma) for text in values])[places]
+    else:
+        missing = np.isnan(numbers)
+    if missing.any():
+        tally.missing += int(missing.sum())
+        numbers = np.where(missing, _instead(column), numbers)
+    if not (low <= numbers.min(initial=low) and numbers.max(initial=high) <= high):
+        if not np.isfinite(numbers).all():
+            raise _unexpected(column, block, ~np.isfinite(numbers), "a finite number.")
+        tally.outside += int(((numbers < low) | (numbers > high)).sum())
+        numbers = np.clip(numbers, low, high)
+    out[:, 0] = (numbers - low) / (high - low)
+    if column.missing is not None:
+        out[:, 1] = missing
 
 
-def _boolean(column: Column, texts: Texts, text: str) -> list[float]:
-    if text in MISSING:
-        return [0.5, 1]
-    if text.lower() not in TRUE + FALSE:
-        ways = f"one of {', '.join(TRUE)}, {', '.join(FALSE)}, or nothing."
-        raise _unexpected(column, texts, text, ways)
-    return [float(text.lower() in TRUE), 0]
-
-
-def _date(column: Column, texts: Texts, text: str) -> list[float]:
-    parts, order, since = column.parts or (), column.order or "year-month-day", column.since
-    if text in MISSING:
-        return [*(0.5 for _ in parts), 1]
-    day = read_date(text, order)
-    if day is None:
-        raise _unexpected(
-            column, texts, text, f"a date written as {order}, with four digits a year."
-        )
-    since = since or date.min
-    low, high = column.low or 0.0, column.high or 0.0
+def _dates(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+    moments, order = block.columns[column.name], column.order or "year-month-day"
+    if isinstance(moments, Coded):
+        values, places = texts(column, block)
+        missing = np.array([text in MISSING for text in values], dtype=bool)[places]
+        days_of = [read_date(text, order) for text in values]
+        moments = np.array(days_of, dtype="datetime64[s]")[places]
+    else:
+        missing = np.isnat(moments)
+    if (np.isnat(moments) & ~missing).any():
+        expected = f"a date written as {order}, with four digits a year."
+        raise _unexpected(column, block, np.isnat(moments) & ~missing, expected)
+    since, low, high = column.since or date.min, column.low or 0.0, column.high or 0.0
+    moments = np.where(missing, np.datetime64(since), moments)
+    day = moments.astype("datetime64[D]")
+    days = (day - np.datetime64(since)).astype(np.float64)
     first, last = since + timedelta(days=low), since + timedelta(days=high)
-    taken: dict[DatePart, float] = {
-        "days": _between((day - since).days, low, high),
-        "year": _between(day.year, first.year, max(last.year, first.year + 1)),
-        "month": (day.month - 1) / 11,
-        "weekday": day.weekday() / 6,
+    year, most = day.astype("datetime64[Y]").astype(np.int64) + 1970, max(last.year, first.year + 1)
+    taken = {
+        "days": np.clip((days - low) / (high - low), 0, 1),
+        "year": np.clip((year - first.year) / (most - first.year), 0, 1),
+        "month": day.astype("datetime64[M]").astype(np.int64) % 12 / 11,
+        "weekday": (day.astype(np.int64) + 3) % 7 / 6,
+        "hour": (moments - day).astype("timedelta64[h]").astype(np.int64) / 23,
     }
-    return [*(taken[part] for part in parts), 0]
+    for place, part in enumerate(column.parts or ()):
+        out[:, place] = np.where(missing, 0.5, taken[part])
+    out[:, -1] = missing
+    tally.missing += int(missing.sum())
+    if {"days", "year"} & set(column.parts or ()):
+        tally.outside += int((((days < low) | (days > high)) & ~missing).sum())
 
 
-def _between(value: float, low: float, high: float) -> float:
-    return min(max((value - low) / (high - low), 0.0), 1.0)
+_ENCODE: dict[str, Callable[[Column, Block, NDArray[np.float32], Tally], None]] = {
+    "categorical": _listed,
+    "ordinal": _listed,
+    "boolean": _booleans,
+    "numeric": _numbers,
+    "date": _dates,
+}
+"""Each encodes a column into zeros [N, width], and counts. They raise DataError."""
 
 
-def _unexpected(column: Column, texts: Texts, text: str, expected: str) -> DataError:
-    where = texts.where(texts.values.index(text))
-    return DataError(f"{where}: column {column.name} holds {text!r}, expected {expected}")
+def _unexpected(column: Column, block: Block, odd: NDArray[np.bool_], expected: str) -> DataError:
+    """What is wrong in the first row that is odd."""
+    row, values = int(np.flatnonzero(odd)[0]), block.columns[column.name]
+    value = values.values[values.places[row]] if isinstance(values, Coded) else values[row].item()
+    text = written(value)
+    more = f" {block.hint(column.name, text)}".rstrip() if column.role == "numeric" else ""
+    return DataError(
+        f"{block.where(row)}: column {column.name} holds {text!r}, expected {expected}{more}"
+    )
+
+
+def _instead(column: Column) -> float:
+    """What stands for a missing number."""
+    middle = ((column.low or 0.0) + (column.high or 0.0)) / 2
+    return middle if column.missing is None else column.missing

@@ -2,20 +2,21 @@
 
 Categories and ranges are stored in the manifest, and students need them to encode their own rows.
 So they come from a schema that the owner wrote, or from a table that the owner declared public, and
-never from private rows. A private value that is not in the schema is encoded as "other"; a number
-outside the range is clipped to it.
+never from private rows. A private value that is not in the schema is encoded as "other", a number
+outside the range is clipped to it, and how many there are is said.
 
-Encoding needs NumPy and pydantic alone, and pyarrow for Parquet and Arrow, so that it is part of
-the light client.
+Data frames need NumPy and pydantic alone, so that they are part of the light client; files need
+pyarrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +24,33 @@ from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, check_classes
 from terrine_models.data.blocks import Growing, Numbering, Records
-from terrine_models.data.reading import Progress, rows_at_a_time, sha256, unchanged, unseen
-from terrine_models.tables import arrow_files, columns, csv_files
-from terrine_models.tables.csv_files import Encoding, Note, silent
-from terrine_models.tables.rows import Part, Reading, check_names, noted, read_parts, spelled
+from terrine_models.data.reading import Progress, rows_at_a_time, unchanged, unseen
+from terrine_models.tables.columns import (
+    Block,
+    Coded,
+    Encoder,
+    Values,
+    check_names,
+    class_indices,
+    texts,
+    width,
+)
 from terrine_protocol.files import read
 from terrine_protocol.tables import Column, TableSchema
 
-NOT_THERE = ("None", "nan", "NaN", "NaT", "<NA>")
-"""How data frames print a missing value."""
+if TYPE_CHECKING:
+    from terrine_models.tables.files import TableFile
+
+TEXT, FOREIGN = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}, {".xlsx", ".xls", ".ods"}
+TYPED = {".parquet", ".pq", ".arrow", ".feather", ".ipc"}
+"""Ends of the names of tables, readable or not."""
+Note = Callable[[str], object]
+"""Receives a sentence for the user about how a table was read."""
+
+
+def warn(sentence: str) -> None:
+    """Say it as a warning of Python."""
+    warnings.warn(sentence, stacklevel=2)
 
 
 class Frame(Protocol):
@@ -42,132 +61,135 @@ class Frame(Protocol):
 
 def is_table(path: Path) -> bool:
     """Whether a file's name says that it is a table, readable or not."""
-    known = csv_files.TEXT_SUFFIXES | csv_files.FOREIGN_SUFFIXES.keys() | arrow_files.SUFFIXES
+    known = TEXT | FOREIGN | TYPED
     return not known.isdisjoint(suffix.lower() for suffix in Path(path).suffixes)
 
 
-def check_table(path: Path, encoding: Encoding = "utf-8") -> None:
-    """Refuse a file that is no table, before anything else is asked for. Raises DataError."""
-    if arrow_files.is_arrow(path):
-        arrow_files.check(path)
-    else:
-        csv_files.check(path, encoding=encoding)
+def check_table(path: Path) -> None:
+    """Refuse a file whose beginning is that of no table. Raises DataError."""
+    with opened_table(Path(path), digest=False):
+        pass
 
 
-@dataclass(frozen=True)
+@contextmanager
+def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
+    """Open a file with `files.open_file`, which needs pyarrow. It must not change meanwhile."""
+    try:
+        from terrine_models.tables.files import open_file
+    except ImportError:
+        raise DataError(
+            f"{path}: reading tables from files needs pyarrow. In a checkout: pip install "
+            "'.[arrow]'. Data frames are encoded without it."
+        ) from None
+    with unchanged(path), open_file(path, **options) as file:
+        yield file
+
+
 class Table:
-    """The labelled records of a file, encoded by a schema, a block at a time."""
+    """The labelled records of a file, encoded by a schema, a block at a time: a `Source`."""
 
-    path: Path
-    encoding: TableSchema
-    reading: Reading
-    sha256: str
-
-    @property
-    def name(self) -> str:
-        """The file."""
-        return str(self.path)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """What the schema lists."""
-        return self._label.values or ()
-
-    @property
-    def spec(self) -> InputSpec:
-        """What an encoded row looks like."""
-        return encoded_input(self.encoding)
-
-    @property
-    def group_column(self) -> str | None:
-        """The column that names people."""
-        return next((c.name for c in self.encoding.columns if c.role == "group"), None)
+    def __init__(
+        self, path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
+    ) -> None:
+        self._path, self._note, self._progress = Path(path), note, progress
+        by_role = {column.role: column for column in schema.columns}
+        self._label, self._group = by_role["label"], by_role.get("group")
+        self.name, self.classes, self.encoding = str(path), self._label.values or (), schema
+        self.spec = encoded_input(schema)
+        self.sha256: str | None = None
+        self.group_column = None if self._group is None else self._group.name
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""
-        schema, group, people = self.encoding, self.group_column, Numbering()
-        needed = [*schema.features, self._label.name, *([group] if group else [])]
-        with unchanged(self.path):
-            if sha256(self.path) != self.sha256:
-                raise DataError(f"{self.path} is not the file that it was.")
-            for part in read_parts(self.path, schema, needed, self.reading):
-                inputs, labels = _encode(part, schema), _class_indices(part, self._label)
-                yield Records(inputs, labels, people.of(part.columns[group]) if group else None)
-
-    @property
-    def _label(self) -> Column:
-        return next(column for column in self.encoding.columns if column.role == "label")
+        schema, people, fitted = self.encoding, Numbering(), self.encoding.fitted_on is not None
+        encoder = Encoder(schema, self.name)
+        needed = [*schema.features, *(c.name for c in (self._label, self._group) if c is not None)]
+        with _opened(self._path, schema, needed, self._note, fitted) as (file, read_blocks):
+            for block in read_blocks(file, schema, needed, self._note, self._progress):
+                inputs, labels = encoder.encode(block), class_indices(self._label, block)
+                if self._group is None:
+                    yield Records(inputs, labels, None)
+                else:
+                    names, places = texts(self._group, block)
+                    yield Records(inputs, labels, people.of(names)[places])
+            self.sha256 = file.sha256 or None
+        encoder.finish(self._note)
 
 
 def open_table(
-    path: Path,
-    schema: TableSchema,
-    note: Note = silent,
-    encoding: Encoding = "utf-8",
-    progress: Progress = unseen,
+    path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
 ) -> Table:
     """Open a labelled CSV, Parquet or Arrow file, whose rows are encoded by `schema`.
 
     A CSV file may be packed with gzip. The file has either a header that names the columns of the
     schema (those that are ignored may be absent), or no header and exactly those columns in order.
-    `encoding` is that of text that is not UTF-8. Raises DataError.
+    Raises DataError.
     """
-    table = Table(Path(path), schema, Reading(note, encoding, progress), sha256(path))
+    table = Table(Path(path), schema, note, progress)
     check_classes(table.classes, table.name)
     return table
 
 
 def load_table(
-    path: Path,
-    schema: TableSchema,
-    note: Note = silent,
-    encoding: Encoding = "utf-8",
-    progress: Progress = unseen,
+    path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
 ) -> Dataset:
     """Load the records of a file that `open_table` opens. Raises DataError.
 
     What is held is the encoded rows, and never the text of all.
     """
-    table = open_table(path, schema, note, encoding, progress)
-    return Dataset.of(table)
+    return Dataset.of(open_table(path, schema, note, progress))
 
 
 def encode_table(
     path: Path,
     schema: TableSchema,
-    note: Note = silent,
-    encoding: Encoding = "utf-8",
+    note: Note = warn,
     progress: Progress = unseen,
+    *,
+    accept_clipped: bool = False,
 ) -> NDArray[np.float32]:
     """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
 
     It needs the columns that are features, in a header, or without one all columns of the schema,
-    or just its features, in order. Raises DataError.
+    or just its features, in order. Raises DataError, and ClippedError if more than a tenth of a
+    column's numbers are outside the schema's range or missing, unless that is accepted.
     """
     path, encoded = Path(path), Growing((encoded_width(schema),), np.float32)
-    with unchanged(path):
-        for part in read_parts(path, schema, schema.features, Reading(note, encoding, progress)):
-            encoded.add(_encode(part, schema))
+    encoder = Encoder(schema, str(path))
+    needed = schema.features
+    with _opened(path, schema, needed, note, digest=False) as (file, read_blocks):
+        for block in read_blocks(file, schema, needed, note, progress):
+            encoded.add(encoder.encode(block))
+    encoder.finish(note, accept_clipped)
     return encoded.array()
 
 
-def encode_frame(frame: Frame, schema: TableSchema, note: Note = silent) -> NDArray[np.float32]:
+def encode_frame(
+    frame: Frame, schema: TableSchema, note: Note = warn, *, accept_clipped: bool = False
+) -> NDArray[np.float32]:
     """Encode a data frame as inputs [N, width], as students send them.
 
     It needs the columns that are features, by name. Of pandas, Polars, Arrow, or a dictionary of
-    equally long columns. Raises DataError.
+    equally long columns. Raises as `encode_table`.
     """
-    described = {column.name: column for column in schema.columns}
     check_names(_names(frame), schema.features, "The data frame")
-    values = {name: _values(frame[name]) for name in schema.features}
-    rows = len(next(iter(values.values())))
-    if any(len(column) != rows for column in values.values()):
+    described = [column for column in schema.columns if column.name in schema.features]
+    columns = {column.name: np.asarray(frame[column.name]) for column in described}
+    rows = len(columns[described[0].name])
+    if any(len(column) != rows for column in columns.values()):
         raise DataError("The columns of the data frame are not equally long.")
     if not rows:
         raise DataError("The data frame holds no rows.")
-    encoded = Growing((encoded_width(schema),), np.float32)
-    for part in noted(_parts(values, described, rows), schema, "The data frame", note):
-        encoded.add(_encode(part, schema))
+    encoder, encoded = (
+        Encoder(schema, "The data frame"),
+        Growing((encoded_width(schema),), np.float32),
+    )
+    some = rows_at_a_time(len(columns))
+    for start in range(0, rows, some):
+        part = {c.name: _values(columns[c.name][start : start + some], c) for c in described}
+        size = min(some, rows - start)
+        encoded.add(encoder.encode(Block(part, size, partial(_row, start))))
+    encoder.finish(note, accept_clipped)
     return encoded.array()
 
 
@@ -178,7 +200,7 @@ def encoded_input(schema: TableSchema) -> InputSpec:
 
 def encoded_width(schema: TableSchema) -> int:
     """Numbers per encoded row: those of each column, see `columns.width`."""
-    return sum(map(columns.width, schema.columns))
+    return sum(map(width, schema.columns))
 
 
 def read_schema(path: Path) -> TableSchema:
@@ -193,39 +215,24 @@ def read_schema(path: Path) -> TableSchema:
         raise DataError(f"{path} is not a table schema: at {where}: {first['msg']}.") from None
 
 
-def _encode(part: Part, schema: TableSchema) -> NDArray[np.float32]:
-    features = [column for column in schema.columns if column.name in schema.features]
-    return np.concatenate([columns.encode(each, part.texts(each)) for each in features], axis=1)
+@contextmanager
+def _opened(
+    path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
+) -> Iterator[tuple[TableFile, Callable[..., Iterator[Block]]]]:
+    """Open a file whose rows are read by a schema; and what reads it, which needs pyarrow."""
+    widths = {len(needed), len(schema.columns)}
 
+    def fits(first: Sequence[str]) -> bool:
+        return len(first) in widths or set(needed) <= set(first)
 
-def _parts(
-    values: dict[str, list[object]], described: dict[str, Column], rows: int
-) -> Iterator[Part]:
-    some = rows_at_a_time(len(values))
-    for start in range(0, rows, some):
-        texts = {
-            name: [_text(value, described[name]) for value in column[start : start + some]]
-            for name, column in values.items()
-        }
-        yield Part(texts, partial(_row, start), named=True)
+    with opened_table(path, fits=fits, note=note, digest=digest) as file:
+        from terrine_models.tables.rows import read_blocks
+
+        yield file, read_blocks
 
 
 def _row(start: int, row: int) -> str:
     return f"row {start + row}"
-
-
-def _class_indices(part: Part, label: Column) -> NDArray[np.int64]:
-    index = {value: k for k, value in enumerate(label.values or ())}
-    index |= {f"{value}.": k for value, k in index.items() if f"{value}." not in index}
-    texts = part.columns[label.name]  # a full stop: in UCI Adult's test
-    found = [index.get(text, -1) for text in texts]
-    if -1 in found:
-        row = found.index(-1)
-        raise DataError(
-            f"{part.where(row)}: column {label.name} holds {texts[row]!r}, expected one of "
-            f"{', '.join(label.values or ())}."
-        )
-    return np.array(found, dtype=np.int64)
 
 
 def _names(frame: Frame) -> list[str]:
@@ -239,18 +246,17 @@ def _names(frame: Frame) -> list[str]:
     )
 
 
-def _values(column: Any) -> list[object]:
-    array = np.asarray(column)
-    if array.dtype.kind == "M":  # as an object it would become a number of nanoseconds
-        return list(np.datetime_as_string(array).tolist())
-    return list(np.asarray(column, dtype=object).tolist())
-
-
-def _text(value: object, column: Column) -> str:
-    """A value as it is written in a CSV file, and in the schema: 1.0 and True as 1 and true."""
-    text = str(value).strip()
-    if text == "NaT" or (text in NOT_THERE and not isinstance(value, str)):
-        return ""
-    if isinstance(value, str):
-        return text
-    return spelled(text, column)
+def _values(array: NDArray[Any], column: Column) -> Values:
+    if column.role == "numeric" and array.dtype.kind in "iuf":
+        return array.astype(np.float64)
+    if array.dtype.kind == "M":
+        if column.role == "date":
+            return array.astype("datetime64[s]")
+        array = np.datetime_as_string(array)
+    try:
+        return Coded.of(array.tolist())
+    except TypeError:  # not hashable
+        raise DataError(
+            f"The data frame: column {column.name} holds lists or the like; expected numbers, text "
+            "or dates."
+        ) from None

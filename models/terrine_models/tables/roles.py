@@ -7,20 +7,19 @@ ignored.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import Progress, sha256, unchanged, unseen
-from terrine_models.tables import arrow_files
-from terrine_models.tables.clues import FEW, Clues
-from terrine_models.tables.csv_files import Encoding, Note, Row, columns_of, open_sheet, silent
-from terrine_models.tables.values import ColumnStats, most
+from terrine_models.data.reading import Progress, unseen
+from terrine_models.tables.clues import FEW, Clues, most
+from terrine_models.tables.columns import check_names
+from terrine_models.tables.loading import Note, opened_table, warn
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
@@ -29,6 +28,7 @@ COMMON = 100
 WORTH = 0.5
 """Share of the rows that these have at least."""
 PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
+"""Of dates; and the hour, if there is a time of day."""
 MOST_CLASSES = 100
 
 
@@ -67,27 +67,27 @@ def propose_schema(
     columns: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
-    note: Note = silent,
-    encoding: Encoding = "utf-8",
+    note: Note = warn,
     progress: Progress = unseen,
 ) -> SchemaProposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
-    Its values are counted in one pass and in bounded memory (`values.py`). Every distinct value of
-    a categorical column becomes public. `columns` names the columns of a file without a header;
-    `encoding` is that of text that is not UTF-8. `group`, `ignore` and `keep` (as a feature)
-    overrule the guesses. Raises DataError.
+    Its values are counted in one pass and in bounded memory (`clues.py`). Every distinct value of
+    a categorical column becomes public. `columns` names the columns of a file without a header.
+    `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
     """
     path = Path(path)
-    with unchanged(path):
-        digest = sha256(path)
-        table = _table(path, label, columns, note, encoding, progress)
-    records = table[0].values.rows
-    _check_names([column.name for column in table], path, [label, *ignore, *keep, group])
+    table, digest = _counted(path, label, columns, note, progress)
+    records = table[0].rows
+    wanted = [label, *ignore, *keep, *([group] if group else [])]
+    check_names([column.name for column in table], wanted, str(path))
+    if twice := [name for name in wanted if wanted.count(name) > 1]:
+        raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
     decide: dict[str, Callable[[Clues], RoleGuess]] = {label: _label}
-    decide |= dict.fromkeys(ignore, _ignored) | dict.fromkeys(keep, _feature)
+    decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
+    decide |= dict.fromkeys(keep, _feature)
     if group is not None:
-        decide[group] = _named_group
+        decide[group] = partial(_as_group, why="as specified")
     elif found := _group([column for column in table if column.name not in decide]):
         group = found.name
         decide[group] = _guessed_group
@@ -105,66 +105,32 @@ def propose_schema(
     return SchemaProposal(schema, tuple(guesses))
 
 
-def _table(
-    path: Path,
-    label: str,
-    columns: Sequence[str] | None,
-    note: Note,
-    encoding: Encoding,
-    progress: Progress,
-) -> list[Clues]:
-    """Count the values of all columns."""
+def _counted(
+    path: Path, label: str, columns: Sequence[str] | None, note: Note, progress: Progress
+) -> tuple[list[Clues], str]:
+    """Count the values of all columns; and the SHA-256 of the file."""
 
     def fits(first: Sequence[str]) -> bool:
         return label in first if columns is None else len(first) == len(columns)
 
-    if not arrow_files.is_arrow(path):
-        sheet = open_sheet(path, fits, note, encoding)
-        return _counted(path, sheet.delimiter, columns, sheet.blocks(progress))
-    if columns is not None:
-        raise DataError(f"{path} names its columns itself: leave out --columns.")
-    names = arrow_files.check(path)
-    counted = {name: ColumnStats(",", most(len(names))) for name in names}
-    for block in arrow_files.blocks(path, names, progress):
-        for name, texts in block.items():
-            counted[name].add(texts)
-    return _clues(path, counted)
+    with opened_table(path, fits=fits, note=note) as file:
+        from terrine_models.tables.rows import coded
 
-
-def _counted(
-    path: Path, delimiter: str, columns: Sequence[str] | None, blocks: Iterator[list[Row]]
-) -> list[Clues]:
-    first = next(blocks, [])
-    if not first:
-        raise DataError(f"{path} is empty.")
-    names = first.pop(0)[1] if columns is None else columns
-    if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise DataError(
-            f"{path} has two columns named {twice[0]!r}; every column needs a different name."
-        )
-    counted = {name: ColumnStats(delimiter, most(len(names))) for name in names}
-    for block in itertools.chain([first], blocks):
-        if block:
-            for name, texts in columns_of(path, block, names)[0].items():
-                counted[name].add(texts)
-    return _clues(path, counted)
-
-
-def _clues(path: Path, counted: dict[str, ColumnStats]) -> list[Clues]:
-    found = [Clues(path, name, values) for name, values in counted.items()]
-    if not found or not found[0].values.rows:
-        raise DataError(f"{path} has no rows below its header.")
-    return found
-
-
-def _check_names(columns: Sequence[str], path: Path, wanted: Sequence[str | None]) -> None:
-    for name in wanted:
-        if name is None:
-            continue
-        if name not in columns:
-            raise DataError(f"{path} has no column {name}; it has {', '.join(columns)}.")
-        if wanted.count(name) > 1:
-            raise DataError(f"Column {name} is named twice; it can have only one role.")
+        if file.delimiter is None and columns is not None:
+            raise DataError(f"{path} names its columns itself: leave out --columns.")
+        if not file.first:
+            raise DataError(f"{path} is empty.")
+        names = file.first if columns is None else columns
+        check_names(names, [], str(path))
+        table = [Clues(path, name, file.delimiter or ",", most(len(names))) for name in names]
+        rows = 0
+        for batch in file.batches(names, columns is None, progress):
+            for column, array in zip(table, batch.columns, strict=True):
+                column.add(coded(file, column.name, array, rows))
+            rows += batch.num_rows
+        if not rows:
+            raise DataError(f"{path} has no rows below its header.")
+        return table, file.sha256
 
 
 def _group(columns: Sequence[Clues]) -> Clues | None:
@@ -176,25 +142,20 @@ def _group(columns: Sequence[Clues]) -> Clues | None:
 
 def _label(column: Clues) -> RoleGuess:
     classes = column.distinct
-    if not column.complete:
+    if column.rest:
         raise DataError(
             f"{column.path}: column {column.name} has {column.different} different values: it "
             "names no classes."
         )
     if classes and all(value.endswith(".") for value in classes):  # as in UCI Adult's test part
         classes = [value[:-1] for value in classes]
-    unlabelled = column.gaps
     doubt = None
     if len(classes) > MOST_CLASSES:
         doubt = "Is this a quantity? Terrine predicts classes."
-    elif unlabelled:
-        doubt = f"Without a label: {_rows(unlabelled)}. Training refuses these rows."
+    elif column.gaps:
+        doubt = f"Without a label: {_rows(column.gaps)}. Training refuses these rows."
     described = Column(name=column.name, role="label", values=tuple(classes))
     return RoleGuess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
-
-
-def _named_group(column: Clues) -> RoleGuess:
-    return _as_group(column, "as specified")
 
 
 def _guessed_group(column: Clues) -> RoleGuess:
@@ -207,15 +168,10 @@ def _guessed_group(column: Clues) -> RoleGuess:
 
 
 def _as_group(column: Clues, why: str, doubt: str | None = None) -> RoleGuess:
-    missing = column.gaps
-    if missing and doubt is None:
-        doubt = f"Without a value: {_rows(missing)}, treated as rows of one person."
-    count = f"{column.different} in {_rows(column.values.rows)}"
+    if column.gaps and doubt is None:
+        doubt = f"Without a value: {_rows(column.gaps)}, treated as rows of one person."
+    count = f"{column.different} in {_rows(column.rows)}"
     return RoleGuess(Column(name=column.name, role="group"), f"{why}: {count}", doubt)
-
-
-def _ignored(column: Clues) -> RoleGuess:
-    return _ignore(column, "as specified")
 
 
 def _ignore(column: Clues, why: str, doubt: str | None = None) -> RoleGuess:
@@ -258,24 +214,21 @@ def _feature(column: Clues, doubt: str | None = None) -> RoleGuess:
 
 def _dates(column: Clues, order: DateOrder, doubt: str | None) -> RoleGuess:
     first, last = column.span(order)
+    parts = (*PARTS, "hour") if column.hours(order) else PARTS
+    high = max((last - first).days, 1)
     described = Column(
-        name=column.name,
-        role="date",
-        order=order,
-        since=first,
-        low=0,
-        high=max((last - first).days, 1),
-        parts=PARTS,
+        name=column.name, role="date", order=order, since=first, low=0, high=high, parts=parts
     )
-    why = f"dates from {first} to {last}: days since the first, month and weekday"
+    taken = "month, weekday and hour" if "hour" in parts else "month and weekday"
+    why = f"dates from {first} to {last}: days since the first, {taken}"
     return RoleGuess(described, why, doubt)
 
 
 def _most_common(column: Clues) -> tuple[list[str], float]:
     """The most common values, and the share of the rows that have one of them."""
-    counts = column.values.counts
+    counts = column.counts
     most = sorted(counts, key=lambda value: (-counts[value], value))[:COMMON]
-    return most, sum(counts[value] for value in most) / column.values.given
+    return most, sum(counts[value] for value in most) / column.given
 
 
 def _common(column: Clues, doubt: str | None = None) -> RoleGuess:
@@ -289,7 +242,7 @@ def _common(column: Clues, doubt: str | None = None) -> RoleGuess:
 def _guess(column: Clues, group: str | None) -> RoleGuess:
     """Guess the role of a column for which the owner specified none and that is not the
     group."""
-    name, rows, count = column.name, column.values.rows, len(column.distinct)
+    name, rows, count = column.name, column.rows, len(column.distinct)
     keep = f"If this is wrong, use --keep {name}"
     keep_or_group = f"{keep}, or --group {name} if it identifies people."
     if not count:
@@ -307,14 +260,14 @@ def _guess(column: Clues, group: str | None) -> RoleGuess:
         return _ignore(column, "an identifier by its name, and different in every row")
     if column.numeric:
         return _guess_number(column, keep_or_group)
-    if column.decimal_commas:
+    if column.unread_decimals:
         why = "numbers with decimal commas, in a file whose fields are separated by commas"
         return _ignore(
             column, why, "To learn from it, write 3.5, or separate fields with semicolons."
         )
     if column.prose:
         return _ignore(column, "free text")
-    if count > FEW and 0 < column.words * 5 <= column.values.given:
+    if count > FEW and 0 < column.words * 5 <= column.given:
         doubt = "To learn from it, leave all values that are not numbers empty."
         return _ignore(column, f"numbers, except in {_rows(column.words)}", doubt)
     if column.unique and rows > FEW:
@@ -338,7 +291,7 @@ def _guess_number(column: Clues, keep_or_group: str) -> RoleGuess:
     if column.counts_rows:
         return _ignore(column, "numbers the rows", keep_or_group)
     if column.names_identifier and column.rare:
-        why = f"an identifier by its name: {column.different} in {_rows(column.values.rows)}"
+        why = f"an identifier by its name: {column.different} in {_rows(column.rows)}"
         return _ignore(column, why, keep_or_group)
     if column.thousands:
         return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")

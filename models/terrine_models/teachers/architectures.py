@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+from pydantic import Field
 from torch import nn
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.prepared import MLP
-from terrine_models.storage.manifests import Architecture
+from terrine_protocol.tables import Record
+
+
+class Architecture(Record):
+    """A network, and the widths of its hidden layers."""
+
+    name: Literal["mlp", "cnn"]
+    hidden: tuple[Annotated[int, Field(ge=1)], ...]
 
 
 def ridge_head(

@@ -52,8 +52,8 @@ def to_onnx(model: Any, path: Path | str, shape: int | Sequence[int]) -> None:
     except Exception as error:  # of libraries that know this kind of model in other versions alone
         raise ModelError(
             f"{' and '.join(NEEDED[library])} cannot convert this {type(model).__name__}: "
-            f"{first_line(error)[:200]}. Try other versions of them, another kind of model, or "
-            "another program that writes ONNX"
+            f"{first_line(_cause(error))[:200].rstrip('.')}. Try another kind of model, other "
+            "versions of them, or another program that writes ONNX"
         ) from None
     labels = [each for each in proto.graph.output if each.name == "label"]
     if not labels:
@@ -61,6 +61,13 @@ def to_onnx(model: Any, path: Path | str, shape: int | Sequence[int]) -> None:
     del proto.graph.output[:]
     proto.graph.output.extend(labels)
     Path(path).write_bytes(proto.SerializeToString())
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What it began with: what is said of it later may quote the whole model."""
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__ or error
+    return error
 
 
 def _export_torch(model: Any, path: Path, sizes: tuple[int, ...]) -> None:

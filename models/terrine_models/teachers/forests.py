@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -17,17 +17,28 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.data.arrays import Dataset
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.maps import FeatureMap, PublicData
-from terrine_models.storage.manifests import CONFIG, Architecture, FeatureSpec, TeacherTraining
+from terrine_models.storage.manifests import CONFIG, FeatureSpec
 from terrine_models.teachers.architectures import matched_biases
+from terrine_models.teachers.manifests import (
+    EnsemblePlan,
+    Limits,
+    Stored,
+    TeacherKind,
+    Trained,
+    Voting,
+    check_shapes,
+    teacher_kind,
+    values_of,
+)
 from terrine_models.teachers.shards import Shards, TrainingError
-from terrine_models.teachers.trees import DEPTH, Trees
+from terrine_models.teachers.trees import DEPTH, Trees, check_types, pairs_within
+from terrine_protocol.tables import PublicSource
 
 PUBLIC_ROWS = 2000
 """Public rows, at most, on which priors are matched."""
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -43,48 +54,89 @@ class Forests:
         ),
     ] = True
     kind = "forest"
-    per_file = 50
-    packages = ("scikit-learn",)
-
-    def architecture(self, inputs: InputSpec) -> Architecture:
-        """Always a forest. Raises TrainingError for images, and without scikit-learn."""
-        require_scikit_learn()
-        if len(inputs.shape) != 1:
-            raise TrainingError(
-                f"A forest learns from the columns of a table, and these inputs are images of "
-                f"shape {list(inputs.shape)}. Train heads or networks."
-            )
-        return Architecture(name="forest")
-
-    def training(
-        self, data: Dataset, seed: int, features: FeatureSpec | None, public: PublicData | None
-    ) -> TeacherTraining:
-        """What the manifest records."""
-        matches = self.match_prior and public is not None and len(data.classes) == 2
-        return TeacherTraining(
-            seed=seed,
-            trees=self.trees,
-            match_prior=matches or None,
-            matched_on=public.source if public is not None and matches else None,
-        )
 
     def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
         """None: forests have the columns themselves."""
         return None
 
-    def train(self, shards: Shards, run: range) -> Tensors:
-        """The arrays of a run of k forests, as `trees.Trees` takes them."""
-        settings, classes = shards.plan.training, len(shards.plan.classes)
+    def teacher(
+        self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
+    ) -> ForestTeachers:
+        """What the manifest will say. Raises TrainingError for images, or without scikit-learn."""
+        require_scikit_learn()
+        if len(data.spec.shape) != 1:
+            raise TrainingError(
+                f"A forest learns from the columns of a table, and these inputs are images of "
+                f"shape {list(data.spec.shape)}. Train heads or networks."
+            )
+        matches = self.match_prior and public is not None and len(data.classes) == 2
+        matched_on = public.source if public is not None and matches else None
+        return ForestTeachers(trees=self.trees, matched_on=matched_on)
 
-        def train(teacher: int) -> Tensors:
+
+@teacher_kind
+class ForestTeachers(TeacherKind):
+    """Forests, as the manifest describes them."""
+
+    kind: Literal["forest"] = "forest"
+    features: None = None
+    trees: Annotated[int, Field(ge=1, le=10_000)]
+    """Trees in each."""
+    matched_on: PublicSource | None = None
+    """The public rows to as many of which each says yes as its shard has; None for no such rule."""
+    settings = Forests
+    packages = ("scikit-learn",)
+
+    def check(self, plan: EnsemblePlan) -> None:
+        """Raise ValueError unless it is about a table."""
+        super().check(plan)
+        if len(plan.input.shape) != 1:
+            raise ValueError("forests are for the rows of a table")
+
+    @property
+    def matches_prior(self) -> bool:
+        """With public rows."""
+        return self.matched_on is not None
+
+    def described(self) -> dict[str, str]:
+        """The public rows."""
+        return {"matched on": self.matched_on.name} if self.matched_on is not None else {}
+
+    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+        """Walks through the trees, on the CPU whatever the device. Raises StoreError."""
+        manifest, parts = stored.manifest, stored.parts()
+        classes = len(manifest.classes)
+        for where, part in parts:
+            check_types(part, classes, where)
+            nodes = {"nodes": part["nodes"]}
+            check_shapes(where, nodes, {"nodes": (len(part["nodes"]), self.trees)})
+        tensors = {name: torch.cat([part[name] for _, part in parts]) for name in parts[0][1]}
+        stored.check_number(len(tensors["nodes"]))
+        trees = Trees(tensors, manifest.input.shape[0], classes, manifest.name)
+        walks = limits.memory // 2  # the other half is for blocks
+        pairs = pairs_within(walks // torch.get_num_threads(), classes)
+        each = 2 * 8 * manifest.teachers + 8 * values_of(manifest.input)
+        block = Limits(limits.memory - walks, limits.seconds).block(each, 128)
+
+        def choose(x: torch.Tensor) -> torch.Tensor:
+            rows: NDArray[np.float32] = x.float().numpy()
+            return torch.from_numpy(trees.choices(rows, pairs))
+
+        return Voting(choose, block, "cpu", padded=False)
+
+    def train(self, shards: Shards, run: range) -> Trained:
+        """The arrays of a run of k forests, as `trees.Trees` takes them."""
+        classes = len(shards.data.classes)
+
+        def train(teacher: int) -> Trained:
             x, y = shards.of(teacher)
-            draws = np.random.SeedSequence([settings.seed or 0, teacher])
-            return fit_forest(x.numpy(), y.numpy(), classes, settings.trees or 1, draws)
+            draws = np.random.SeedSequence([shards.seed, teacher])
+            return fit_forest(x.numpy(), y.numpy(), classes, self.trees, draws)
 
         fitted = side_by_side(train, run)
         tensors = {name: torch.cat([each[name] for each in fitted]) for name in fitted[0]}
         rows = shards.public_rows(PUBLIC_ROWS)
-        if settings.match_prior and rows is not None:
+        if self.matched_on is not None and rows is not None:
             forests = Trees(tensors, rows.shape[1], classes, "the forests just trained")
             shares = torch.from_numpy(forests.probabilities(rows.numpy()))
             leads = shares[:, :, 1] - shares[:, :, 0]
@@ -113,7 +165,7 @@ def fit_forest(
     classes: int,
     trees: int,
     seed: np.random.SeedSequence,
-) -> Tensors:
+) -> Trained:
     """The arrays of a forest on rows [r, columns] with labels [r] of `classes`: `trees.Trees`.
 
     A function of the arguments alone. Classes that the rows lack have probability 0 in every leaf.
@@ -130,7 +182,7 @@ def fit_forest(
     return as_tensors([each.tree_ for each in forest.estimators_], forest.classes_, classes)
 
 
-def as_tensors(fitted: Sequence[Any], known: NDArray[np.int64], classes: int) -> Tensors:
+def as_tensors(fitted: Sequence[Any], known: NDArray[np.int64], classes: int) -> Trained:
     """The arrays of one forest of scikit-learn's trees, whose classes are `known` of `classes`."""
     sizes = np.array([tree.node_count for tree in fitted])
     first = np.cumsum(sizes) - sizes

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from terrine_models.data.arrays import DataError, Dataset, InputSpec
+from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.augment import ELASTIC, ROTATION, distorted, draws_for
-from terrine_models.features.backbones import Backbone
+from terrine_models.features.backbones import Backbone, check_backbone
 from terrine_models.features.discriminant import MANY, mean_head
+from terrine_models.features.gradients import ENLARGED
 from terrine_models.features.maps import (
     BLOCK,
     FEWEST_POINTS,
@@ -22,8 +24,21 @@ from terrine_models.features.maps import (
     PublicData,
     public_features,
 )
-from terrine_models.storage.manifests import CONFIG, Architecture, FeatureSpec, TeacherTraining
+from terrine_models.storage.manifests import CONFIG, FEATURES, FeatureSpec
 from terrine_models.teachers.architectures import match_priors, ridge_head
+from terrine_models.teachers.manifests import (
+    PIXEL_BYTES,
+    Choose,
+    Limits,
+    Manifest,
+    Stored,
+    TeacherKind,
+    Trained,
+    Voting,
+    check_shapes,
+    teacher_kind,
+    values_of,
+)
 from terrine_models.teachers.shards import Shards
 
 USUAL, OF_WHITENED = 0.1, 1.0
@@ -31,6 +46,9 @@ USUAL, OF_WHITENED = 0.1, 1.0
 shard's own, unreliable view of how features vary together."""
 WIDTH, LANDMARKS = 150, 800
 """Features after the public projection, and landmarks of a Nyström map."""
+BLOCKS = {"cpu": 32}
+"""Inputs in a block, at most: what it computes with stays in a processor's cache then. 128 on other
+devices; it is no slower by row."""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -91,30 +109,31 @@ class Heads:
             "many of these as of their own records. It lets much smaller shards do."
         ),
     ] = True
-    backbone: Backbone | None = None
-    """A public model whose embeddings replace oriented gradients, or a table's columns."""
+    backbone: Annotated[
+        Path | None,
+        Field(
+            description="An ONNX model [batch, …] → [batch, D] whose embeddings are the features. "
+            "It must be public: nobody's private records may have trained it.",
+        ),
+    ] = None
     kind = "heads"
-    per_file = 50
-    packages = ()
 
-    def architecture(self, inputs: InputSpec) -> Architecture:
-        """Always ridge regression."""
-        return Architecture(name="ridge")
-
-    def training(
-        self, data: Dataset, seed: int, features: FeatureSpec | None, public: PublicData | None
-    ) -> TeacherTraining:
-        """What the manifest records."""
+    def teacher(
+        self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
+    ) -> HeadTeachers:
+        """What the manifest will say."""
+        if features is None:
+            raise ValueError("heads need a feature map")
         augmentations = self.augmentations if len(data.spec.shape) > 1 else 0
-        whitened = features is not None and features.projection == "whitened"
-        means = features is not None and features.projection == "discriminant"
-        return TeacherTraining(
-            seed=seed,
+        whitened = features.projection == "whitened"
+        means = features.projection == "discriminant"
+        return HeadTeachers(
+            features=features,
             augmentations=augmentations,
             rotation=self.rotation if augmentations else None,
             elastic=self.elastic if augmentations else None,
             ridge=None if means else self.ridge or (OF_WHITENED if whitened else USUAL),
-            match_prior=(whitened and self.match_prior and len(data.classes) == 2) or None,
+            match_prior=whitened and self.match_prior and len(data.classes) == 2,
         )
 
     def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap:
@@ -124,9 +143,8 @@ class Heads:
         if kind == "discriminant" and self.ridge is not None:
             raise DataError("Heads on discriminant features are class means: leave ridge out.")
         width = self.width or (LANDMARKS if kind == "nystrom" else WIDTH)
-        return public_features(
-            data.spec, fitted_on, width, kind, whiten=True, backbone=self.backbone
-        )
+        backbone = None if self.backbone is None else Backbone.declare(self.backbone, data.spec)
+        return public_features(data.spec, fitted_on, width, kind, whiten=True, backbone=backbone)
 
     def _many(self, data: Dataset, public: PublicData | None) -> bool:
         """Whether a shard may lack some of many classes of images."""
@@ -135,33 +153,81 @@ class Heads:
         images = len(data.spec.shape) > 1 and len(public.inputs) >= FEWEST_POINTS
         return images and len(data.classes) >= MANY
 
-    def train(self, shards: Shards, run: range) -> dict[str, torch.Tensor]:
+
+@teacher_kind
+class HeadTeachers(TeacherKind):
+    """Heads, as the manifest describes them."""
+
+    kind: Literal["heads"] = "heads"
+    features: FeatureSpec
+    augmentations: Annotated[int, Field(ge=0)]
+    """Distorted copies in addition to each original."""
+    rotation: Annotated[float, Field(ge=0, le=180)] | None = None
+    """With augmentations: the largest angle, in degrees."""
+    elastic: Annotated[float, Field(ge=0, le=1)] | None = None
+    """With augmentations: the largest elastic displacement, as a share of half the side."""
+    ridge: Annotated[float, Field(gt=0)] | None = None
+    """None for class means."""
+    match_prior: bool = False
+    """Whether each says yes to the share of public rows that its shard does."""
+    settings = Heads
+    divisible = False
+    """They share the work on features, and one product, whose rounding depends on its size."""
+
+    @property
+    def matches_prior(self) -> bool:
+        """As the settings say."""
+        return self.match_prior
+
+    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+        """One matrix product for all teachers. Raises StoreError."""
+        manifest, spec = stored.manifest, self.features
+        features = load_map(stored, spec)
+        classes = len(manifest.classes)
+        shapes = {"weights": (classes, spec.width), "biases": (classes,)}
+        teachers = {name: each.to(device) for name, each in stored.stacked(shapes).items()}
+        values = values_of(manifest.input)
+        if spec.base == "oriented_gradients":
+            values = max(values, ENLARGED**2)
+        each = (
+            (2 * 8 + 4 * classes) * manifest.teachers  # choices, counts, and scores
+            + 2 * 4 * spec.points  # distances
+            + 3 * 4 * spec.landmarks  # distances, similarities, features
+            + values * PIXEL_BYTES
+        )
+        block = limits.block(each, BLOCKS.get(device, 128))
+        return Voting(_product(features.to(device), **teachers), block, device)
+
+    def inspect(self, directory: Path, manifest: Manifest) -> None:
+        """Check a backbone in a process of its own."""
+        if self.features.backbone is not None:
+            check_backbone(directory, self.features.backbone, manifest.input)
+
+    def train(self, shards: Shards, run: range) -> Trained:
         """Weights [k, m, width] and biases [k, m] of a run of k heads."""
-        plan, features = shards.plan, shards.features
+        features, spec, classes = shards.features, shards.data.spec, len(shards.data.classes)
         if features is None:
             raise ValueError("heads need a feature map")
-        settings = plan.training
-        augmentations, ridge = settings.augmentations or 0, settings.ridge or 0.0
-        rotation = ROTATION if settings.rotation is None else settings.rotation
-        elastic = ELASTIC if settings.elastic is None else settings.elastic
+        augmentations, ridge = self.augmentations, self.ridge or 0.0
+        rotation, elastic = self.rotation or 0.0, self.elastic or 0.0
         between = features.tensors.get("between")
 
         def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = shards.of(teacher)
             if augmentations:
-                draws = draws_for(settings.seed or 0, teacher, len(x) * augmentations)
+                draws = draws_for(shards.seed, teacher, len(x) * augmentations)
                 repeated = x.repeat_interleave(augmentations, 0)
-                x = torch.cat([x, distorted(repeated, draws, plan.input, rotation, elastic)])
+                x = torch.cat([x, distorted(repeated, draws, spec, rotation, elastic)])
                 y = torch.cat([y, y.repeat_interleave(augmentations)])
             known = torch.cat([features(block) for block in torch.split(x, BLOCK)])
             if between is not None:
-                return mean_head(known, y, len(plan.classes), between, 1 + augmentations)
-            return ridge_head(known, y, len(plan.classes), ridge)
+                return mean_head(known, y, classes, between, 1 + augmentations)
+            return ridge_head(known, y, classes, ridge)
 
         trained = side_by_side(train, run)
         weights, biases = (torch.stack(each) for each in zip(*trained, strict=True))
         rows = shards.public_rows(MOST_POINTS)
-        if settings.match_prior and rows is not None:
+        if self.match_prior and rows is not None:
             priors = shards.priors(run)
 
             def match(_: None) -> torch.Tensor:
@@ -170,3 +236,23 @@ class Heads:
             # With one thread, as all the rest: what it rounds to must not depend on processors.
             (biases,) = side_by_side(match, [None])
         return {"weights": weights, "biases": biases}
+
+
+def load_map(stored: Stored, spec: FeatureSpec) -> FeatureMap:
+    """The public map of an ensemble, verified. Raises StoreError."""
+    tensors = stored.tensors(FEATURES) if FEATURES in stored.manifest.files else {}
+    backbone = None if spec.backbone is None else Backbone.load(stored.directory, spec.backbone)
+    features = FeatureMap(spec, stored.manifest.input, tensors, backbone)
+    check_shapes(str(stored.directory / FEATURES), features.tensors, features.shapes())
+    return features
+
+
+def _product(features: FeatureMap, weights: torch.Tensor, biases: torch.Tensor) -> Choose:
+    n, m, _ = weights.shape
+    matrix, offset = weights.flatten(0, 1).T, biases.flatten()
+
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        scores = torch.addmm(offset, features(x), matrix)
+        return scores.view(len(x), n, m).argmax(2)
+
+    return choose

@@ -23,20 +23,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.storage.manifests import (
-    Architecture,
-    Foreign,
-    Manifest,
     Partition,
     StoreError,
-    TeacherTraining,
-    save_manifest,
     sha256,
     sync_directory,
     verified_bytes,
@@ -44,9 +41,93 @@ from terrine_models.storage.manifests import (
 )
 from terrine_models.storage.onnx_check import CheckRequest, FileFinding, read
 from terrine_models.storage.onnx_files import checked, refuse
-from terrine_models.storage.onnx_models import ModelError
+from terrine_models.storage.onnx_models import ModelError, block_of
+from terrine_models.teachers.manifests import (
+    Limits,
+    Manifest,
+    Stored,
+    TeacherKind,
+    Voting,
+    save_manifest,
+    teacher_kind,
+)
+from terrine_models.teachers.onnx_guard import GuardedTeachers
 from terrine_models.teachers.shards import TrainingError
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables import Sha256, TableSchema
+
+
+@teacher_kind
+class ImportedTeachers(TeacherKind):
+    """ONNX models that were trained elsewhere: what their owner says, and how they are read."""
+
+    kind: Literal["onnx"] = "onnx"
+    features: None = None
+    disjoint_by: Annotated[str, Field(min_length=1, max_length=500)]
+    """How nobody's records trained two of them, in the owner's words."""
+    output: str | None = None
+    """Name of the output that is used; null for the only one."""
+    opsets: dict[str, Annotated[int, Field(ge=1)]]
+    """The newest opset among them, of each domain of operators."""
+    salt: Sha256
+    """Random: their own files have none, and students see the manifest's digest (see
+    `save_tensors`)."""
+    suffix = "onnx"
+    salted = False
+    partitioned = False
+
+    @property
+    def declared_disjoint(self) -> str | None:
+        """In the owner's words."""
+        return self.disjoint_by
+
+    def check_files(self, manifest: Manifest) -> None:
+        """Raise ValueError unless each teacher has a file."""
+        super().check_files(manifest)
+        if len(manifest.teacher_files) != manifest.teachers:
+            raise ValueError(f"{len(manifest.teacher_files)} files, expected {manifest.teachers}")
+
+    def described(self) -> dict[str, str]:
+        """Opsets, and what their owner says."""
+        opsets = ", ".join(f"{name} {opset}" for name, opset in self.opsets.items())
+        return {
+            "opsets": f"{opsets}; output {self.output or 'the only one'}",
+            "disjoint by": f"{self.disjoint_by} (declared by the owner, not checked)",
+        }
+
+    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+        """Vote in a process of their own, on the CPU whatever the device. Raises StoreError."""
+        manifest = stored.manifest
+        guarded = GuardedTeachers(
+            stored.directory,
+            {name: manifest.files[name] for name in stored.files},
+            self.output,
+            manifest.classes,
+            manifest.input,
+            threads=torch.get_num_threads(),
+            seconds=limits.seconds,
+        )
+
+        def choose(x: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(guarded.choices(x.numpy()))
+
+        return Voting(choose, block_of(manifest.input.shape), "cpu")
+
+    def inspect(self, directory: Path, manifest: Manifest) -> None:
+        """Check the files once more, in a process of their own."""
+        for name in manifest.teacher_files:
+            verified_bytes(directory, name, manifest.files[name])
+        declared = Declared(
+            manifest.input,
+            manifest.classes,
+            manifest.units,
+            self.disjoint_by,
+            output=self.output,
+        )
+        files = [str(directory / name) for name in manifest.teacher_files]
+        found = checked(_request(files, declared, None))
+        for name, each in zip(manifest.teacher_files, found, strict=True):
+            if each.sha256 != manifest.files[name]:
+                raise StoreError(f"{directory / name} changed while it was checked.")
 
 
 @dataclass(frozen=True)
@@ -106,28 +187,6 @@ def import_ensemble(
     return manifest
 
 
-def check_imported(directory: Path, manifest: Manifest) -> None:
-    """Check an imported ensemble's files once more, in a process of their own. Raises StoreError.
-
-    Of any other ensemble, nothing: its files are no programs.
-    """
-    if manifest.foreign is None:
-        return
-    for name in manifest.teacher_files:
-        verified_bytes(directory, name, manifest.files[name])
-    declared = Declared(
-        manifest.input,
-        manifest.classes,
-        manifest.units,
-        manifest.foreign.disjoint_by,
-        output=manifest.foreign.output,
-    )
-    found = checked(_request([str(directory / f) for f in manifest.teacher_files], declared, None))
-    for name, each in zip(manifest.teacher_files, found, strict=True):
-        if each.sha256 != manifest.files[name]:
-            raise StoreError(f"{directory / name} changed while it was checked.")
-
-
 def _copy(paths: Sequence[Path], work: Path) -> dict[str, str]:
     """Copy the files; their new names, in order, with their digests."""
     files: dict[str, str] = {}
@@ -160,22 +219,18 @@ def _manifest(
     opsets = [each.opsets for each in found]
     return Manifest(
         name=name,
-        kind="onnx",
-        architecture=Architecture(name="onnx"),
-        features=None,
+        teacher=ImportedTeachers(
+            disjoint_by=declared.disjoint_by,
+            output=declared.output,
+            opsets={d: max(o.get(d, 0) for o in opsets) for o in opsets for d in o},
+            salt=secrets.token_hex(32),
+        ),
         input=declared.spec,
         encoding=declared.encoding,
         classes=declared.classes,
         teachers=len(files),
         units=declared.units,
         partition=declared.sharded,
-        training=TeacherTraining(),
-        foreign=Foreign(
-            disjoint_by=declared.disjoint_by,
-            output=declared.output,
-            opsets={d: max(o.get(d, 0) for o in opsets) for o in opsets for d in o},
-            salt=secrets.token_hex(32),
-        ),
         versions=versions("onnx", "onnxruntime"),
         files=files,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from terrine_models.data.arrays import Dataset, row_digests
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.agreement import Agreement
 from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.manifests import Settings
 from terrine_models.teachers.shards import partition_records, unit_count
-
-if TYPE_CHECKING:
-    from terrine_models.teachers.training import TeacherConfig
+from terrine_models.teachers.training import train_ensemble
 
 MOST, LEAST = 40, 5
 """Stand-ins that are trained."""
@@ -58,7 +56,7 @@ class Preview:
         )
 
 
-def stand_in(public: Dataset, rows: int, config: TeacherConfig, seed: int) -> Agreement | None:
+def stand_in(public: Dataset, rows: int, config: Settings, seed: int) -> Agreement | None:
     """How far teachers of `rows` public records each agree on other public records.
 
     One half of the records is partitioned among at most 40 teachers. They vote on the other half,
@@ -85,10 +83,8 @@ def stand_in(public: Dataset, rows: int, config: TeacherConfig, seed: int) -> Ag
 
 
 def _train(
-    sample: Dataset, out: Path, teachers: int, config: TeacherConfig, public: PublicData, seed: int
+    sample: Dataset, out: Path, teachers: int, config: Settings, public: PublicData, seed: int
 ) -> None:
-    from terrine_models.teachers.training import train_ensemble
-
     train_ensemble(
         sample, out, name=NAME, teachers=teachers, config=config, public=public, seed=seed
     )

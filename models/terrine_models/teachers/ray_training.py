@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.backbones import Backbone
 from terrine_models.features.maps import FeatureMap, PublicData
-from terrine_models.storage.manifests import EnsemblePlan
 from terrine_models.storage.onnx_models import OnnxModel
-from terrine_models.teachers.heads import Heads
+from terrine_models.teachers.manifests import TeacherKind, Trained
 from terrine_models.teachers.ray_cluster import (
     ClusterError,
     connect,
@@ -33,7 +32,7 @@ from terrine_models.teachers.ray_cluster import (
 from terrine_models.teachers.shards import Shards, TrainingError
 
 if TYPE_CHECKING:
-    from terrine_models.teachers.training import TeacherConfig, Trained, Trainer
+    from terrine_models.teachers.training import Trainer
 
 RETRIES = 5
 """How often a task is sent again because its worker is lost."""
@@ -48,8 +47,8 @@ Tensors = dict[str, NDArray[Any]]
 class Known:
     """What all tasks are sent: it is public."""
 
-    config: TeacherConfig
-    plan: EnsemblePlan
+    kind: TeacherKind
+    seed: int
     features: Tensors | None
     backbone: bytes | None
     public: PublicData | None
@@ -66,8 +65,8 @@ def on_ray(address: str | None) -> Iterator[Trainer]:
     """
     most = AHEAD * connect(address)
 
-    def train(config: TeacherConfig, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
-        return _train(config, shards, runs, most)
+    def train(kind: TeacherKind, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+        return _train(kind, shards, runs, most)
 
     try:
         yield train
@@ -76,7 +75,7 @@ def on_ray(address: str | None) -> Iterator[Trainer]:
 
 
 def _train(
-    config: TeacherConfig, shards: Shards, runs: Sequence[range], most: int
+    kind: TeacherKind, shards: Shards, runs: Sequence[range], most: int
 ) -> Generator[Trained]:
     import ray
     from ray.exceptions import RayError
@@ -89,7 +88,7 @@ def _train(
         scheduling_strategy="SPREAD",
         enable_task_events=False,
     )
-    known = ray.put(_known(config, shards))
+    known = ray.put(_known(kind, shards))
     left = iter(runs)
     coming: list[Any] = []
     try:
@@ -110,12 +109,11 @@ def _train(
         ) from None
 
 
-def _known(config: TeacherConfig, shards: Shards) -> Known:
-    """What can be sent of the settings: their backbone is among the features, as the plan says."""
+def _known(kind: TeacherKind, shards: Shards) -> Known:
     features = shards.features
     return Known(
-        config=replace(config, backbone=None) if isinstance(config, Heads) else config,
-        plan=shards.plan,
+        kind=kind,
+        seed=shards.seed,
         features={name: tensor.numpy() for name, tensor in features.tensors.items()}
         if features
         else None,
@@ -133,17 +131,17 @@ def _task(
     unfit = differing(known.software)
     if unfit is not None:
         return unfit
-    features = None
-    if known.features is not None and known.plan.features is not None:
+    features, spec = None, known.kind.features
+    if known.features is not None and spec is not None:
         # Copied to where torch puts tensors: what a product rounds to may depend on where it lies.
         tensors = {name: torch.tensor(array) for name, array in known.features.items()}
-        source, backbone = known.plan.features.backbone, None
+        source, backbone = spec.backbone, None
         if known.backbone is not None and source is not None:
             backbone = Backbone(known.backbone, OnnxModel(known.backbone), source)
-        features = FeatureMap(known.plan.features, known.plan.input, tensors, backbone)
-    shards = Shards(data, rows, known.plan, features, known.public)
+        features = FeatureMap(spec, data.spec, tensors, backbone)
+    shards = Shards(data, rows, known.seed, features, known.public)
     try:
-        trained = known.config.train(shards, run)
+        trained = known.kind.train(shards, run)
     except TrainingError as error:
         return str(error)
     return {name: tensor.numpy() for name, tensor in trained.items()}

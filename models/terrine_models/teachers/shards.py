@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset, Source
 from terrine_models.features.maps import FeatureMap, PublicData
-from terrine_models.storage.manifests import EnsemblePlan, Partition
+from terrine_models.storage.manifests import Partition
 
 
 class TrainingError(Exception):
@@ -27,7 +27,7 @@ class Shards:
     data: Dataset
     rows: Mapping[int, NDArray[np.int64]]
     """The row numbers of each teacher's records."""
-    plan: EnsemblePlan
+    seed: int
     features: FeatureMap | None
     public: PublicData | None
 

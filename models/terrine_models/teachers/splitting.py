@@ -67,11 +67,11 @@ def split(
     out = Path(out)
     if out.exists():
         raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
-    check_encoding(data)
     out.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
     try:
         waiting = _read(data, work / "waiting")
+        check_encoding(data)
         rows, partition = partition_records(waiting, teachers, seed)
         sharded = PartitionFile(
             teachers=teachers,

@@ -2,7 +2,7 @@
 
     from terrine_models.data.arrays import load_idx
     from terrine_models.features.maps import PublicData
-    from terrine_models.teachers.training import Heads, train_ensemble
+    from terrine_models.teachers.training import train_ensemble
 
     private = load_idx(Path("mnist"))                      # 60,000 labelled training images
     public = PublicData.declare("MNIST test 0-8999", pool)  # [9000, 28, 28], unlabelled
@@ -18,31 +18,32 @@ stopped when it is called again with the same arguments.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import Any, Protocol
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
     BACKBONE,
     FEATURES,
-    EnsemblePlan,
-    Manifest,
     load_tensors,
-    save_manifest,
     save_tensors,
     sync_directory,
     verified_bytes,
     versions,
     write_atomically,
 )
-from terrine_models.teachers.forests import Forests
 from terrine_models.teachers.heads import Heads
-from terrine_models.teachers.networks import Networks
+from terrine_models.teachers.manifests import (
+    EnsemblePlan,
+    Manifest,
+    Settings,
+    TeacherKind,
+    Trained,
+    save_manifest,
+)
 from terrine_models.teachers.shards import (
     Shards,
     TrainingError,
@@ -51,37 +52,22 @@ from terrine_models.teachers.shards import (
     unit_count,
 )
 
-__all__ = [
-    "Forests",
-    "Heads",
-    "Networks",
-    "TeacherConfig",
-    "TrainingError",
-    "partition_records",
-    "train_ensemble",
-]
-
 PROGRESS = "training.json"
-TeacherConfig = Heads | Networks | Forests
-"""The settings of one kind of teacher."""
-KINDS: Mapping[str, type[TeacherConfig]] = {each.kind: each for each in (Heads, Networks, Forests)}
-"""The kinds of teacher that can be trained, by name."""
-Trained = dict[str, torch.Tensor]
-"""The tensors of a run of teachers."""
 
 
 class Trainer(Protocol):
     """Trains runs of teachers, and yields the tensors of each run, in order."""
 
     def __call__(
-        self, config: TeacherConfig, shards: Shards, runs: Sequence[range]
-    ) -> Generator[Trained]: ...
+        self, kind: TeacherKind, shards: Shards, runs: Sequence[range]
+    ) -> Generator[Trained]:
+        """Train `runs` of teachers of a kind, each a file."""
 
 
-def here(config: TeacherConfig, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+def here(kind: TeacherKind, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
     """Train in this process, on all its processors."""
     for run in runs:
-        yield config.train(shards, run)
+        yield kind.train(shards, run)
 
 
 def train_ensemble(
@@ -90,7 +76,7 @@ def train_ensemble(
     *,
     name: str,
     teachers: int,
-    config: TeacherConfig | None = None,
+    config: Settings | None = None,
     public: PublicData | None = None,
     seed: int = 0,
     on_trained: Callable[[int], None] | None = None,
@@ -114,14 +100,11 @@ def train_ensemble(
     if public is not None:
         public.check_disjoint(data)
     rows, partition = partition_records(data, teachers, seed)
-    architecture = config.architecture(data.spec)
     features = config.feature_map(data, public)
-    known = features.spec if features else None
+    kind = config.teacher(data, features.spec if features else None, public)
     plan = EnsemblePlan(
         name=name,
-        kind=config.kind,
-        architecture=architecture,
-        features=known,
+        teacher=kind,
         input=data.spec,
         encoding=data.encoding,
         image=data.image,
@@ -129,8 +112,7 @@ def train_ensemble(
         teachers=teachers,
         units=unit_count(data),
         partition=partition,
-        training=config.training(data, seed, known, public),
-        versions=versions(*config.packages),
+        versions=versions(*kind.packages),
     )
     work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
     files = _begin_or_resume(work, plan, of_data)
@@ -144,16 +126,16 @@ def train_ensemble(
     elif features and features.tensors:
         files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         _note(work, plan, of_data, files)
-    shards = Shards(data, dict(enumerate(rows)), plan, features, public)
+    shards = Shards(data, dict(enumerate(rows)), seed, features, public)
     report = on_trained or (lambda done: None)
     report(0)
-    starts = range(0, teachers, config.per_file)
+    starts = range(0, teachers, kind.per_file)
     runs = {
-        f"teachers-{number:05d}.safetensors": range(at, min(at + config.per_file, teachers))
+        f"teachers-{number:05d}.safetensors": range(at, min(at + kind.per_file, teachers))
         for number, at in enumerate(starts)
     }
     missing = [run for file, run in runs.items() if file not in files]
-    with closing(trainer(config, shards, missing)) as trained:
+    with closing(trainer(kind, shards, missing)) as trained:
         for file, run in runs.items():
             if file not in files:
                 files[file] = save_tensors(work / file, next(trained))
@@ -172,7 +154,7 @@ def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, 
     try:
         found = json.loads(note.read_bytes())
         files: dict[str, str] = found["files"]
-        earlier, now = found["plan"], plan.model_dump(mode="json")
+        earlier, now = _flat(found["plan"]), _flat(plan.model_dump(mode="json"))
         changed = sorted(key for key in now.keys() | earlier if now.get(key) != earlier.get(key))
         if found["data"] != of_data:
             changed.append("the training data")
@@ -186,6 +168,10 @@ def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, 
     for name, digest in files.items():
         verified_bytes(work, name, digest)
     return files
+
+
+def _flat(plan: dict[str, Any]) -> dict[str, Any]:
+    return {**plan, **plan["teacher"], "teacher": None}
 
 
 def _note(work: Path, plan: EnsemblePlan, of_data: str, files: dict[str, str]) -> None:

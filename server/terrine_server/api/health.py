@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 
-from terrine_protocol import ProjectStatus
+from terrine_protocol import ProjectStatus, Ready
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import Auditor, ServicesDep
@@ -30,14 +30,17 @@ async def healthz() -> dict[str, str]:
     "/readyz",
     responses=openapi.problems("database-unavailable", "ensemble-unavailable", token=False),
 )
-async def readyz(services: ServicesDep) -> dict[str, str]:
+async def readyz(services: ServicesDep) -> Ready:
     """Succeed if a query could be answered and paid for now.
 
     The database, its schema and every registered ensemble can be used, and a commit can be made
-    durable. That is found out at most once a second, however often it is asked.
+    durable. That is found out at most once a second, however often it is asked. Who did not cosign
+    the transparency log's last checkpoint is said, but keeps nothing from being answered.
     """
-    await services.readiness.check()
-    return {"status": "ready"}
+    log = await services.readiness.check()
+    if log is None:
+        return Ready()
+    return Ready(logged=log.size, cosigned=sorted(log.cosigned), missing=sorted(log.missing))
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())

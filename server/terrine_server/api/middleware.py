@@ -139,7 +139,7 @@ class Envelope:
             yield b"ratelimit-policy", f'"requests";q={limit};w=60'.encode()
             yield b"ratelimit", f'"requests";r={left}'.encode()
 
-    async def _no_seat(
+    async def _no_slot(
         self, scope: Scope, headers: Mapping[bytes, bytes], slot: Slot
     ) -> Refusal | None:
         """Check the token, before any of the body, and take a slot; or return a refusal.
@@ -176,7 +176,7 @@ class Envelope:
         """Run the app within the bounds, or refuse."""
 
         async def admit() -> Refusal | None:
-            return _refusal(scope, headers) or await self._no_seat(scope, headers, slot)
+            return _refusal(scope, headers) or await self._no_slot(scope, headers, slot)
 
         def refused(refusal: Refusal) -> ASGIApp:
             slug, detail, *more = refusal
@@ -260,7 +260,7 @@ def _refusal(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
 def malformed(metrics: Metrics) -> Response:
     """Answer malformed HTTP with a problem, log and count it: no route ever sees it.
 
-    Its text is the stranger's, so it is left out.
+    Its text is the client's, so it is left out.
     """
     slug, request_id = "malformed-http", uuid4().hex
     log.info("request", method="(other)", route="(none)", status=400, problem=slug)

@@ -1,10 +1,10 @@
-"""Additions to the OpenAPI document: bodies, problems and examples."""
+"""Additions to the OpenAPI document: bodies and problems."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Body, FastAPI
+from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from terrine_protocol import PROBLEMS, LabelRequest, Problem
@@ -37,26 +37,12 @@ def problems(*slugs: str, token: bool = True) -> Responses:
             {
                 "description": "",
                 "content": {
-                    "application/problem+json": {
-                        "schema": {"$ref": "#/components/schemas/Problem"},
-                        "examples": {},
-                    }
+                    "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
                 },
             },
         )
-        titles = [response["description"], kind.title]
+        titles = [response["description"], f"{kind.title} (`{slug}`)"]
         response["description"] = "; ".join(filter(None, titles))
-        response["content"]["application/problem+json"]["examples"][slug] = {
-            "summary": kind.meaning,
-            "value": {
-                "type": f"/problems/{slug}",
-                "title": kind.title,
-                "status": kind.status,
-                "detail": kind.meaning,
-                "instance": "/label",
-                "request_id": "1f0c2b9d5e7a4c3b8d6f0a1b2c3d4e5f",
-            },
-        }
     return responses
 
 
@@ -79,18 +65,6 @@ LABEL_REQUEST: dict[str, Any] = {
         "content": {
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/LabelRequest"},
-                "examples": {
-                    "two inputs of shape [4]": {
-                        "value": {"inputs": [[5.1, 3.5, 1.4, 0.2], [6.2, 2.9, 4.3, 1.3]]}
-                    },
-                    "with probabilities": {
-                        "summary": "interactive_gnmax also takes the student's own predictions",
-                        "value": {
-                            "inputs": [[5.1, 3.5, 1.4, 0.2]],
-                            "probabilities": [[0.9, 0.05, 0.05]],
-                        },
-                    },
-                },
             },
             "application/x-npy": {
                 "schema": BINARY | {"description": "`numpy.save` of the inputs, shape [B, …]."}
@@ -106,21 +80,6 @@ LABEL_REQUEST: dict[str, Any] = {
     },
 }
 
-_BUDGET_EXAMPLE = {
-    "project": "diabetes",
-    "status": "active",
-    "epsilon": 1.0,
-    "delta": 1e-05,
-    "rule": {"name": "gdp", "order": None},
-    "budget": 71786372145,
-    "spent": 2500000200,
-    "delta_budget": 10000000000,
-    "delta_spent": 2,
-    "epsilon_spent": 0.1508,
-    "charges": 2,
-    "affordable": 55,
-}
-
 LABEL_RESPONSES: Responses = problems(
     "invalid-query",
     "idempotency-conflict",
@@ -128,86 +87,11 @@ LABEL_RESPONSES: Responses = problems(
     "project-paused",
     "project-closed",
     "ensemble-unavailable",
-) | {
-    200: {
-        "content": {
-            "application/json": {
-                "example": {
-                    "results": [
-                        {"outcome": "answered", "label": 0, "charge": 1, "replayed": False},
-                        {"outcome": "abstained", "label": None, "charge": 2, "replayed": False},
-                    ],
-                    "budget": _BUDGET_EXAMPLE,
-                }
-            }
-        }
-    }
-}
+)
 
 CSV_RESPONSES: Responses = problems("not-found") | {
-    200: {
-        "content": {
-            "text/csv": {
-                "schema": {"type": "string"},
-                "example": "project,seq,created_at,outcome,label,cost,delta,query_digest,hash\r\n",
-            }
-        }
-    }
+    200: {"content": {"text/csv": {"schema": {"type": "string"}}}}
 }
-
-EXAMPLE_PROJECT = Body(
-    openapi_examples={
-        "answers when teachers agree": {
-            "value": {
-                "name": "diabetes",
-                "ensemble": "clinics",
-                "mechanism": {
-                    "name": "confident_gnmax",
-                    "threshold": 200,
-                    "sigma1": 75.0,
-                    "sigma2": 25.0,
-                },
-                "epsilon": 1.0,
-                "delta": 1e-05,
-            }
-        },
-        "every query answered": {
-            "value": {
-                "name": "survey",
-                "ensemble": "clinics",
-                "mechanism": {"name": "gnmax", "sigma": 40.0},
-                "epsilon": 1.0,
-                "delta": 1e-05,
-            }
-        },
-    }
-)
-
-EXAMPLE_REQUEST = Body(
-    openapi_examples={
-        "more budget": {
-            "value": {
-                "title": "Sepsis, second year",
-                "purpose": "To label another year of public records.",
-                "epsilon": 1.0,
-            }
-        },
-    }
-)
-
-EXAMPLE_TOKEN = Body(
-    openapi_examples={
-        "a student": {
-            "value": {
-                "role": "student",
-                "project": "diabetes",
-                "label": "Ada, cardiology",
-                "expires_in_days": 90,
-            }
-        },
-        "an auditor": {"value": {"role": "auditor", "label": "2026 review"}},
-    }
-)
 
 
 def complete(app: FastAPI) -> None:

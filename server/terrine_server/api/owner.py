@@ -70,7 +70,7 @@ def open_project(
     services: ServicesDep,
     holder: Admin,
     _: JsonBody,
-    request: Annotated[ProjectOpen, openapi.EXAMPLE_PROJECT],
+    request: ProjectOpen,
     response: Response,
 ) -> ProjectInfo:
     """Open a project: fix its mechanism and prices, and reserve its budget under the cap."""
@@ -135,7 +135,7 @@ def create_token(
     services: ServicesDep,
     holder: Admin,
     _: JsonBody,
-    request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN],
+    request: TokenCreate,
 ) -> TokenCreated:
     """Create a token. Its secret is in this response and nowhere else.
 

@@ -7,9 +7,11 @@ import asyncio
 from anyio import CapacityLimiter, to_thread
 from sqlalchemy import Engine
 
+from terrine_protocol.transparency.policies import Policy
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import Ledger, check_definitions, check_schema, check_writable
+from terrine_server.owner.checkpoints import LogState
 
 SECONDS = 1.0
 """How long what was found is still true. Strangers may ask as often as they like."""
@@ -18,22 +20,30 @@ SECONDS = 1.0
 class Readiness:
     """Finds out in a thread of its own. Belongs to one event loop."""
 
-    def __init__(self, engine: Engine, ledger: Ledger, voters: Voters) -> None:
+    def __init__(
+        self, engine: Engine, ledger: Ledger, voters: Voters, policy: Policy | None
+    ) -> None:
         self._engine = engine
         self._ledger = ledger
         self._voters = voters
+        self._policy = policy
+        self._log: LogState | None = None
         self._thread = CapacityLimiter(1)
         self._found: asyncio.Task[TerrineError | None] | None = None
         self._until = 0.0
 
-    async def check(self) -> None:
-        """Raise what keeps queries from being answered, if anything does."""
+    async def check(self) -> LogState | None:
+        """Raise what keeps queries from being answered, if anything does.
+
+        Return the state of the transparency log, which keeps none.
+        """
         now = asyncio.get_running_loop().time()
         if self._found is None or (self._found.done() and now > self._until):
             self._found = asyncio.create_task(self._find_out())
         error = await asyncio.shield(self._found)
         if error is not None:
             raise error.with_traceback(None)
+        return self._log
 
     async def _find_out(self) -> TerrineError | None:
         try:
@@ -49,6 +59,7 @@ class Readiness:
             check_writable(self._engine)
             for ensemble in self._ledger.ensembles():
                 self._voters.check(ensemble)
+            self._log = LogState.of(self._ledger.checkpoint(), self._policy)
         except TerrineError as error:
             return error
         return None

@@ -40,7 +40,7 @@ def make_request(
     services: ServicesDep,
     holder: Student,
     _: JsonBody,
-    request: Annotated[RequestCreate, openapi.EXAMPLE_REQUEST],
+    request: RequestCreate,
     response: Response,
 ) -> RequestInfo:
     """Ask for a new project on the ensemble of the token's project, also for more budget.

@@ -135,7 +135,7 @@ def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
             if paid < owed:
                 yield f"entry {charge.seq} paid a {name} of {paid}; its event costs {owed}"
         if charge.figure is None:
-            account = account.plus(due)
+            account = terms.capped(account.plus(due))
             continue
         try:
             account = terms.after_publishing(account, charge.figure)

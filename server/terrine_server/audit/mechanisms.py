@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.audit.cases import CASES, Case, Request
+from terrine_server.audit.cases import CASES, MORE, Case, Request
 from terrine_server.audit.evidence import ConfidenceLimits, Promise, Sample, events, limits
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.privacy import (
@@ -24,14 +24,16 @@ from terrine_server.privacy import (
     GaussianNoisyCounts,
     LaplaceArgmax,
     Mechanism,
+    NeighbourCounts,
     Released,
     Rule,
     VoteOutcome,
     additive_delta,
+    gdp_squared,
     quote,
     rdp,
 )
-from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
+from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
 
 FINALISTS = 3
 """How many events reach the second half. With more, each would have less of the confidence."""
@@ -141,9 +143,30 @@ def audit_mechanisms(
 
 
 def _aspects_of(case: Case) -> list[Aspect]:
+    if case.allowance is not None:
+        return [_of_person(case.build(), case.allowance)]
     if case.claim is not None:
         return [Aspect("", Promise("ε", case.claim), lambda seen: seen)]
     return aspects(case.build())
+
+
+def _of_person(mechanism: Mechanism, allowance: int) -> Aspect:
+    """Return what all queries together may reveal of one person, whom another replaces.
+
+    Each query that they take part in moves the difference of the counts the same way, so nothing
+    tells more of them than the sum of all.
+    """
+    (event,) = mechanism.events().values()
+    if not isinstance(event, NeighbourCounts):
+        raise TypeError(f"nobody has an account in {mechanism.name}")
+    each = gdp_squared(replace(event, norm=1))
+    queries = allowance + MORE
+    promise = Promise("μ", math.sqrt(allowance * each), queries * SAMPLER_DELTA / DELTA_UNITS)
+
+    def view(seen: Seen) -> int:
+        return 2 * sum(number // 2 for _, number in seen) + seen[0][1] % 2
+
+    return Aspect("", promise, view, counted_events, _named_counts)
 
 
 def _audit(

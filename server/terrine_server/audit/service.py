@@ -39,7 +39,7 @@ Answer = tuple[int, str, int]
 
 
 @dataclass(frozen=True)
-class Run:
+class Attack:
     """One student's whole interaction, up to its refusal."""
 
     world: World
@@ -61,7 +61,9 @@ def audit_service(runs: int, level: float, choice: np.random.Generator) -> Itera
         yield from audit_books(service.ledger, "service")
 
 
-def attack(service: Service, runs: int, choice: np.random.Generator) -> tuple[Promise, list[Run]]:
+def attack(
+    service: Service, runs: int, choice: np.random.Generator
+) -> tuple[Promise, list[Attack]]:
     """Let `runs` students in each world send queries until they are refused."""
     opened: list[tuple[World, str, np.random.Generator]] = []
     for world in WORLDS:
@@ -88,7 +90,7 @@ def attack(service: Service, runs: int, choice: np.random.Generator) -> tuple[Pr
     terms = record.terms
     with ThreadPoolExecutor(STUDENTS) as pool:
         seen = list(
-            pool.map(lambda student: Run(student[0], _ask(service.url, *student[1:])), opened)
+            pool.map(lambda student: Attack(student[0], _ask(service.url, *student[1:])), opened)
         )
     mu = math.sqrt(terms.budget / COST_UNITS)
     return Promise("μ", mu, terms.delta_budget / DELTA_UNITS), seen
@@ -110,7 +112,7 @@ def _ask(url: str, token: str, choice: np.random.Generator) -> tuple[Answer, ...
                 votes = SPLIT + (1 if label else -1)
 
 
-def _judge(promise: Promise, seen: Sequence[Run], level: float) -> AuditFinding:
+def _judge(promise: Promise, seen: Sequence[Attack], level: float) -> AuditFinding:
     """Learn from every third run and measure on the rest."""
     lessons = seen[::3]
     trial = [run for number, run in enumerate(seen) if number % 3]
@@ -151,7 +153,7 @@ Weights = dict[Answer, float]
 """How strongly an answer indicates "here", as the logarithm of a likelihood ratio."""
 
 
-def _weights(lessons: Sequence[Run]) -> Weights:
+def _weights(lessons: Sequence[Attack]) -> Weights:
     """Return the weight of each answer, from its frequency in each world for the same query."""
     seen: dict[World, Counter[Answer]] = {"here": Counter(), "there": Counter()}
     for run in lessons:
@@ -166,14 +168,14 @@ def _weights(lessons: Sequence[Run]) -> Weights:
     return {answer: math.log(share("here", answer) / share("there", answer)) for answer in kinds}
 
 
-def _score(weights: Weights, run: Run, world: World) -> float:
+def _score(weights: Weights, run: Attack, world: World) -> float:
     """Return how strongly a run indicates `world`."""
     score = sum(weights.get(answer, 0.0) for answer in run.answers)
     return score if world == "here" else -score
 
 
 def _proven(
-    promise: Promise, runs: Sequence[Run], weights: Weights, guess: Guess, level: float
+    promise: Promise, runs: Sequence[Attack], weights: Weights, guess: Guess, level: float
 ) -> tuple[float, float, float]:
     """Return the loss that the guess proves, and its limits when right and when wrong."""
     guesses = {True: Counter[Hashable](), False: Counter[Hashable]()}

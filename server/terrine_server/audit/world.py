@@ -24,15 +24,9 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import public_features
-from terrine_models.storage.manifests import (
-    Architecture,
-    Manifest,
-    Partition,
-    TeacherTraining,
-    save_manifest,
-    save_tensors,
-    versions,
-)
+from terrine_models.storage.manifests import Partition, save_tensors, versions
+from terrine_models.teachers.heads import HeadTeachers
+from terrine_models.teachers.manifests import Manifest, save_manifest
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger, connect, upgrade
@@ -91,15 +85,14 @@ def save_world(directory: Path, world: World, name: str) -> None:
     digest = save_tensors(directory / file, {"weights": weights, "biases": biases})
     manifest = Manifest(
         name=name,
-        kind="heads",
-        architecture=Architecture(name="ridge"),
-        features=public_features(spec, None, 2).spec,
+        teacher=HeadTeachers(
+            features=public_features(spec, None, 2).spec, augmentations=0, ridge=1.0
+        ),
         input=spec,
         classes=("low", "high"),
         teachers=TEACHERS,
         units=TEACHERS,
         partition=Partition(recipe="rows", seed=0, smallest=1, largest=1),
-        training=TeacherTraining(seed=0, augmentations=0, ridge=1.0),
         versions=versions(),
         files={file: digest},
     )

@@ -17,16 +17,17 @@ from terrine_server.cli import (
     ledger,
     log,
     mechanism,
+    neighbours,
     owners,
     plan,
-    price,
     project,
     request,
     serve,
     student,
     token,
+    witness,
 )
-from terrine_server.cli.console import console, run
+from terrine_server.cli.console import Command, ask_for_json, console, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,20 +40,33 @@ app.command()(serve.init)
 app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.command()(plan.plan)
-app.command()(price.price)
 app.command()(audit.audit)
 app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")
+app.add_typer(neighbours.app, name="neighbours")
 app.add_typer(owners.owners, name="owners")
 app.add_typer(owners.teacher, name="teacher")
 app.add_typer(aggregator.app, name="aggregator")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")
-app.add_typer(mechanism.app, name="mechanism")
+app.command()(mechanism.mechanisms)
 app.add_typer(request.app, name="request")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")
 app.add_typer(student.app, name="student")
+app.add_typer(witness.app, name="witness")
+
+
+def _use_one_class(group: typer.Typer) -> None:
+    """Let every command decide by its mark whether it takes `--json`."""
+    for command in group.registered_commands:
+        command.cls = Command
+    for below in group.registered_groups:
+        if below.typer_instance is not None:
+            _use_one_class(below.typer_instance)
+
+
+_use_one_class(app)
 
 
 def _version(wanted: bool) -> None:
@@ -63,6 +77,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     _: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
@@ -74,7 +89,12 @@ def _options(
             help="Data directory for the server's commands; same as TERRINE_DATA_DIR.",
         ),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, of a command that shows something.")
+    ] = False,
 ) -> None:
+    if as_json:
+        ask_for_json(context)
     if data_dir is not None:
         os.environ["TERRINE_DATA_DIR"] = data_dir
 

@@ -9,13 +9,7 @@ import typer
 from rich.table import Table
 
 from terrine_server.cli.console import console
-from terrine_server.cli.serving import (
-    CertificateOption,
-    HostOption,
-    KeyOption,
-    check_tls,
-    serve_over_tls,
-)
+from terrine_server.cli.serving import serve_over_tls
 
 app = typer.Typer(
     no_args_is_help=True, help="Be the second of two servers that add up votes neither sees."
@@ -64,22 +58,18 @@ def show(directory: Directory) -> None:
 @app.command()
 def serve(
     directory: Directory,
-    host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8200,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
 ) -> None:
     """Take shares of owners, and give the service their sums with noise, within the budget.
 
-    [bold]Example[/bold]: terrine aggregator serve districts --host 0.0.0.0 --certificate
-    aggregator.pem
-        --key aggregator.key
+    Environment variables set the rest: docs/settings.md.
+
+    [bold]Example[/bold]: TERRINE_PORT=8300 terrine aggregator serve districts
     """
     from terrine_server.aggregator import Aggregator
+    from terrine_server.settings import SmallServer
 
-    check_tls(host, certificate, key)
-    aggregator = Aggregator(directory)
-    serve_over_tls(aggregator.app(), "Aggregator", host, port, certificate, key, aggregator.limits)
+    settings, aggregator = SmallServer(), Aggregator(directory)
+    serve_over_tls(aggregator.app(), "Aggregator", settings, aggregator.limits)
 
 
 def _show(directory: Path) -> None:

@@ -20,15 +20,21 @@ if TYPE_CHECKING:
     from terrine_models.features.maps import PublicData
     from terrine_protocol.images import ImageFormat
 
-ImageSize = Annotated[
+Classes = Annotated[
     str | None,
     typer.Option(
-        metavar="HxW",
-        help="For folders of PNG and JPEG files: the height and width that each is converted to.",
+        metavar="N|A,B,…",
+        help="Classes of IDX or .npz data: their number or their names. IDX default: 10. Of "
+        "pictures, by default the folders of --public, if it has any.",
     ),
 ]
-Grey = Annotated[
-    bool, typer.Option("--grey", help="For folders of pictures: convert them to grey.")
+Images = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HxW[:grey]",
+        help="For folders of PNG and JPEG files: the height and width that each is converted to, "
+        "as 28x28 or, in grey, 28x28:grey.",
+    ),
 ]
 
 
@@ -37,10 +43,8 @@ class Arrays:
     """The options that say how arrays and pictures are read."""
 
     public: Path | None
-    labels: Path | None
     classes: str | None
-    image_size: str | None
-    grey: bool
+    images: str | None
 
 
 def class_names(classes: str | None) -> list[str] | None:
@@ -60,17 +64,15 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
     from terrine_models.data.images import load_image_classes
     from terrine_models.features.maps import PublicData
 
-    names, image = class_names(options.classes), image_format(options.image_size, options.grey)
+    names, image = class_names(options.classes), image_format(options.images)
     if image is not None:
-        if options.labels is not None or not data.is_dir():
-            fail("--image-size is for a folder of pictures, with one folder for each class.")
+        if not data.is_dir():
+            fail("--images is for a folder of pictures, with one folder for each class.")
         private = load_image_classes(data, image, classes=names or _folders(data, options.public))
     elif data.suffix == ".npz":
-        if options.labels is not None:
-            fail("--labels is for IDX images; an .npz has its labels in y.")
         private = load_npz(data, classes=names)
     else:
-        private = load_idx(data, options.labels, classes=names or DIGITS)
+        private = load_idx(data, classes=names or DIGITS)
     if options.public is None:
         return private, None, None
     inputs, labelled = _public(options.public, private, image)
@@ -116,18 +118,20 @@ def _public(
         return inputs, None
 
 
-def image_format(size: str | None, grey: bool) -> ImageFormat | None:
-    """Return the format of `--image-size HxW [--grey]`; None if there is none."""
+def image_format(text: str | None) -> ImageFormat | None:
+    """Return the format of `--images HxW[:grey]`; None if there is none."""
     from pydantic import ValidationError
 
     from terrine_protocol.images import ImageFormat
 
-    if size is None:
-        return fail("--grey goes with --image-size.") if grey else None
-    found = re.fullmatch(r"(\d{1,4})x(\d{1,4})", size)
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,4})x(\d{1,4})(:grey)?", text)
     if found is not None:
         try:
-            return ImageFormat(height=int(found[1]), width=int(found[2]), grey=grey)
+            return ImageFormat(height=int(found[1]), width=int(found[2]), grey=bool(found[3]))
         except ValidationError:
             pass
-    return fail(f"--image-size is height x width, from 1x1 to 1024x1024, as in 28x28; not {size}.")
+    return fail(
+        f"--images is height x width, from 1x1 to 1024x1024, as in 28x28 or 28x28:grey; not {text}."
+    )

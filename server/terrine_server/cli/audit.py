@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import as_json, console, errors, fail, print_json, with_json
 
 if TYPE_CHECKING:
     from terrine_server.audit.findings import AuditFinding, AuditReport
@@ -25,23 +23,23 @@ class Subject(StrEnum):
     LEDGER = "ledger"
 
 
+CONFIDENCE = 0.999
+"""Probability that nothing sound fails by chance."""
+
+
+@with_json
 def audit(
     subjects: Annotated[
         list[Subject] | None,
         typer.Argument(
             metavar="[mechanisms] [service] [ledger]",
             show_default=False,
-            help="What to audit.",
+            help="What to audit; by default all three.",
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Audit all three.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Smaller samples: about a minute, less power.")
     ] = False,
-    confidence: Annotated[
-        float,
-        typer.Option(min=0.5, max=0.999999, help="Probability that nothing sound fails by chance."),
-    ] = 0.999,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -50,12 +48,6 @@ def audit(
             show_default="random",
             help="Seed for the votes and inputs to try, never for noise.",
         ),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the findings to FILE.")
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the findings to FILE, as a PNG.")
     ] = None,
 ) -> None:
     """Measure how much privacy is lost, and compare it with what was charged.
@@ -66,36 +58,25 @@ def audit(
 
     Exits with code 1 if a loss exceeds its price or the books do not add up.
     """
-    chosen = list(Subject) if everything else subjects
-    if not chosen:
-        fail("Say what to audit: mechanisms, service, ledger or --all.")
-    for path in (json_file, picture):
-        if path is not None and not path.absolute().parent.is_dir():
-            fail(f"{path} cannot be written: there is no directory {path.absolute().parent}.")
-
+    chosen = subjects or list(Subject)
     import secrets
 
     from terrine_server import logs
     from terrine_server.audit.run import FULL, QUICK
     from terrine_server.audit.run import audit as run
 
-    if picture is not None:
-        from terrine_server.audit.picture import draw
-
-    ledger = None if Subject.LEDGER not in chosen else _ledger(required=not everything)
+    ledger = None if Subject.LEDGER not in chosen else _ledger(required=bool(subjects))
     logs.configure("error")
     report = run(
         [subject.value for subject in chosen],
         QUICK if quick else FULL,
-        confidence,
+        CONFIDENCE,
         secrets.randbelow(2**32) if seed is None else seed,
         ledger,
-        _report,
+        (lambda finding: None) if as_json() else _report,
     )
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
-    if picture is not None:
-        draw(report, picture)
+    if as_json():
+        print_json(report.to_json())
     _conclude(report)
 
 
@@ -136,4 +117,6 @@ def _conclude(report: AuditReport) -> None:
     )
     if failed:
         fail(f"{summary} {len(failed)} failed: " + ", ".join(finding.subject for finding in failed))
-    console.print(f"{summary} No loss is above its price.", highlight=False, soft_wrap=True)
+    (errors if as_json() else console).print(
+        f"{summary} No loss is above its price.", highlight=False, soft_wrap=True
+    )

@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 console = Console()
 errors = Console(stderr=True, highlight=False)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+C = TypeVar("C", bound=Callable[..., None])
+_as_json = ContextVar("_as_json", default=False)
 
 KNOWN = (
     ("terrine_server.errors", "TerrineError"),
@@ -37,6 +40,10 @@ KNOWN = (
     ("terrine_models.teachers.shards", "TrainingError"),
     ("terrine_models.teachers.ray_cluster", "ClusterError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
+    ("terrine_server.owner.checkpoints", "CheckpointError"),
+    ("terrine_server.witness", "WitnessError"),
+    ("terrine_protocol.transparency.notes", "NoteError"),
+    ("terrine_protocol.transparency.trees", "ProofError"),
     ("terrine_server.owner.issuer", "IssuerError"),
     ("terrine_server.serving.listening", "CannotListen"),
     ("terrine_server.serving.listening", "TooFewDescriptors"),
@@ -54,6 +61,33 @@ class CommandError(Exception):
 def fail(message: str) -> NoReturn:
     """End the command with `message` on stderr and exit code 1."""
     raise CommandError(message)
+
+
+def ask_for_json(context: typer.Context) -> None:
+    """Let the command of this context print JSON."""
+    _as_json.set(True)
+    context.call_on_close(lambda: _as_json.set(False))
+
+
+def as_json() -> bool:
+    """Whether `terrine --json` was asked for."""
+    return _as_json.get()
+
+
+def with_json(command: C) -> C:
+    """Mark a command that prints JSON if `as_json`. Others refuse before they do anything."""
+    command.with_json = True  # type: ignore[attr-defined]
+    return command
+
+
+class Command(typer.core.TyperCommand):
+    """A command that refuses `--json` if it has no JSON form."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the command."""
+        if as_json() and not getattr(self.callback, "with_json", False):
+            fail(f"`{ctx.command_path}` has no JSON form. Leave --json out.")
+        return super().invoke(ctx)
 
 
 def opened_ledger() -> Ledger:
@@ -101,12 +135,12 @@ Row = Mapping[str, object]
 """What people read of one thing, by heading."""
 
 
-def output(value: object, people: Row | Sequence[Row], as_json: bool) -> None:
+def output(value: object, people: Row | Sequence[Row]) -> None:
     """Print `value` as JSON, or what people read of it: a row for each field, or for each item.
 
     Fields that are None or empty are left out. Texts are shown as they are, without markup.
     """
-    if as_json:
+    if as_json():
         print_json(value)
         return
     if isinstance(people, Mapping):
@@ -169,16 +203,18 @@ def explain(error: BaseException) -> str | None:
 
 def _extra(words: list[str]) -> str:
     """Return the extra with which a command line runs."""
-    if words[:1] == ["--data-dir"]:
-        words = words[2:]
-    match [word for word in words if not word.startswith("--data-dir=")]:
+    if "--data-dir" in words:
+        place = words.index("--data-dir")
+        words = words[:place] + words[place + 2 :]
+    match [word for word in words if word != "--json" and not word.startswith("--data-dir=")]:
         case ["student", *_]:
             return "student"
-        case ["audit", *subjects]:  # attacks on a server need one, and pictures matplotlib
-            served = any(word.startswith(("service", "--all", "--picture")) for word in subjects)
-            return "server" if served else "auditor"
+        case ["audit", *words] if {"mechanisms", "ledger"} & {*words} and "service" not in words:
+            return "auditor"  # attacks on a server need one
         case ["ledger" | "log", *_]:
             return "auditor"
+        case ["witness", *_]:
+            return "witness"
         case _:
             return "server"
 

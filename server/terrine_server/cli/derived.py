@@ -34,14 +34,19 @@ TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 def takes(
-    model: type[M], *, arguments: tuple[str, ...] = ()
+    model: type[M], *, arguments: tuple[str, ...] = (), without: tuple[str, ...] = ()
 ) -> Callable[[Callable[Concatenate[M, P], None]], Callable[..., None]]:
     """Give a command an option for each field of `model`, an instance of which it is called with.
 
-    The fields named in `arguments` are positional. Fields that are models themselves have no
+    The fields named in `arguments` are positional; those `without` an option keep their default.
+    Fields that are models themselves have no
     option, except those in `TEXTS`. The other parameters of the command stay as they are.
     """
-    names = [name for name, field in model.model_fields.items() if _is_plain(name, field)]
+    names = [
+        name
+        for name, field in model.model_fields.items()
+        if name not in without and _is_plain(name, field)
+    ]
 
     def decorate(command: Callable[Concatenate[M, P], None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)

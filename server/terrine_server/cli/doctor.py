@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from terrine_server.cli.console import AsJson, console, errors, print_json
+from terrine_server.cli.console import as_json, console, errors, print_json, with_json
 
 if TYPE_CHECKING:
     from terrine_server.doctor import Finding
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
 
 
+@with_json
 def doctor(
     fix: Annotated[
         bool, typer.Option("--fix", help="First close files and directories to other accounts.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Check settings, files, database, ensembles, clock and ledger, and say how to fix problems.
 
@@ -33,10 +33,10 @@ def doctor(
     findings = []
     for finding in examine():
         findings.append(finding)
-        if not as_json:
+        if not as_json():
             _show(finding)
     problems = sum(finding.state is State.PROBLEM for finding in findings)
-    if as_json:
+    if as_json():
         print_json({"ok": not problems, "findings": [vars(finding) for finding in findings]})
     elif problems:
         console.print(f"Problems to fix: {problems}.", style="bold red", highlight=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,7 @@ from rich.table import Table
 from terrine_protocol import EnsembleRegister
 from terrine_server.bars import stages_bar, teachers_bar
 from terrine_server.cli import arrays, preview, tables
-from terrine_server.cli.console import AsJson, console, fail, output, print_json
+from terrine_server.cli.console import as_json, console, fail, output, print_json, with_json
 from terrine_server.cli.derived import takes
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, split_
@@ -24,7 +24,7 @@ from terrine_server.cli.specs import SPEC, built, show_kind, show_kinds
 from terrine_server.cli.tables import split
 
 if TYPE_CHECKING:
-    from terrine_models.storage.manifests import Manifest
+    from terrine_models.teachers.manifests import Manifest
     from terrine_models.teachers.training import Trainer
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
@@ -34,10 +34,6 @@ app.command("split")(split_)
 
 Named = Annotated[
     str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
 ]
 Group = Annotated[
     str | None,
@@ -84,45 +80,17 @@ def train(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Public data: IDX images, pictures, .npy or .npz to fit the feature map on, "
-            "or a table to take categories and ranges from.",
+            help="Public data to fit the feature map on: IDX images, pictures, .npy, .npz, or a "
+            "table.",
         ),
     ] = None,
-    labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="IDX file with the labels of the images.")
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|A,B,…",
-            help="Classes of IDX or .npz data: their number or their names. IDX default: 10. Of "
-            "pictures, by default the folders of --public, if it has any.",
-        ),
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of a CSV file to predict.")
-    ] = None,
-    group: Group = None,
-    columns: Columns = None,
+    classes: arrays.Classes = None,
+    images: arrays.Images = None,
     schema: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Public schema of a CSV file, instead of --public, --label, --group, --columns.",
-        ),
+        typer.Option(metavar="FILE", help="Public schema of a table: `terrine ensemble schema`."),
     ] = None,
-    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
-    image_size: arrays.ImageSize = None,
-    grey: arrays.Grey = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
-    backbone: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="For heads: an ONNX model [batch, …] → [batch, D] whose embeddings are the "
-            "features. It must be public: nobody's private records may have trained it.",
-        ),
-    ] = None,
     on: Annotated[
         Where,
         typer.Option(
@@ -146,33 +114,29 @@ def train(
           --schema schema.json
 
       terrine ensemble train adult.csv --name income --teachers 250
-          --public census-sample.csv --label income --group person
+          --public census-sample.csv --schema schema.json
     """
-    from terrine_models.features.backbones import Backbone
     from terrine_models.tables.loading import is_table
-    from terrine_models.teachers.training import KINDS, Heads, train_ensemble
+    from terrine_models.teachers.kinds import trainable
+    from terrine_models.teachers.manifests import KINDS
+    from terrine_models.teachers.training import train_ensemble
 
     if out is None:
         from terrine_server.settings import Settings
 
         out = Settings().ensembles_dir / name
-    config = built("--kind", kind, KINDS)
-    if backbone is not None and not isinstance(config, Heads):
-        fail("--backbone is for --kind heads: other teachers take the inputs themselves.")
+    config = built("--kind", kind, trainable())
     if is_table(data):
-        if labels or classes or image_size:
-            fail("--labels, --classes and --image-size are for images; a table has a schema.")
-        choice = tables.TableOptions(public, schema, label, group, split(columns), encoding.value)
-        private, named_public, labelled = tables.load(data, choice)
+        if classes or images:
+            fail("--classes and --images are for images and arrays; a table has a schema.")
+        private, named_public, labelled = tables.load(data, schema, public)
     else:
-        if schema or label or group or columns:
-            fail("--schema, --label, --group and --columns are for tables only.")
-        options = arrays.Arrays(public, labels, classes, image_size, grey)
+        if schema:
+            fail("--schema is for tables only.")
+        options = arrays.Arrays(public, classes, images)
         private, named_public, labelled = arrays.load(data, options)
-    if backbone is not None and isinstance(config, Heads):
-        config = replace(config, backbone=Backbone.declare(backbone, private.spec))
     seen = preview.show(private, teachers, seed)
-    if labelled is not None and config.kind != "networks":
+    if labelled is not None and KINDS[config.kind].previewed:
         preview.show_agreement(labelled, seen, config, seed)
     with trainer(on) as where, teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
@@ -186,41 +150,43 @@ def train(
             on_trained=on_trained,
             trainer=where,
         )
-    _print(out, manifest)
+    show_manifest(out, manifest)
 
 
 @app.command()
+@with_json
 def kinds(
     name: Annotated[
         str | None, typer.Argument(metavar="[KIND]", help="Show this one's parameters.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show the kinds of teacher that `train` takes, and their parameters."""
-    from terrine_models.teachers.training import KINDS
+    from terrine_models.teachers.kinds import trainable
 
+    found = trainable()
     if name is None:
-        show_kinds(KINDS, as_json)
-    elif name in KINDS:
-        show_kind(KINDS[name], as_json)
+        show_kinds(found)
+    elif name in found:
+        show_kind(found[name])
     else:
-        fail(f"There is no kind {name!r}, but {', '.join(KINDS)}.")
+        fail(f"There is no kind {name!r}, but {', '.join(found)}.")
 
 
 @app.command()
+@with_json
 def show(ensemble: Named) -> None:
     """Show an ensemble's manifest.
 
     [bold]Example[/bold]: terrine ensemble show digits
     """
-    from terrine_models.storage.manifests import load_manifest
     from terrine_models.teachers.federation import is_federation, load_federation
+    from terrine_models.teachers.kinds import load_manifest
 
     directory = ensemble_directory(ensemble)
     if is_federation(directory):
         print_json(load_federation(directory))
     else:
-        _print(directory, load_manifest(directory))
+        show_manifest(directory, load_manifest(directory))
 
 
 @app.command()
@@ -229,7 +195,7 @@ def verify(ensemble: Named) -> None:
 
     [bold]Example[/bold]: terrine ensemble verify digits
     """
-    from terrine_models.teachers.ensemble import Ensemble
+    from terrine_models.teachers.ensemble import load
     from terrine_models.teachers.federation import is_federation, load_federation
 
     directory = ensemble_directory(ensemble)
@@ -239,13 +205,25 @@ def verify(ensemble: Named) -> None:
             f"{directory}: a federation of {len(federation.owners)} owners, as it should be."
         )
         return
-    manifest = Ensemble.load(directory, device="cpu").manifest
+    manifest = load(directory, device="cpu").manifest
     console.print(f"{directory}: all {len(manifest.files)} files match the manifest.")
 
 
 @app.command()
-@takes(EnsembleRegister, arguments=("name",))
-def register(wanted: EnsembleRegister) -> None:
+@takes(EnsembleRegister, arguments=("name",), without=("rule", "order"))
+def register(
+    wanted: EnsembleRegister,
+    rule: Annotated[
+        str,
+        typer.Option(
+            metavar="rdp[:ORDER]|gdp",
+            help="How the cap adds up what projects cost. rdp: at one Rényi order, by default what "
+            "suits ε and δ, where joint prices and published bounds hold; `terrine plan` proposes "
+            "an order for data-dependent accounting. gdp: in Gaussian DP, where about a tenth more "
+            "of plain gnmax fits, but neither of these.",
+        ),
+    ] = "rdp",
+) -> None:
     """Allow projects on an ensemble, under a cap that they share. The cap is final.
 
     [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
@@ -253,6 +231,12 @@ def register(wanted: EnsembleRegister) -> None:
     from terrine_server.owner.operations import open_ledger, register_ensemble
     from terrine_server.settings import Settings
 
+    found = re.fullmatch(r"(rdp|gdp)(?::([\d.]+))?", rule)
+    if found is None:
+        fail(f"--rule is rdp, rdp:ORDER (such as rdp:12) or gdp; not {rule}.")
+    wanted = EnsembleRegister.model_validate(
+        {**wanted.model_dump(), "rule": found[1], "order": found[2]}
+    )
     settings = Settings()
     record = register_ensemble(open_ledger(settings), settings, wanted)
     console.print(
@@ -264,7 +248,8 @@ def register(wanted: EnsembleRegister) -> None:
 
 
 @app.command("list")
-def list_ensembles(as_json: AsJson = False) -> None:
+@with_json
+def list_ensembles() -> None:
     """List the registered ensembles, their caps, and the share that projects have reserved."""
     from terrine_server import views
     from terrine_server.labeling.any_voters import AnyVoters
@@ -273,7 +258,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
 
     settings = Settings()
     records = open_ledger(settings).ensembles()
-    if as_json:
+    if as_json():
         voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
@@ -289,7 +274,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
         }
         for record in records
     ]
-    output(None, people, as_json)
+    output(None, people)
 
 
 @app.command()
@@ -301,7 +286,6 @@ def schema(
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the schema (JSON).")
     ] = Path("schema.json"),
-    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
     group: Group = None,
     ignore: Annotated[
         list[str] | None,
@@ -311,7 +295,10 @@ def schema(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Column to use as a feature. May be repeated."),
     ] = None,
-    columns: Columns = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
+    ] = None,
 ) -> None:
     """Propose a schema for a public table, explain it, and write it to a file you can edit.
 
@@ -333,22 +320,21 @@ def schema(
             ignore=ignore or (),
             keep=keep or (),
             note=tables.note,
-            encoding=encoding.value,
             progress=progress,
         )
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, public, out)
 
 
-def _print(directory: Path, manifest: Manifest) -> None:
+def show_manifest(directory: Path, manifest: Manifest) -> None:
+    """Print what a manifest says."""
     from terrine_models.storage.manifests import manifest_digest
 
-    spec, features, partition = manifest.input, manifest.features, manifest.partition
+    spec, kind, partition = manifest.input, manifest.teacher, manifest.partition
+    features = kind.features
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("name", manifest.name)
-    table.add_row(
-        "teachers", f"{manifest.teachers} ({manifest.kind}, {manifest.architecture.name})"
-    )
+    table.add_row("teachers", f"{manifest.teachers} ({manifest.kind})")
     table.add_row("inputs", f"{spec.dtype} {list(spec.shape)}, {spec.low:g} to {spec.high:g}")
     table.add_row("classes", f"{len(manifest.classes)}: {_shortened(', '.join(manifest.classes))}")
     if features is not None:
@@ -359,19 +345,14 @@ def _print(directory: Path, manifest: Manifest) -> None:
             table.add_row("backbone", f"{escape(public_model.name)}, SHA-256 {public_model.sha256}")
         fitted = f"{source.name} ({source.records} public records)" if source else "no data"
         table.add_row("fitted on", fitted)
-    if manifest.training.matched_on is not None:
-        table.add_row("matched on", _shortened(manifest.training.matched_on.name))
     if manifest.image is not None:
         size = f"{manifest.image.height} × {manifest.image.width}"
         table.add_row("pictures", f"{size}, {'grey' if manifest.image.grey else 'colour'}")
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
         table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")
-    if manifest.foreign is not None:
-        opsets = ", ".join(f"{name} {opset}" for name, opset in manifest.foreign.opsets.items())
-        table.add_row("opsets", f"{opsets}; output {manifest.foreign.output or 'the only one'}")
-        said = f"{manifest.foreign.disjoint_by} (declared by the owner, not checked)"
-        table.add_row("disjoint by", escape(said))
+    for what, text in kind.described().items():
+        table.add_row(what, escape(text))
     grouped = partition is not None and partition.recipe == "groups"
     table.add_row("people" if grouped else "records", str(manifest.units))
     if partition is not None:

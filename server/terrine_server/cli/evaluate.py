@@ -11,14 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.cli import tables
-from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.console import as_json, console, fail, print_json, with_json
 from terrine_server.cli.votes import VotesAre, check_origin
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_models.storage.manifests import Manifest
-    from terrine_models.tables.csv_files import Encoding
     from terrine_models.teachers.agreement import Agreement
+    from terrine_models.teachers.manifests import Manifest
 
 
 def ensemble_directory(ensemble: str) -> Path:
@@ -34,6 +33,7 @@ def ensemble_directory(ensemble: str) -> Path:
     return named if named.exists() else path
 
 
+@with_json
 def evaluate(
     ensemble: Annotated[
         str, typer.Argument(metavar="ENSEMBLE", help="Name or directory of an ensemble.")
@@ -46,19 +46,13 @@ def evaluate(
             ".npz with x and y, a table, or a folder of pictures for each class.",
         ),
     ],
-    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
     trained_on: Annotated[
         VotesAre | None, typer.Option(help="What the teachers were trained on.")
     ] = None,
-    acknowledge_leak: Annotated[
-        bool,
-        typer.Option("--acknowledge-leak", help="Look at private votes, outside every guarantee."),
-    ] = False,
     votes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also save the votes, as `terrine plan --votes` reads."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Measure how far teachers agree, and how often they are right, by class.
 
@@ -77,17 +71,17 @@ def evaluate(
     from terrine_models.teachers.agreement import Agreement
     from terrine_models.teachers.ensemble import Ensemble
 
-    check_origin(trained_on, acknowledge_leak, "--trained-on")
+    check_origin(trained_on, "--trained-on")
     if votes is not None and votes.suffix != ".npz":
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
     manifest = loaded.manifest
-    labelled = _labelled(data, manifest, encoding.value)
+    labelled = _labelled(data, manifest)
     counts = loaded.votes(labelled.inputs)
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
         np.savez_compressed(votes, counts=counts, labels=labelled.labels)
-    if as_json:
+    if as_json():
         print_json(asdict(found))
         return
     _show(found, manifest, data)
@@ -101,13 +95,13 @@ def evaluate(
     )
 
 
-def _labelled(path: Path, manifest: Manifest, encoding: Encoding) -> Dataset:
+def _labelled(path: Path, manifest: Manifest) -> Dataset:
     from terrine_models.data.arrays import load_idx, load_npz
     from terrine_models.data.images import load_image_classes
     from terrine_models.tables.loading import load_table
 
     if manifest.encoding is not None:
-        data = load_table(path, manifest.encoding, tables.note, encoding)
+        data = load_table(path, manifest.encoding, tables.note)
     elif manifest.image is not None and path.is_dir():
         data = load_image_classes(path, manifest.image, classes=manifest.classes)
     elif path.suffix == ".npz":

@@ -12,14 +12,14 @@ from terrine_server.bars import stages_bar
 from terrine_server.cli import arrays
 from terrine_server.cli.arrays import class_names
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.tables import EncodingOption, TextEncoding, note
+from terrine_server.cli.tables import note, required_schema
 
 if TYPE_CHECKING:
     import numpy as np
 
     from terrine_models.data.arrays import InputSpec, Source
-    from terrine_models.storage.manifests import Manifest
     from terrine_models.teachers.importing import Declared
+    from terrine_models.teachers.manifests import Manifest
 
 
 def import_(
@@ -35,32 +35,21 @@ def import_(
             "the ensemble sees it, as declared by you and not checked.",
         ),
     ],
-    classes: Annotated[
-        str | None,
-        typer.Option(metavar="N|A,B,…", help="Classes: their number or their names, in order."),
-    ] = None,
     inputs: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--input",
-            metavar="DTYPE:SHAPE[:LOW..HIGH]",
-            help="What students send, for example float32:20:0..1 or uint8:28x28.",
+            metavar="DTYPE:SHAPE[:LOW..HIGH]|FILE",
+            help="What students send: float32:20:0..1, uint8:28x28, the public schema of a table, "
+            "whose encoded rows teachers take, or the partition.json of `terrine ensemble split`, "
+            "if the teachers were trained on its shards.",
         ),
-    ] = None,
-    schema: Annotated[
-        Path | None,
+    ],
+    classes: Annotated[
+        str | None,
         typer.Option(
-            metavar="FILE",
-            help="Public schema of a table, instead of --classes and --input: teachers take its "
-            "encoded rows.",
-        ),
-    ] = None,
-    partition: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The partition.json of `terrine ensemble split`, if the teachers were trained on "
-            "its shards, instead of --classes, --input, --schema and --units.",
+            metavar="N|A,B,…",
+            help="Classes: their number or their names, in order. A file of --input says them.",
         ),
     ] = None,
     units: Annotated[
@@ -68,7 +57,7 @@ def import_(
         typer.Option(
             min=1,
             help="Training records of all teachers together, or people where one has several: "
-            "δ must be below 1/N.",
+            "δ must be below 1/N. A partition.json says it.",
         ),
     ] = None,
     output: Annotated[
@@ -77,15 +66,7 @@ def import_(
     ] = None,
     public: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", help="Public inputs (.npy, .npz, IDX, or CSV with --schema) to try."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Where to save. Default: ensembles/NAME in the data directory."
-        ),
+        typer.Option(metavar="PATH", help="Public inputs (.npy, .npz, IDX, or a table) to try."),
     ] = None,
 ) -> None:
     """Import teachers that you have: check ONNX files and copy them into an ensemble.
@@ -95,23 +76,16 @@ def import_(
       terrine ensemble import models/*.onnx --name ward --classes home,ward --input float32:20:0..1
           --units 30000 --disjoint-by "one model per hospital; no patient is in two"
 
-      terrine ensemble import models/*.onnx --name ward --partition shards/partition.json
+      terrine ensemble import models/*.onnx --name ward --input shards/partition.json
           --disjoint-by "terrine ensemble split by patient; model i knows shard i alone"
     """
     from terrine_models.teachers.importing import import_ensemble
+    from terrine_server.settings import Settings
 
     if not disjoint_by.strip():
         fail("--disjoint-by is empty. Say how no person's records came to train two teachers.")
-    if partition is None:
-        declared = _declared(disjoint_by.strip(), classes, inputs, schema, units, output)
-    else:
-        if classes or inputs or schema or units:
-            fail("--partition says what --classes, --input, --schema and --units say; drop these.")
-        declared = _of_shards(partition, len(models), disjoint_by.strip(), output)
-    if out is None:
-        from terrine_server.settings import Settings
-
-        out = Settings().ensembles_dir / name
+    declared = _declared(disjoint_by.strip(), inputs, classes, units, len(models), output)
+    out = Settings().ensembles_dir / name
     tried = None if public is None else _public(public, declared)
     with console.status(f"Checking {len(models)} files"):
         manifest = import_ensemble(models, out, name, declared, tried)
@@ -130,16 +104,8 @@ def split_(
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Public schema, for a table.")
     ] = None,
-    labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="IDX file with the labels of the images.")
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(metavar="N|A,B,…", help="Classes of IDX or .npz data.")
-    ] = None,
-    image_size: arrays.ImageSize = None,
-    grey: arrays.Grey = False,
-    encoding: EncodingOption = TextEncoding.UTF_8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for the partition.")] = 0,
+    classes: arrays.Classes = None,
+    images: arrays.Images = None,
 ) -> None:
     """Split private data into disjoint shards (.npz), to train a teacher on each with anything.
 
@@ -148,33 +114,29 @@ def split_(
     [bold]Example[/bold]: terrine ensemble split patients.csv --teachers 250 --schema schema.json
     --out shards
     """
-    from terrine_models.tables.loading import is_table, open_table, read_schema
+    from terrine_models.tables.loading import is_table, open_table
     from terrine_models.teachers.splitting import PARTITION, split
 
     if is_table(data):
-        if labels or classes or image_size:
-            fail("--labels, --classes and --image-size are for arrays; a table has a schema.")
-        if schema is None:
-            fail(
-                f"{data} is a table: give the public --schema that encodes it. "
-                "`terrine ensemble schema --help` explains how to make one."
-            )
+        if classes or images:
+            fail("--classes and --images are for images and arrays; a table has a schema.")
+        table = required_schema(data, schema)
     elif schema:
-        fail("--schema is for tables.")
+        fail("--schema is for tables only.")
     with stages_bar(console, f"Reading {data.name}", "Writing shards") as (reading, writing):
         private: Source
-        if schema is not None:
-            private = open_table(data, read_schema(schema), note, encoding.value, reading)
+        if is_table(data):
+            private = open_table(data, table, note, reading)
         else:
-            options = arrays.Arrays(None, labels, classes, image_size, grey)
+            options = arrays.Arrays(None, classes, images)
             private, _, _ = arrays.load(data, options)
-        sharded = split(private, out, teachers, seed, writing)
+        sharded = split(private, out, teachers, progress=writing)
     parts = sharded.partition
     unit = "people" if parts.recipe == "groups" else "records"
     console.print(
         f"{out}: {teachers:,} shards of {parts.smallest:,} to {parts.largest:,} {unit}. They are "
         f"as private as the data. Train teacher i on shard i alone; then\n"
-        f"terrine ensemble import MODEL… --name NAME --partition {out / PARTITION} "
+        f"terrine ensemble import MODEL… --name NAME --input {out / PARTITION} "
         "--disjoint-by TEXT",
         soft_wrap=True,
         markup=False,
@@ -196,54 +158,58 @@ def parse_input(text: str) -> InputSpec:
         return InputSpec(shape=sizes, dtype=dtype, low=ends[0], high=ends[1])
     except (ValueError, TypeError):
         fail(
-            f"--input takes float32:SHAPE:LOW..HIGH or uint8:SHAPE, for example float32:20:0..1 "
-            f"or uint8:28x28 (at most 4 sizes, LOW below HIGH); not {text!r}."
+            "--input takes float32:SHAPE:LOW..HIGH or uint8:SHAPE, for example float32:20:0..1 or "
+            "uint8:28x28 (at most 4 sizes, LOW below HIGH), or a schema or partition (.json); "
+            f"not {text!r}."
         )
 
 
 def _declared(
     disjoint_by: str,
+    inputs: str,
     classes: str | None,
-    inputs: str | None,
-    schema: Path | None,
     units: int | None,
+    models: int,
     output: str | None,
 ) -> Declared:
+    from terrine_models.tables.loading import encoded_input, read_schema
     from terrine_models.teachers.importing import Declared
+    from terrine_models.teachers.splitting import PARTITION
 
+    path = Path(inputs)
+    if path.suffix == ".json":
+        if classes:
+            fail(f"{path} says the classes; drop --classes.")
+        if path.name == PARTITION:
+            return _of_shards(path, models, units, disjoint_by, output)
+    elif classes is None:
+        fail("--classes is missing: their number, or their names.")
     if units is None:
         fail("--units is missing: how many records, or people, trained the teachers?")
-    if schema is not None:
-        if classes or inputs:
-            fail("--schema says what --classes and --input say; drop these.")
-        return _of_table(schema, units, disjoint_by, output)
-    if classes is None or inputs is None:
-        fail("Give --classes and --input, or the --schema of a table.")
+    if path.suffix == ".json":
+        known = read_schema(path)
+        label = next(column for column in known.columns if column.role == "label")
+        spec = encoded_input(known)
+        return Declared(spec, label.values or (), units, disjoint_by, known, output)
     names = class_names(classes) or []
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         fail(f"--classes takes two or more different names, or their number; not {classes!r}.")
     return Declared(parse_input(inputs), tuple(names), units, disjoint_by, output=output)
 
 
-def _of_table(schema: Path, units: int, disjoint_by: str, output: str | None) -> Declared:
-    from terrine_models.tables.loading import encoded_input, read_schema
-    from terrine_models.teachers.importing import Declared
-
-    known = read_schema(schema)
-    label = next(column for column in known.columns if column.role == "label")
-    return Declared(encoded_input(known), label.values or (), units, disjoint_by, known, output)
-
-
-def _of_shards(partition: Path, models: int, disjoint_by: str, output: str | None) -> Declared:
+def _of_shards(
+    partition: Path, models: int, units: int | None, disjoint_by: str, output: str | None
+) -> Declared:
     from terrine_models.teachers.importing import Declared
     from terrine_models.teachers.splitting import read_partition
 
+    if units:
+        fail(f"{partition} says the number of units; drop --units.")
     sharded = read_partition(partition)
     if models != sharded.teachers:
         fail(
             f"{partition} has {sharded.teachers:,} shards, and {models:,} models are given: "
-            "expected "
-            "one for each shard."
+            "expected one for each shard."
         )
     return Declared(
         sharded.input,
@@ -263,14 +229,14 @@ def _public(path: Path, declared: Declared) -> np.ndarray:
     if not is_table(path):
         return load_inputs(path)
     if declared.encoding is None:
-        fail(f"{path} is a table: to try its rows, give the --schema that encodes them.")
-    return encode_table(path, declared.encoding)
+        fail(f"{path} is a table: to try its rows, give its schema as --input.")
+    return encode_table(path, declared.encoding, note, accept_clipped=True)
 
 
 def _say(out: Path, manifest: Manifest) -> None:
     console.print(
         f"Imported {manifest.teachers:,} teachers into {out}. Disjoint, as declared by you and "
-        f"not checked: {manifest.foreign.disjoint_by if manifest.foreign else ''}\n"
+        f"not checked: {manifest.teacher.declared_disjoint}\n"
         f"Next: terrine ensemble register {manifest.name} --epsilon ε --delta δ",
         soft_wrap=True,
         markup=False,

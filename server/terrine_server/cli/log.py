@@ -8,22 +8,18 @@ from typing import Annotated
 
 import typer
 
-from terrine_server.cli.console import AsJson, console, opened_ledger, output, writing
-from terrine_server.cli.verify import report_log
+from terrine_server.cli.console import console, opened_ledger, output, with_json, writing
 
-app = typer.Typer(help="Show, verify and export the administrative log.")
+app = typer.Typer(no_args_is_help=True, help="Show and export the administrative log.")
 LAST = 20
 
 
-@app.callback(invoke_without_command=True)
+@app.command()
+@with_json
 def show(
-    context: typer.Context,
     last: Annotated[int, typer.Option(min=1, max=1000, help="Number of entries to show.")] = LAST,
-    as_json: AsJson = False,
 ) -> None:
     """Show who did what, newest last: projects, tokens, ensembles, keys, publications, exports."""
-    if context.invoked_subcommand is not None:
-        return
     from terrine_server import views
 
     entries = opened_ledger().log(limit=last, newest=True)
@@ -40,20 +36,7 @@ def show(
             }
             for entry in entries
         ],
-        as_json,
     )
-
-
-@app.command()
-def verify() -> None:
-    """Recompute every hash, and hold the rows of today against the log.
-
-    Exits with code 1 if anything is wrong. `terrine ledger verify` does this, too.
-    """
-    from terrine_server.owner.verification import verify_log
-
-    if not report_log(verify_log(opened_ledger())):
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -66,9 +49,11 @@ def export(
 
     `docs/check_chain.py` checks an export without Terrine.
     """
+    from terrine_server.owner import operations
+
     ledger, count = opened_ledger(), 0
     with writing(output) as file:
-        for count, line in enumerate(ledger.export_log()):  # noqa: B007 - the end of the log is 0
+        for count, line in enumerate(operations.export_log(ledger)):  # noqa: B007 - the end of the log is 0
             file.write(json.dumps(line) + "\n")
     if output is not None:
         console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`terrine mechanism`: which mechanisms a project can be opened with, and their parameters."""
+"""`terrine mechanisms`: which mechanisms a project can be opened with, and their parameters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from terrine_server.cli.console import AsJson, console, fail
+from terrine_server.cli.console import as_json, console, fail, with_json
 from terrine_server.cli.specs import parse_spec, show_kind, show_kinds, stated
-
-app = typer.Typer(no_args_is_help=True, help="Which mechanisms there are, and their parameters.")
 
 
 def parse_mechanism(text: str) -> dict[str, Any]:
@@ -23,27 +21,21 @@ def mechanism_text(spec: dict[str, Any]) -> str:
     return stated(spec["name"], {key: value for key, value in spec.items() if key != "name"})
 
 
-@app.command("list")
-def list_mechanisms(as_json: AsJson = False) -> None:
+@with_json
+def mechanisms(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show what this one's parameters mean.")
+    ] = None,
+) -> None:
     """List the mechanisms with their parameters; those in brackets may be left out."""
     from terrine_protocol import MECHANISM_SPECS
 
-    show_kinds(MECHANISM_SPECS, as_json)
-
-
-@app.command()
-def show(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="As `terrine mechanism list` has it.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Show a mechanism's parameters, and what they mean."""
-    from terrine_protocol import MECHANISM_SPECS
-
+    if name is None:
+        show_kinds(MECHANISM_SPECS)
+        return
     known = name.replace("-", "_")
     if known not in MECHANISM_SPECS:
         fail(f"There is no mechanism {name!r}, but {', '.join(MECHANISM_SPECS)}.")
-    show_kind(MECHANISM_SPECS[known], as_json)
-    if not as_json:
+    show_kind(MECHANISM_SPECS[known])
+    if not as_json():
         console.print(f"Price, proof and tests: docs/privacy/{known}.md.")

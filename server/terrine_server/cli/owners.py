@@ -13,17 +13,13 @@ from rich.table import Table
 from terrine_protocol.files import read
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.evaluate import ensemble_directory
-from terrine_server.cli.serving import (
-    CertificateOption,
-    HostOption,
-    KeyOption,
-    check_tls,
-    serve_over_tls,
-)
+from terrine_server.cli.serving import serve_over_tls
 
 if TYPE_CHECKING:
     from terrine_models.teachers.federation import Federation
     from terrine_server.labeling.aggregator_terms import AggregatorTerms
+    from terrine_server.settings import TeacherServer
+    from terrine_server.teacher import Agreed
 
 owners = typer.Typer(no_args_is_help=True, help="Let owners vote who keep their teachers.")
 teacher = typer.Typer(no_args_is_help=True, help="Be one of these owners.")
@@ -92,79 +88,26 @@ def serve(
     ensemble: Annotated[
         str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
     ],
-    token_file: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="Token that the service must show; made if it is not there. Give it a copy.",
-        ),
-    ],
-    model: Annotated[
-        str | None, typer.Option(help="Name of the model. Default: the ensemble's.")
-    ] = None,
-    host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8100,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    aggregator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Show votes to nobody: split each between the service and the aggregator here.",
-        ),
-    ] = None,
-    aggregator_token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Your token of the aggregator, from its party."),
-    ] = None,
-    aggregator_certificate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The aggregator's certificate, from its party; the only one that is trusted. "
-            "Without it, the system's.",
-        ),
-    ] = None,
-    aggregator_terms: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="AGGREGATOR.toml",
-            help="The terms that you agreed to, from the aggregator's party: owners, classes, "
-            "noise, budget. Nothing is shared under others.",
-        ),
-    ] = None,
 ) -> None:
     """Answer the service that gathers votes, from your own machine and your own teachers.
 
     All teachers of the ensemble together cast one vote. Speaks the Open Inference Protocol.
 
-    [bold]Example[/bold]: terrine teacher serve wards --token-file wards.token --host 0.0.0.0
-        --certificate wards.pem --key wards.key
-    """
-    from terrine_models.storage.manifests import load_manifest, write_atomically
-    from terrine_models.teachers.federation import Peer, read_token
-    from terrine_server.labeling.aggregator_terms import ask_terms, read_terms
-    from terrine_server.labeling.remote_voters import client
-    from terrine_server.teacher import AGGREGATOR_SECONDS, LIMITS, Agreed, Teacher
+    Environment variables set the rest: docs/settings.md. TERRINE_TEACHER_TOKEN_FILE is needed.
 
-    check_tls(host, certificate, key)
-    if aggregator is None and (aggregator_token_file or aggregator_certificate or aggregator_terms):
-        fail(
-            "--aggregator-token-file, --aggregator-certificate and --aggregator-terms are for "
-            "--aggregator."
-        )
-    if aggregator is not None and aggregator_token_file is None:
-        fail(
-            "--aggregator needs --aggregator-token-file: the aggregator takes shares of its owners "
-            "alone."
-        )
-    if aggregator is not None and aggregator_terms is None:
-        fail(
-            "--aggregator needs --aggregator-terms: what the service may learn of your votes is in "
-            "them."
-        )
+    [bold]Example[/bold]: TERRINE_TEACHER_TOKEN_FILE=wards.token terrine teacher serve wards
+    """
+    from terrine_models.storage.manifests import write_atomically
+    from terrine_models.teachers.kinds import load_manifest
+    from terrine_server.settings import TeacherServer
+    from terrine_server.teacher import LIMITS, Teacher
+
+    settings = TeacherServer()
     directory = ensemble_directory(ensemble)
-    name = model or load_manifest(directory).name
+    name = settings.teacher_model or load_manifest(directory).name
+    token_file = settings.teacher_token_file
+    if token_file is None:
+        fail("Set TERRINE_TEACHER_TOKEN_FILE: only who has this token is answered.")
     if not token_file.exists():
         write_atomically(token_file, f"{secrets.token_urlsafe(32)}\n".encode())
         token_file.chmod(0o600)
@@ -172,32 +115,40 @@ def serve(
     token = read(token_file).decode("ascii").strip()
     if len(token) < 20:
         fail(f"{token_file} holds no token of at least 20 characters.")
-    agreed = None
-    if (
-        aggregator is not None
-        and aggregator_token_file is not None
-        and aggregator_terms is not None
-    ):
-        Peer.model_validate({"name": "aggregator", "url": aggregator})  # https, but on this machine
-        terms, shown = read_terms(aggregator_terms), read_token(aggregator_token_file)
-        found = ask_terms(client(aggregator, aggregator_certificate, shown), AGGREGATOR_SECONDS)
-        if isinstance(found, str):
-            fail(f"The aggregator at {aggregator} does not tell its terms: {found}.")
-        if found.terms != terms:
-            fail(
-                f"The aggregator at {aggregator} has other terms than {aggregator_terms}: "
-                f"{_difference(found.terms, terms)}. Share nothing before all agree on one file."
-            )
-        agreed = Agreed(client(aggregator, aggregator_certificate, shown), terms)
+    agreed = _agreed(settings)
     app = Teacher(directory, name, token, agreed).app()
     if agreed is not None:
         console.print(
-            f"Votes are shared with {aggregator}: {agreed.terms.classes} classes, noise of σ = "
-            f"{agreed.terms.sigma:g} votes; the service may learn ε = {agreed.terms.epsilon:g}, "
-            f"δ = {agreed.terms.delta:g} of your votes in all.",
+            f"Votes are shared with {settings.aggregator_url}: {agreed.terms.classes} classes, "
+            f"noise of σ = {agreed.terms.sigma:g} votes; the service may learn "
+            f"ε = {agreed.terms.epsilon:g}, δ = {agreed.terms.delta:g} of your votes in all.",
             soft_wrap=True,
         )
-    serve_over_tls(app, f"Model {name}", host, port, certificate, key, LIMITS)
+    serve_over_tls(app, f"Model {name}", settings, LIMITS)
+
+
+def _agreed(settings: TeacherServer) -> Agreed | None:
+    """Return the aggregator with which votes are shared, once it has the terms of the file."""
+    from terrine_models.teachers.federation import Peer, read_token
+    from terrine_server.labeling.aggregator_terms import ask_terms, read_terms
+    from terrine_server.labeling.remote_voters import client
+    from terrine_server.teacher import AGGREGATOR_SECONDS, Agreed
+
+    url, file = settings.aggregator_url, settings.aggregator_terms_file
+    if url is None or file is None or settings.aggregator_token_file is None:
+        return None
+    Peer.model_validate({"name": "aggregator", "url": url})  # https, but on this machine
+    terms, token = read_terms(file), read_token(settings.aggregator_token_file)
+    certificate = settings.aggregator_certificate_file
+    found = ask_terms(client(url, certificate, token), AGGREGATOR_SECONDS)
+    if isinstance(found, str):
+        fail(f"The aggregator at {url} does not tell its terms: {found}.")
+    if found.terms != terms:
+        fail(
+            f"The aggregator at {url} has other terms than {file}: "
+            f"{_difference(found.terms, terms)}. Share nothing before all agree on one file."
+        )
+    return Agreed(client(url, certificate, token), terms)
 
 
 def _difference(there: AggregatorTerms, here: AggregatorTerms) -> str:

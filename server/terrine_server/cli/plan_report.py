@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -13,159 +12,99 @@ from terrine_server.cli.console import console
 from terrine_server.cli.mechanism import mechanism_text
 
 if TYPE_CHECKING:
-    from terrine_server.planning.comparison import Contender
     from terrine_server.planning.plan import Candidate, Plan
 
 ALTERNATIVES = 8
 """About how many candidates of the frontier are shown."""
-
-ALL_COUNTS = (
-    "Noisy counts cost what gnmax costs at the same σ under GDP. In Rényi DP the label alone costs "
-    "about a third less: it reveals less."
-)
-ANSWER_ALONE = "fixed-order RDP charges for the answer; the other methods for all noisy counts."
+FEATURES = 150
+"""Of public rows, that shares are fitted to: about as many as the default student has."""
 
 
-def show(found: Plan) -> None:
-    """Print a plan."""
+def show(found: Plan, rows: int) -> None:
+    """Print a plan. `rows`: public rows, of a plan for noisy counts."""
     chosen = found.chosen
-    console.print(f"[bold]{_named(chosen)}[/]", highlight=False, soft_wrap=True)
+    name = chosen.spec["name"]
+    _say(f"[bold]{name} with {chosen.teachers:,} teachers: {_parameters(chosen)}[/]")
     against = "the labels" if found.labelled else "what most teachers say"
-    console.print(
+    _say(
         f"Answers {chosen.answered:.1%} of queries; {chosen.accuracy:.2%} of the answers agree "
-        f"with {against}. At δ = {found.delta:g}:",
-        highlight=False,
-        soft_wrap=True,
+        f"with {against}. ε = {found.epsilon:g}, δ = {found.delta:g} buys, by each sound rule,"
     )
-    table = Table("accounting", "sound")
-    for heading in (f"queries for ε = {found.epsilon:g}", "answers", f"ε of {found.wanted:,}"):
+    table = Table("rule")
+    for heading in ("answers", "queries at least"):
         table.add_column(heading, justify="right")
-    for line in found.lines:
-        table.add_row(
-            f"[bold]{line.name}, enforced[/]" if line.enforced else line.name,
-            "yes" if line.sound else "no",
-            f"{line.queries:,}",
-            f"{line.answers:,.0f}",
-            f"{line.epsilon:.3f}" if math.isfinite(line.epsilon) else "–",
-        )
+    for quoted in found.quotes:
+        each = quoted.considered
+        together = "" if each.answer_share is None else ", test and maximum priced together"
+        table.add_row(f"{each.rule}{together}", f"{each.answers:,}", f"{each.queries:,}")
     console.print(table)
-    console.print("Sound: its guarantee holds if it decides refusals and students adapt.")
-    if chosen.spec["name"] == "noisy_votes":
-        console.print(ALL_COUNTS, highlight=False, soft_wrap=True)
-    if chosen.spec["name"] == "gnmax":
-        console.print(ANSWER_ALONE, highlight=False, soft_wrap=True)
-    _show_divisions(found)
-    _show_publishing(found)
+    if name == "noisy_votes":
+        _show_fitted(found, rows)
+    else:
+        _show_publishing(found)
     _show_alternatives(found)
-    console.print("To open the project:", highlight=False)
-    console.print(f"  {command(found)}", highlight=False, soft_wrap=True)
+    _say(f"To open the project:\n  {command(found)}")
 
 
-def show_contenders(contenders: Sequence[Contender], rows: int, features: int) -> None:
-    """Print the best plans of several mechanisms, and the command for the first of them.
-
-    `rows`, `features`: of noisy counts.
-    """
-    best = contenders[0].plan
+def show_all(plans: Sequence[Plan], rows: int) -> None:
+    """Print the best plans of several mechanisms, and the command for the first of them."""
+    best = plans[0]
     against = "the labels" if best.labelled else "what most teachers say"
-    console.print(
+    _say(
         f"What ε = {best.epsilon:g}, δ = {best.delta:g} buys of each mechanism. Right: agrees with "
-        f"{against}.",
-        highlight=False,
-        soft_wrap=True,
+        f"{against}."
     )
     table = Table()
     table.add_column("mechanism", no_wrap=True)
     table.add_column("parameters")
     for heading in ("answered", "right", "answers", "queries at least"):
         table.add_column(heading, justify="right")
-    several = len({each.plan.chosen.teachers for each in contenders}) > 1
-    for each in contenders:
-        chosen, noise = each.plan.chosen, each.fitted_noise
-        name = str(chosen.spec["name"])
+    several = len({each.chosen.teachers for each in plans}) > 1
+    for each in plans:
+        chosen, name = each.chosen, str(each.chosen.spec["name"])
         of_how_many = f"{chosen.teachers:,} teachers, " if several else ""
         table.add_row(
-            f"[bold]{name}[/]" if each.plan is best else name,
+            f"[bold]{name}[/]" if each is best else name,
             of_how_many + _parameters(chosen),
             f"{chosen.answered:.1%}",
-            f"{chosen.accuracy:.2%}" if noise is None else f"± {noise:.2%}",
+            "counts" if name == "noisy_votes" else f"{chosen.accuracy:.2%}",
             f"{chosen.answers:,.0f}",
-            f"{each.plan.quotes[0].considered.queries:,}",
+            f"{each.quotes[0].considered.queries:,}",
         )
     console.print(table)
-    for each in contenders:
-        if each.fitted_noise is not None:
-            console.print(
-                f"noisy_votes answers each of {rows:,} rows with noisy counts. Fitted to "
-                f"{features} features of theirs, the standard error of a share is "
-                f"{each.fitted_noise:.2%} of the {each.plan.chosen.teachers:,} teachers, however "
-                "many rows: compare it with how far their votes lie apart.",
-                highlight=False,
-                soft_wrap=True,
-            )
-    console.print("To open a project with the first one:", highlight=False)
-    console.print(f"  {command(best)}", highlight=False, soft_wrap=True)
-    console.print("More about one of them: terrine plan MECHANISM", highlight=False)
+    for each in plans:
+        if each.chosen.spec["name"] == "noisy_votes":
+            _show_fitted(each, rows)
+    _say(f"To open a project with the first one:\n  {command(best)}")
+    _say("More about one of them: terrine plan MECHANISM")
 
 
-def show_fitted(found: Plan, rows: int, features: int) -> None:
+def _show_fitted(found: Plan, rows: int) -> None:
     """Print what the noise of counts is worth once shares are fitted to public features."""
     from terrine_server.planning.counts import fitted_noise
 
     sigma, n = float(str(found.chosen.spec["sigma"])), found.chosen.teachers
-    each, fitted = sigma / n, fitted_noise(rows, n, sigma, features)
-    console.print(
-        f"σ = {sigma:g} pays for each of {rows:,} rows once. The noise of one row's share is "
-        f"{each:.1%} of the teachers; of shares that are fitted to {features} features over all "
-        f"rows, {fitted:.2%} on average.",
-        highlight=False,
-        soft_wrap=True,
+    _say(
+        f"noisy_votes answers each of {rows:,} rows with noisy counts. The noise of one row's "
+        f"share is {sigma / n:.1%} of the {n:,} teachers; of shares that are fitted to {FEATURES} "
+        f"features over all rows, {fitted_noise(rows, n, sigma, FEATURES):.2%}, however many rows: "
+        "compare it with how far the votes of the classes lie apart."
     )
-
-
-def _show_divisions(found: Plan) -> None:
-    """Print how a joint price is divided between answers and abstentions, and how it could be."""
-    if not found.divisions:
-        return
-    console.print(
-        "The joint price is divided before the first query, by the share of queries that are "
-        f"expected to pass ({found.pass_rate:.1%}). Of one price for both outcomes,",
-        highlight=False,
-        soft_wrap=True,
-    )
-    table = Table("an answer costs", "an abstention", "answers", "queries at least")
-    for column in table.columns:
-        column.justify = "right"
-    share = found.quotes[0].answer_share
-    for each in found.divisions:
-        chosen = each.answer == share
-        answer = f"{each.answer:.3g}"
-        table.add_row(
-            f"[bold]{answer}, chosen[/]" if chosen else answer,
-            f"{each.abstention:.2f}",
-            f"{each.answers:,}",
-            f"{each.queries:,}",
-        )
-    console.print(table)
 
 
 def _show_publishing(found: Plan) -> None:
-    enforced = next(line.queries for line in found.lines if line.enforced)
-    gain = found.publishing.queries / enforced - 1 if found.publishing is not None else 0.0
-    if found.chosen.spec["name"] == "noisy_votes":
-        text = "Data-dependent accounting is not for noisy counts: they cost the same at any votes."
-    elif found.publishing is None or gain <= 0:
-        text = "Data-dependent accounting does not pay here: use the worst case."
-    else:
-        published, schedule = found.publishing.publication, found.publishing.schedule
-        text = (
-            f"Data-dependent accounting would answer {gain:.0%} more: order {published.order:g}, "
-            f"β = {published.beta:.4g}, σ = {published.sigma:.4g}, z = {published.z:.4g}, "
-            f"published after {', '.join(f'{k:,}' for k in schedule)} queries. To use it, register "
-            f"the ensemble with --order {published.order:g} and open the project with "
-            "--accounting data_dependent and the --consensus of this plan."
-        )
-    console.print(text, highlight=False, soft_wrap=True)
+    publishing = found.publishing
+    worst = max(int(quoted.considered.answers / found.pass_rate) for quoted in found.quotes)
+    if publishing is None or publishing.queries <= worst:
+        _say("Data-dependent accounting does not pay here: use the worst case.")
+        return
+    order = publishing.publication.order
+    _say(
+        f"Data-dependent accounting would answer {publishing.queries / worst - 1:.0%} more, with "
+        f"figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} queries. To "
+        f"use it, register the ensemble with --rule rdp:{order:g} and open the project with "
+        "--accounting data_dependent and the --consensus of this plan."
+    )
 
 
 def _show_alternatives(found: Plan) -> None:
@@ -184,21 +123,15 @@ def _show_alternatives(found: Plan) -> None:
 
 def _show_candidates(found: Plan, candidates: Sequence[Candidate]) -> None:
     table = Table("teachers", "parameters", "answered", "right")
-    if found.certain:
-        table.add_column("queries at least", justify="right")
-    price = "answers" if found.chosen.epsilon is None else f"ε of {found.wanted:,}"
-    table.add_column(f"{price} of them" if found.certain else price, justify="right")
+    table.add_column("answers", justify="right")
     for each in candidates:
         name = _parameters(each)
-        cost = f"{each.answers:,.0f}" if each.epsilon is None else f"{each.epsilon:.3f}"
-        certain = [f"{each.queries:,}"] if found.certain else []
         table.add_row(
             f"{each.teachers:,}",
             f"[bold]{name}[/]" if each is found.chosen else name,
             f"{each.answered:.1%}",
             f"{each.accuracy:.2%}",
-            *certain,
-            cost,
+            f"{each.answers:,.0f}",
         )
     console.print(table)
 
@@ -212,9 +145,11 @@ def command(found: Plan) -> str:
     return " ".join([*parts, f"--epsilon {found.epsilon:g}", f"--delta {found.delta:g}"])
 
 
-def _named(candidate: Candidate) -> str:
-    name = candidate.spec["name"]
-    return f"{name} with {candidate.teachers:,} teachers: {_parameters(candidate)}"
+def document(found: Plan, votes: str) -> dict[str, Any]:
+    """Return a plan as JSON; `votes` says where the votes came from."""
+    considered = [asdict(quoted.considered) for quoted in found.quotes]
+    fields = asdict(replace(found, quotes=())) | {"quotes": considered}
+    return {"command": command(found), "votes": votes, **fields}
 
 
 def _parameters(candidate: Candidate) -> str:
@@ -222,24 +157,5 @@ def _parameters(candidate: Candidate) -> str:
     return ", ".join(f"{key} {value:g}" for key, value in given if key != "name")
 
 
-def document(found: Plan, votes: str) -> dict[str, Any]:
-    """Return a plan as JSON; `votes` says where the votes came from."""
-    return {"command": command(found), "votes": votes, **_plain(_fields(found))}
-
-
-def _fields(found: Plan) -> dict[str, Any]:
-    """A plan's fields; of its quotes what a project keeps of them."""
-    considered = [asdict(quoted.considered) for quoted in found.quotes]
-    return asdict(replace(found, quotes=())) | {"quotes": considered}
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity: what no ε allows is null."""
-    match value:
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case float() if not math.isfinite(value):
-            return None
-    return value
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)

@@ -10,8 +10,8 @@ from terrine_server.cli.console import console
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
+    from terrine_models.teachers.manifests import Settings
     from terrine_models.teachers.preview import Preview
-    from terrine_models.teachers.training import TeacherConfig
 
 LISTED = 5
 """Classes that are named."""
@@ -47,7 +47,7 @@ def show(data: Dataset, teachers: int, seed: int) -> Preview:
     return found
 
 
-def show_agreement(public: Dataset, found: Preview, config: TeacherConfig, seed: int) -> None:
+def show_agreement(public: Dataset, found: Preview, config: Settings, seed: int) -> None:
     """Train stand-ins on labelled public records, and print how far they agree."""
     from terrine_models.teachers.preview import stand_in
 

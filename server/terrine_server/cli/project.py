@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_protocol import ProjectOpen
-from terrine_server.cli.console import AsJson, Row, console, errors, output
+from terrine_server.cli.console import Row, as_json, console, errors, output, with_json
 from terrine_server.cli.derived import takes
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ Name = Annotated[str, typer.Argument(help="Name of the project.")]
 
 
 @app.command("open")
+@with_json
 @takes(ProjectOpen, arguments=("name",))
-def open_project(request: ProjectOpen, as_json: AsJson = False) -> None:
+def open_project(request: ProjectOpen) -> None:
     """Open a project. Its mechanism, prices and budget can never change.
 
-    `terrine mechanism list` names the mechanisms, `terrine plan` proposes one.
+    `terrine mechanisms` names the mechanisms, `terrine plan` proposes one.
 
     [bold]Example[/bold]
 
@@ -41,8 +42,8 @@ def open_project(request: ProjectOpen, as_json: AsJson = False) -> None:
     record = open_project(open_ledger(settings), request)
     warning = too_few(record.terms, len(record.ensemble.facts.classes))
     info = _infos(settings, [record])[0].model_copy(update={"warning": warning})
-    output(info, _for_people(record), as_json)
-    if as_json:
+    output(info, _for_people(record))
+    if as_json():
         return
     if warning is not None:
         errors.print(f"[bold yellow]Warning:[/] {warning}", soft_wrap=True)
@@ -53,10 +54,8 @@ def open_project(request: ProjectOpen, as_json: AsJson = False) -> None:
 
 
 @app.command("list")
-def list_projects(
-    ensemble: Annotated[str | None, typer.Option(help="Only projects on this ensemble.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@with_json
+def list_projects() -> None:
     """List all projects."""
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
@@ -65,11 +64,11 @@ def list_projects(
     settings = Settings()
     ledger = open_ledger(settings)
     records: list[ProjectRecord] = []
-    while page := ledger.projects(records[-1].name if records else None, 100, ensemble=ensemble):
+    while page := ledger.projects(records[-1].name if records else None, 100):
         records += page
     accounts = [budget(record) for record in records]
     output(
-        _infos(settings, records) if as_json else None,
+        _infos(settings, records) if as_json() else None,
         [
             {
                 "project": record.name,
@@ -82,23 +81,24 @@ def list_projects(
             }
             for record, account in zip(records, accounts, strict=True)
         ],
-        as_json,
     )
 
 
 @app.command()
-def show(name: Name, as_json: AsJson = False) -> None:
-    """Show a project's terms and account. --json has the terms; see also `terrine ledger show`."""
+@with_json
+def show(name: Name) -> None:
+    """Show a project's terms and account. JSON has the terms; see also `terrine ledger show`."""
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     settings = Settings()
     record = open_ledger(settings).project(name)
-    output(_infos(settings, [record])[0], _for_people(record), as_json)
+    output(_infos(settings, [record])[0], _for_people(record))
 
 
 @app.command("secret-spend")
-def secret_spend(name: Name, as_json: AsJson = False) -> None:
+@with_json
+def secret_spend(name: Name) -> None:
     """Show what a data-dependent project's queries cost at their actual votes. SECRET.
 
     For the data owner only: it is a function of the private data, and no guarantee covers showing
@@ -122,7 +122,7 @@ def secret_spend(name: Name, as_json: AsJson = False) -> None:
         f"Rényi divergence at order {spend.order:g}": f"{spend.cost:.6g}",
         "smooth sensitivity": f"{spend.smooth_sensitivity:.3g}",
     }
-    output(spend, people, as_json)
+    output(spend, people)
 
 
 @app.command()

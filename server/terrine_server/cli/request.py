@@ -8,13 +8,13 @@ import typer
 
 from terrine_protocol import RequestApprove
 from terrine_server.cli.console import (
-    AsJson,
+    as_json,
     console,
     errors,
-    fail,
     opened_ledger,
     output,
     print_json,
+    with_json,
 )
 from terrine_server.cli.derived import takes
 
@@ -24,21 +24,17 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="See, approve and refuse requests for projects.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
+ELSEWHERE = ("delta", "accounting", "consensus", "expected_pass_rate", "title", "purpose")
+"""Terms that are as requested, or given to the API or on the request's page."""
 
 
 @app.command("list")
-def list_requests(
-    status: Annotated[str | None, typer.Option(help="open, approved or refused.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@with_json
+def list_requests() -> None:
     """List requests, oldest first."""
-    from terrine_protocol import RequestStatus
     from terrine_server import views
 
-    if status is not None and status not in set(RequestStatus):
-        fail(f"--status is one of {', '.join(RequestStatus)}; not {status!r}.")
-    chosen = None if status is None else RequestStatus(status)
-    found = opened_ledger().list_requests(status=chosen)
+    found = opened_ledger().list_requests()
     output(
         [views.request_account(each) for each in found],
         [
@@ -53,12 +49,12 @@ def list_requests(
             }
             for each in found
         ],
-        as_json,
     )
 
 
 @app.command()
-def show(request_id: Id, as_json: AsJson = False) -> None:
+@with_json
+def show(request_id: Id) -> None:
     """Show a request and, while it is open, what approving it as it was made would mean."""
     from terrine_server import views
     from terrine_server.owner import requests
@@ -83,13 +79,17 @@ def show(request_id: Id, as_json: AsJson = False) -> None:
     }
     if shown.approval is not None:
         people |= _outlook(shown.approval)
-    output(shown, people, as_json)
+    output(shown, people)
 
 
 @app.command()
-@takes(RequestApprove)
-def approve(approval: RequestApprove, request_id: Id, as_json: AsJson = False) -> None:
-    """Open the project that was asked for. A token is printed once, alone on stdout."""
+@with_json
+@takes(RequestApprove, without=ELSEWHERE)
+def approve(approval: RequestApprove, request_id: Id) -> None:
+    """Open the project that was asked for. A token is printed once, alone on stdout.
+
+    Other terms can be given on the page of the request, or to the API.
+    """
     from terrine_protocol import RequestApproved
     from terrine_server import views
     from terrine_server.labeling.any_voters import AnyVoters
@@ -101,7 +101,7 @@ def approve(approval: RequestApprove, request_id: Id, as_json: AsJson = False) -
     terms = requests.as_opened(ledger.find_request(request_id), approval)
     tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
     done = requests.approve(ledger, tokens, request_id, terms, approval.token_expires_in_days)
-    if as_json:
+    if as_json():
         available = AnyVoters(settings).available(done.project.ensemble)
         print_json(
             RequestApproved(

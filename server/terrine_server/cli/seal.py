@@ -46,6 +46,6 @@ def seal(
     for kind, subjects in sealed.adopted.items():
         for subject in subjects:
             console.print(f"Taken as it is: {kind} {subject}", highlight=False, soft_wrap=True)
-    console.print(f"Sealed, with {sealed.projects} projects. `terrine log` shows the details.")
+    console.print(f"Sealed, with {sealed.projects} projects. `terrine log show` shows the details.")
     if old_key is not None:
         console.print("Tokens were made with the old key, and are no longer valid: make new ones.")

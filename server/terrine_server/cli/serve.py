@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,14 +28,23 @@ def init(
             "them.",
         ),
     ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the transparency log is called, such as labels.example.org; by default, a "
+            "name that nobody else has. It is fixed with the log's key.",
+        ),
+    ] = None,
 ) -> None:
-    """Create the data directory, the secret key and the tables; migrate older tables.
+    """Create the data directory, the keys and the tables; migrate older tables.
 
     Safe to repeat: existing files and data are kept.
     """
     from terrine_server.errors import NotSealed
     from terrine_server.ledger import Ledger, connect, upgrade
     from terrine_server.ledger.store.roles import grant
+    from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
     from terrine_server.owner.operations import make_directories
     from terrine_server.owner.tokens import load_secret_key, make_secret_key
     from terrine_server.settings import Settings
@@ -44,6 +53,8 @@ def init(
     make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
     key = load_secret_key(settings.secret_key_path)
+    signing = make_checkpoint_key(settings.checkpoint_key_path, origin)
+    signer = load_checkpoint_key(settings.checkpoint_key_path)
     engine = connect(settings.database, settings.database_password())
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
@@ -51,6 +62,10 @@ def init(
     if service_role is not None:
         grant(engine, service_role)
     console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
+    if signer is not None:
+        kept = f"{'Created' if signing else 'Kept'} the key of the transparency log"
+        console.print(f"{kept} {settings.checkpoint_key_path}.", highlight=False, soft_wrap=True)
+        console.print(f"log {signer.verifier}", highlight=False, soft_wrap=True, markup=False)
     if restored:
         console.print(
             f"Restored in the ledger's tables: {'; '.join(restored)}. Nothing guarded what was "
@@ -68,45 +83,22 @@ def init(
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that share the port and the ledger.")
     ] = 1,
-    voters: Annotated[
-        str | None,
-        typer.Option(
-            metavar="here|ray",
-            help="Where teachers vote; by default TERRINE_VOTERS.",
-        ),
-    ] = None,
 ) -> None:
     """Serve the HTTP API until interrupted.
 
-    Environment variables set everything else; docs/api.md explains each one.
-    Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
-    TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_RAY_ADDRESS, TERRINE_RAY_ACTORS.
-    Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
-    TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
-    TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
-    TERRINE_MAX_PER_TOKEN, TERRINE_MAX_UNAUTHENTICATED, TERRINE_MAX_PER_ADDRESS,
-    TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_WRITE_SECONDS,
-    TERRINE_DATABASE_SECONDS, TERRINE_VOTING_SECONDS, TERRINE_SHUTDOWN_SECONDS.
-    Signing in through an issuer: TERRINE_OIDC_ISSUER, TERRINE_OIDC_CLIENT_ID,
-    TERRINE_OIDC_CLIENT_SECRET_FILE, TERRINE_OIDC_PUBLIC_URL, TERRINE_OIDC_SCOPES,
-    TERRINE_OIDC_ROLE_CLAIM, TERRINE_OIDC_ADMINS, TERRINE_OIDC_AUDITORS, TERRINE_OIDC_PLAIN_HTTP.
-    Log: TERRINE_LOG_LEVEL.
-    For students: TERRINE_CONTACT.
+    Environment variables set everything else: docs/settings.md.
     """
-    given: dict[str, Any] = {"host": host, "port": port, "voters": voters}
     with _refusing(), ExitStack() as stack:
         from terrine_server.serving import listening
         from terrine_server.settings import Settings
 
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        settings = Settings() if port is None else Settings(port=port)
         sockets = listening.bind(settings.host, settings.port)  # before anything that takes time
         for own in sockets:
             stack.enter_context(own)
@@ -118,13 +110,14 @@ def serve(
         app = create_app(settings, alone=True)
         for warning in _warnings(settings, listening.connections(settings.max_connections)):
             logs.say("warning", "may be a mistake", **warning)
+        if not settings.checkpoint_key_path.exists():
+            logs.say("warning", "signs no checkpoints", cause="no key: run `terrine init`")
         logs.configure(settings.log_level)
         if workers == 1:
             listening.serve(app, sockets, settings.limits, proxies=settings.forwarded_allow_ips)
         else:
             shared = TemporaryDirectory(prefix="terrine-metrics-")
             os.environ[SHARED_DIR] = stack.enter_context(shared)
-            os.environ["TERRINE_VOTERS"] = settings.voters  # workers know no options
             listening.serve_with_workers(
                 WORKER, sockets, settings.limits, workers, proxies=settings.forwarded_allow_ips
             )

@@ -65,7 +65,7 @@ def described(kind: type) -> dict[str, FieldInfo]:
     return {name: each for name, each in fields.items() if each.description and name != "name"}
 
 
-def show_kinds(kinds: Mapping[str, type], as_json: bool) -> None:
+def show_kinds(kinds: Mapping[str, type]) -> None:
     """Print what an option may name, each with its parameters; optional ones are in brackets."""
 
     def parameters(kind: type) -> str:
@@ -79,13 +79,12 @@ def show_kinds(kinds: Mapping[str, type], as_json: bool) -> None:
             {"name": name, "parameters": parameters(kind), "what it is": kind.__doc__}
             for name, kind in kinds.items()
         ],
-        as_json,
     )
 
 
-def show_kind(kind: type, as_json: bool) -> None:
+def show_kind(kind: type) -> None:
     """Print the parameters of one of them, and what they mean."""
-    output(_rows(kind), _rows(kind), as_json)
+    output(_rows(kind), _rows(kind))
 
 
 def _rows(kind: type) -> list[dict[str, object]]:

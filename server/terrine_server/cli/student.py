@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import StrEnum
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,34 +12,86 @@ import typer
 
 from terrine_protocol.files import read
 from terrine_server.bars import steps_bar
-from terrine_server.cli.console import AsJson, console, errors, fail, output
+from terrine_server.cli.console import as_json, console, errors, fail, output, with_json, writing
 from terrine_server.cli.specs import SPEC, built, show_kind
 from terrine_server.cli.student_data import StudentFiles, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
-from terrine_server.cli.tables import EncodingOption, TextEncoding
+from terrine_server.cli.tables import AcceptClipped, note
+from terrine_server.sheets import Sheet
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from terrine_client import Client
+    from terrine_models.students.models import StudentModel
+    from terrine_models.students.settings import Threshold
 
-app = typer.Typer(no_args_is_help=True, help="Request labels from a server and train on them.")
+app = typer.Typer(no_args_is_help=True)
 
-Url = Annotated[
-    str,
-    typer.Option(
-        envvar="TERRINE_URL", help="URL of the server, such as https://labels.example.org"
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="File with the token. Default: the variable TERRINE_TOKEN."),
-]
-Insecure = Annotated[
-    bool,
-    typer.Option(
-        "--insecure",
-        help="Allow plain http to another machine: anyone on the network path can read the token.",
-    ),
-]
+CONNECTION = "terrine.student.connection"
+"""Where the group's options are kept for its commands."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The server, and how to speak to it."""
+
+    url: str | None
+    token_file: Path | None
+    insecure: bool
+
+    @contextmanager
+    def open(self) -> Iterator[Client]:
+        """A client with the token from the file, or else from the environment."""
+        from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+
+        from terrine_client import Client
+
+        if self.url is None:
+            fail("No server is named: set TERRINE_URL, or terrine student --url URL COMMAND.")
+
+        def say(details: RetryDetails) -> None:
+            if details.retry_num == 1:
+                errors.print(f"{details.caused_by} Trying again …", soft_wrap=True)
+
+        set_on_retry_hooks([say])
+        token = read(self.token_file).decode().strip() if self.token_file else None
+        with Client(self.url, token, insecure=self.insecure) as client:
+            yield client
+
+
+@app.callback()
+def student(
+    context: typer.Context,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TERRINE_URL", help="URL of the server, such as https://labels.example.org"
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File with the token. Default: the variable TERRINE_TOKEN."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow plain http to another machine: anyone on the network path can read the "
+            "token.",
+        ),
+    ] = False,
+) -> None:
+    """Request labels from a server and train on them.
+
+    The options of the connection come before the command.
+    """
+    context.meta[CONNECTION] = Connection(url, token_file, insecure)
+
+
 Public = Annotated[
     Path,
     typer.Argument(
@@ -57,33 +109,15 @@ Schema = Annotated[
 ]
 
 
-class AskOption(StrEnum):
-    """Which inputs are asked from the second round on."""
-
-    AUTO = "auto"
-    REPRESENTATIVE = "representative"
-    UNCERTAIN = "uncertain"
-    DISAGREEMENT = "disagreement"
-
-
-class Stop(StrEnum):
-    """When a project ends that could go on."""
-
-    AUTO = "auto"
-    NEVER = "never"
-
-
 @app.command()
 def train(
+    context: typer.Context,
     public: Public,
-    url: Url,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Directory for the student and its report.")
     ] = Path("student"),
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
     schema: Schema = None,
-    encoding: EncodingOption = TextEncoding.UTF_8,
+    accept_clipped: AcceptClipped = False,
     held_out: Annotated[
         Path | None,
         typer.Option(
@@ -102,25 +136,18 @@ def train(
         str,
         typer.Option(
             metavar=SPEC,
-            help="How the final student is trained, such as vat:steps=1000 or auto:students=5. "
-            "auto chooses by cross-validation on the bought labels. `terrine student methods` "
-            "names all, and their parameters.",
+            help="How the student is trained, such as ridge or fixmatch:steps=1000. auto takes "
+            "what suits the inputs. `terrine student methods` names all, and their parameters.",
         ),
     ] = "auto",
-    ask: Annotated[
-        AskOption,
+    threshold: Annotated[
+        str,
         typer.Option(
-            help="Inputs to ask from the second round on: those that represent the whole, those "
-            "that a student is least sure of, or those on which two plain models disagree."
+            metavar="prior|accuracy|VALUE",
+            help="How shares of two classes become labels: each as often as answers lead to "
+            "expect, the likelier one, or the second from this probability on.",
         ),
-    ] = AskOption.AUTO,
-    stop: Annotated[
-        Stop,
-        typer.Option(
-            help="auto leaves budget unspent once another round is not expected to help; the same "
-            "command with never continues."
-        ),
-    ] = Stop.NEVER,
+    ] = "prior",
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the order of queries and the training.")
     ] = 0,
@@ -135,7 +162,8 @@ def train(
 ) -> None:
     """Buy labels in rounds and train a student, until the budget is spent or all inputs are sent.
 
-    After an interruption the same command continues where it stopped; nothing is paid twice.
+    After an interruption the same command continues where it stopped; nothing is paid twice. Once
+    the budget is spent, another --out has the same answers, free: to train in another way.
 
     [bold]Examples[/bold]
 
@@ -147,13 +175,14 @@ def train(
     """
     from terrine_client.distill import distill
     from terrine_models.students.methods import methods
-    from terrine_models.students.networks import Training
+    from terrine_models.students.settings import Training
 
     kinds = dict.fromkeys(methods(), Training)
     training = built("--method", method, kinds, method=method.partition(":")[0].strip())
-    source = StudentFiles(schema, encoding.value)
+    training = replace(training, threshold=threshold_of(threshold))
+    source = StudentFiles(schema, accept_clipped)
     source.check(public)
-    with connect(url, token_file, insecure) as client:
+    with connected(context) as client:
         inputs, described = source.public(public, client)
         examples = source.held_out(held_out, client) if held_out else None
         if dry_run:
@@ -167,8 +196,6 @@ def train(
                 held_out=examples,
                 rounds=rounds,
                 queries=queries,
-                ask=ask.value,
-                stop=stop.value,
                 training=training,
                 encoding=described,
                 seed=seed,
@@ -183,29 +210,28 @@ def train(
 
 
 @app.command("methods")
-def list_methods(as_json: AsJson = False) -> None:
+@with_json
+def list_methods() -> None:
     """Show the methods of training a student, and their parameters.
 
     vat and fixmatch learn from unlabelled inputs too, and are replaced by a plain model if they
     collapse. kernel and neighbours are for images.
     """
     from terrine_models.students.methods import methods
-    from terrine_models.students.networks import Training
+    from terrine_models.students.settings import Training
 
-    if not as_json:
+    if not as_json():
         console.print(f"Methods: {', '.join(methods())}.")
-    show_kind(Training, as_json)
+    show_kind(Training)
 
 
 @app.command()
 def label(
+    context: typer.Context,
     public: Public,
-    url: Url,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz or .csv file to write.")],
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
     schema: Schema = None,
-    encoding: EncodingOption = TextEncoding.UTF_8,
+    accept_clipped: AcceptClipped = False,
 ) -> None:
     """Request labels for inputs and save them, in the order of the inputs.
 
@@ -222,9 +248,9 @@ def label(
     """
     if out.suffix not in (".npz", ".csv"):
         fail(f"--out must end in .npz or .csv; {out} does not.")
-    source = StudentFiles(schema, encoding.value)
+    source = StudentFiles(schema, accept_clipped)
     source.check(public)
-    with connect(url, token_file, insecure) as client:
+    with connected(context) as client:
         inputs, _ = source.public(public, client)
         labels = client.label(inputs, progress=True)
     save_labels(labels, out)
@@ -233,14 +259,51 @@ def label(
 
 
 @app.command()
-def budget(
-    url: Url, token_file: TokenFile = None, insecure: Insecure = False, as_json: AsJson = False
+def predict(
+    inputs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT",
+            help="Inputs as the student knows them: a table (CSV, Parquet or Arrow), a folder of "
+            "PNG and JPEG files, IDX images, .npy, or .npz with x.",
+        ),
+    ],
+    student: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the student.")] = Path(
+        "student"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The .csv file to write.")
+    ] = None,
 ) -> None:
+    """Predict the classes of inputs with a trained student. Needs no server and costs nothing.
+
+    A row for each input, in their order: the class, and the probability of each class.
+
+    [bold]Example[/bold]: terrine student predict census.csv --student student --out labels.csv
+    """
+    from terrine_models.students.models import Student
+
+    trained = Student.load(student)
+    x, names = known_inputs(inputs, trained.model)
+    said = trained.said(x)
+    with writing(out) as file:
+        sheet = Sheet(file)
+        first = ["file"] if names else []
+        sheet.row([*first, "label", *(f"probability_{name}" for name in trained.model.classes)])
+        for i, (name, row) in enumerate(zip(said.names.tolist(), said.probabilities, strict=True)):
+            sheet.row([*names[i : i + 1], name, *(f"{each:.6g}" for each in row)])
+    if out is not None:
+        console.print(f"{out}: {len(x):,} inputs.", soft_wrap=True)
+
+
+@app.command()
+@with_json
+def budget(context: typer.Context) -> None:
     """Show the account of the token's project.
 
-    [bold]Example[/bold]: terrine student budget --url https://labels.example.org
+    [bold]Example[/bold]: terrine student --url https://labels.example.org budget
     """
-    with connect(url, token_file, insecure) as client:
+    with connected(context) as client:
         account = client.budget()
     people = {
         "project": f"{account.project} ({account.status})",
@@ -249,21 +312,40 @@ def budget(
         "charges": account.charges,
         "queries left": f"at least {account.affordable}",
     }
-    output(account, people, as_json)
+    output(account, people)
 
 
-@contextmanager
-def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Client]:
-    """A client with the token from `token_file`, or else from the environment."""
-    from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+def connected(context: typer.Context) -> AbstractContextManager[Client]:
+    """A client by the options of the group."""
+    connection: Connection = context.meta[CONNECTION]
+    return connection.open()
 
-    from terrine_client import Client
 
-    def say(details: RetryDetails) -> None:
-        if details.retry_num == 1:
-            errors.print(f"{details.caused_by} Trying again …", soft_wrap=True)
+def threshold_of(text: str) -> Threshold:
+    """Read `--threshold`."""
+    if text == "prior" or text == "accuracy":
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        fail(f"--threshold is prior, accuracy or a probability between 0 and 1, not {text!r}.")
+    return value
 
-    set_on_retry_hooks([say])
-    token = read(token_file).decode().strip() if token_file else None
-    with Client(url, token, insecure=insecure) as client:
-        yield client
+
+def known_inputs(path: Path, model: StudentModel) -> tuple[NDArray[np.generic], list[str]]:
+    """Read inputs as a student knows them, and the names of pictures."""
+    from terrine_models.data.arrays import load_inputs
+    from terrine_models.data.images import list_images, load_images
+    from terrine_models.tables.loading import encode_table, is_table
+
+    if path.is_dir():
+        if model.image is None:
+            fail(f"{path} is a folder, and this student did not learn from folders of pictures.")
+        return load_images(path, model.image), [each.name for each in list_images(path)]
+    if not is_table(path):
+        return load_inputs(path), []
+    if model.encoding is None:
+        fail(f"{path} is a table, and this student did not learn from tables.")
+    return encode_table(path, model.encoding, note, accept_clipped=True), []

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from terrine_client import Client, Labels
     from terrine_client.distill import Examples
-    from terrine_models.students.networks import Training
-    from terrine_models.tables.csv_files import Encoding
+    from terrine_models.students.settings import Training
     from terrine_protocol.images import ImageFormat
     from terrine_protocol.tables import TableSchema
 
@@ -28,7 +27,7 @@ class StudentFiles:
     """How a student's files are read: what the command line says of it."""
 
     schema: Path | None
-    encoding: Encoding
+    accept_clipped: bool = False
 
     def check(self, path: Path) -> None:
         """Refuse what cannot be read, before anything else is asked for."""
@@ -38,7 +37,7 @@ class StudentFiles:
         if path.is_dir():
             list_images(path)
         elif is_table(path):
-            check_table(path, self.encoding)
+            check_table(path)
 
     def public(
         self, path: Path, client: Client
@@ -53,7 +52,7 @@ class StudentFiles:
         if self.schema is None and not is_table(path):
             return load_inputs(path), None
         schema = self._schema(path, client)
-        return encode_table(path, schema, note, self.encoding), schema
+        return encode_table(path, schema, note, accept_clipped=self.accept_clipped), schema
 
     def held_out(self, path: Path, client: Client) -> Examples:
         """Labelled data, with the class names of the project."""
@@ -64,7 +63,7 @@ class StudentFiles:
         ensemble = client.project().ensemble
         classes = ensemble.classes
         if self.schema is not None or is_table(path):
-            data = load_table(path, self._schema(path, client), note, self.encoding)
+            data = load_table(path, self._schema(path, client), note)
         elif path.suffix == ".npz":
             data = load_npz(path, classes=classes)
         elif path.is_dir() and ensemble.image is not None:
@@ -109,11 +108,11 @@ def rehearse(
     training: Training,
 ) -> Table:
     """Check data and options as the training would, and say what it could cost, for nothing."""
-    from terrine_client.distill import check_data, check_training
+    from terrine_client.distill import check_data, check_training, task_of
 
     project = client.project()
     check_data(inputs, project, examples)
-    check_training(training, project)
+    check_training(training, task_of(inputs, project))
     wanted = min(len(inputs), queries or len(inputs))
     estimate = client.estimate(wanted)
     table = Table(show_header=False, box=None, pad_edge=False)

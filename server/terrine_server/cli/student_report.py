@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from terrine_client._report import figures_line
+
 if TYPE_CHECKING:
     from terrine_client.distill import Report
 
@@ -18,17 +20,22 @@ def summary(report: Report, out: Path) -> Table:
     if report.accuracy is not None:
         table.add_row(
             "accuracy",
-            f"{report.accuracy:.2%} of {report.held_out:,} held-out inputs; always to say their "
-            f"largest class: {report.majority:.2%}",
+            f"{report.accuracy:.2%} of {report.held_out:,} held-out inputs; of the plain student "
+            f"{report.plain:.2%}; always to say their largest class: {report.majority:.2%}",
+        )
+    found = report.choice.figures
+    if found is not None:
+        what = "votes of the teachers" if report.choice.noisy else "labels"
+        table.add_row("agreement", f"{figures_line(found)}, with {what} that it did not see")
+    if report.choice.threshold is not None:
+        table.add_row(
+            "threshold",
+            f"from a probability of {report.choice.threshold:.3f} on it is {report.classes[1]}",
         )
     table.add_row(
         "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
     )
-    count = report.choice.students
-    several = f", the mean of {count}" if count > 1 else ""
-    table.add_row(
-        "method", f"{report.choice.chosen}{several} ({report.choice.asked} was asked for)"
-    )
+    table.add_row("method", f"{report.choice.chosen} ({report.choice.asked} was asked for)")
     table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
     if report.reinforced is not None:
         table.add_row("reinforced", f"{report.reinforced:.1%} of the labels: the student was right")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,69 +16,49 @@ from terrine_server.cli.console import console, fail
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.csv_files import Encoding
     from terrine_models.tables.roles import RoleGuess, SchemaProposal
     from terrine_protocol.tables import TableSchema
 
 
-class TextEncoding(StrEnum):
-    """Encoding of tables that are not UTF-8."""
-
-    UTF_8 = "utf-8"
-    LATIN_1 = "latin-1"
-    WINDOWS_1252 = "windows-1252"
-
-
-EncodingOption = Annotated[
-    TextEncoding,
+AcceptClipped = Annotated[
+    bool,
     typer.Option(
-        "--encoding",
-        help="Encoding of CSV files that are not UTF-8; windows-1252 is what older Windows "
-        "programs write.",
+        "--accept-clipped",
+        help="Go on although more than a tenth of a table's column is outside the range of the "
+        "schema, or missing. Labels of such rows are charged as any other.",
     ),
 ]
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """The options that choose the schema of a private table."""
-
-    public: Path | None
-    schema: Path | None
-    label: str | None
-    group: str | None
-    columns: list[str] | None
-    encoding: Encoding
-
-
-def load(data: Path, choice: TableOptions) -> tuple[Dataset, PublicData | None, Dataset | None]:
+def load(
+    data: Path, schema_file: Path | None, public: Path | None
+) -> tuple[Dataset, PublicData | None, Dataset | None]:
     """Return the private records of a table, and if --public is given the public ones.
 
     The latter twice: as inputs, and with their labels if every row has one.
     """
     from terrine_models.data.arrays import DataError
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import check_table, encode_table, load_table
+    from terrine_models.tables.loading import encode_table, load_table
 
-    check_table(data, choice.encoding)  # before asking for a schema
-    schema = _schema(data, choice)
+    schema = required_schema(data, schema_file)
     with stages_bar(console, f"Reading {data.name}") as (progress,):
-        private = load_table(data, schema, note, choice.encoding, progress)
-    if choice.public is None:
+        private = load_table(data, schema, note, progress)
+    if public is None:
         return private, None, None
-    with stages_bar(console, f"Reading {choice.public.name}") as (progress,):
+    with stages_bar(console, f"Reading {public.name}") as (progress,):
         said = list[str]()
         try:
-            labelled = load_table(choice.public, schema, said.append, choice.encoding, progress)
+            labelled = load_table(public, schema, said.append, progress)
         except DataError as error:  # of the labels, or of the features, too
             reason = error
         else:
             for sentence in said:
                 note(sentence)
-            return private, PublicData.declare(choice.public.name, labelled.inputs), labelled
-        public = encode_table(choice.public, schema, note, choice.encoding, progress)
+            return private, PublicData.declare(public.name, labelled.inputs), labelled
+        pool = encode_table(public, schema, note, progress, accept_clipped=True)
     note(f"How far teachers will agree is not estimated, without public labels: {reason}")
-    return private, PublicData.declare(choice.public.name, public), None
+    return private, PublicData.declare(public.name, pool), None
 
 
 def show(proposal: SchemaProposal, public: Path, out: Path) -> None:
@@ -118,35 +96,18 @@ def split(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
-def _schema(data: Path, choice: TableOptions) -> TableSchema:
-    from terrine_models.tables.loading import read_schema
-    from terrine_models.tables.roles import propose_schema
+def required_schema(data: Path, schema: Path | None) -> TableSchema:
+    """Return the schema of a private table; without one, say how to make it."""
+    from terrine_models.tables.loading import check_table, read_schema
 
-    if choice.schema is not None:
-        if choice.label or choice.group or choice.columns:
-            fail("--schema already describes the columns; drop --label, --group, --columns.")
-        return read_schema(choice.schema)
-    if choice.public is None or choice.label is None:
-        fail(
-            f"{data} is a private table. Categories and ranges become public, so they "
-            "cannot be taken from it. Give --schema FILE, or --label COLUMN and --public with a "
-            "public table. `terrine ensemble schema --help` explains how to make a schema."
-        )
-    with stages_bar(console, f"Reading {choice.public.name}") as (progress,):
-        proposal = propose_schema(
-            choice.public,
-            label=choice.label,
-            group=choice.group,
-            columns=choice.columns,
-            note=note,
-            encoding=choice.encoding,
-            progress=progress,
-        )
-    surprises = [g for g in proposal.guesses if g.doubt or g.column.role in ("group", "ignored")]
-    if surprises:
-        note(f"Guessed from {choice.public}; to change this, use `terrine ensemble schema`:")
-        _print(surprises)
-    return proposal.schema
+    if schema is not None:
+        return read_schema(schema)
+    check_table(data)  # before asking for a schema
+    fail(
+        f"{data} is a private table. Categories and ranges become public, so they cannot be taken "
+        "from it: give a --schema. `terrine ensemble schema --help` explains how to make one from "
+        "a public table."
+    )
 
 
 def _print(guesses: Iterable[RoleGuess]) -> None:

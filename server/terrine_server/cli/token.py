@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 
 from terrine_protocol import TokenCreate
-from terrine_server.cli.console import AsJson, console, errors, output, print_json
+from terrine_server.cli.console import as_json, console, errors, output, print_json, with_json
 from terrine_server.cli.derived import takes
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
 
 
 @app.command()
+@with_json
 @takes(TokenCreate)
-def create(request: TokenCreate, as_json: AsJson = False) -> None:
+def create(request: TokenCreate) -> None:
     """Create a token. It is printed once, alone on stdout, and cannot be shown again."""
     from terrine_server.owner.operations import open_ledger
     from terrine_server.owner.tokens import Tokens, load_secret_key
@@ -24,7 +25,7 @@ def create(request: TokenCreate, as_json: AsJson = False) -> None:
     settings = Settings()
     tokens = Tokens(open_ledger(settings), load_secret_key(settings.secret_key_path))
     made = tokens.create(request)
-    if as_json:
+    if as_json():
         print_json(made)
     else:
         typer.echo(made.token)
@@ -36,7 +37,8 @@ def create(request: TokenCreate, as_json: AsJson = False) -> None:
 
 
 @app.command("list")
-def list_tokens(as_json: AsJson = False) -> None:
+@with_json
+def list_tokens() -> None:
     """List all tokens, without their secrets."""
     from terrine_server import views
     from terrine_server.owner.operations import open_ledger
@@ -56,7 +58,6 @@ def list_tokens(as_json: AsJson = False) -> None:
             }
             for token in tokens
         ],
-        as_json,
     )
 
 

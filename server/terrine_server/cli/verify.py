@@ -40,13 +40,27 @@ def verify(
         bool,
         typer.Option("--resume", help="Trust the signed anchor, and check only what follows it."),
     ] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Whose signatures the transparency log needs; it is verified, too, with all.",
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="A checkpoint of any time, which the log must continue. Repeat it."
+        ),
+    ] = None,
 ) -> None:
     """Recompute every hash, number, price, balance and seal. Exits with code 1 if any is wrong.
 
     With `all`, also the administrative log, and requests, tokens, projects and ensembles by it.
 
     An older backup, a rewritten chain, or entries removed from the end together with a balance set
-    back to match, are consistent in themselves: only an anchor kept elsewhere reveals them.
+    back to match, are consistent in themselves: only what is kept elsewhere reveals them, an anchor
+    or a checkpoint, or the cosignatures of witnesses. See docs/transparency.md.
     """
     from terrine_server.ledger.verifying.walk import verify_export
 
@@ -56,6 +70,10 @@ def verify(
         fail("--resume trusts an anchor, so it must be signed: give --public-key as well.")
     if public_key is not None and anchor is None:
         fail("--public-key checks an anchor's signature: give --anchor as well.")
+    if policy is not None and (file is not None or project not in (None, "all")):
+        fail("--policy verifies the log of all projects: leave --file and the project out.")
+    if checkpoint and policy is None:
+        fail("--checkpoint is held against the log: give --policy as well.")
     read = _read(anchor, public_key)
     anchors = None if read is None else {found.project: found for found in read.anchors}
     if file is not None:
@@ -66,6 +84,8 @@ def verify(
     else:
         log = None if read is None else read.log
         intact = _verify_ledger(project or "all", anchors, log, resume)
+        if policy is not None:
+            intact = _verify_tree(policy, checkpoint or []) and intact
     if not intact:
         raise typer.Exit(1)
 
@@ -155,6 +175,26 @@ def _verify_ledger(
         found_in_log = verify_log(ledger, log)
         intact = report_log(found_in_log) and intact
     return intact
+
+
+def _verify_tree(path: Path, checkpoints: list[Path]) -> bool:
+    from terrine_protocol.files import read
+    from terrine_protocol.transparency.notes import LARGEST
+    from terrine_server.owner.checkpoints import load_policy
+
+    policy = load_policy(path)
+    assert policy is not None  # noqa: S101 - there is a path
+    earlier = {str(each): read(each, LARGEST).decode(errors="replace") for each in checkpoints}
+    found = opened_ledger().check_tree(policy, earlier)
+    verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
+    by = ", ".join(sorted(found.cosigned)) or "nobody"
+    line = f"transparency log: {verdict}, {found.size} entries, cosigned by {by}"
+    console.print(line, highlight=False, soft_wrap=True)
+    if found.waiting:
+        console.print(f"  {found.waiting} entries are not in it yet", highlight=False)
+    for problem in found.problems:
+        console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
+    return found.ok
 
 
 def report_log(found: LogVerificationRecord) -> bool:

@@ -19,33 +19,27 @@ class VotesAre(StrEnum):
 
     PUBLIC = "public"
     SYNTHETIC = "synthetic"
-    PRIVATE = "private"
+    LEAK = "private-acknowledge-leak"
 
 
-def check_origin(votes_are: VotesAre | None, acknowledged: bool, option: str) -> None:
-    """Refuse private votes, unless it is acknowledged that no budget accounts for them."""
+def check_origin(votes_are: VotesAre | None, option: str) -> None:
+    """Refuse votes that may be private, unless it is acknowledged that no budget covers them."""
     if votes_are is None:
         fail(
             f"Say what the teachers that cast these votes were trained on: {option} public or "
-            f"{option} synthetic. Votes of teachers trained on private data are private, "
-            "whatever they voted on, and must not be used for planning."
+            f"{option} synthetic. Votes of teachers trained on private data are private, whatever "
+            "they voted on. Parameters chosen by looking at them, and every number of the report, "
+            "reveal something about the training data, and no budget accounts for that: use "
+            "teachers trained on public data, or `terrine plan --consensus`. If nobody else will "
+            f"ever see the report and no project will be based on it, {option} {VotesAre.LEAK}."
         )
-    if votes_are is not VotesAre.PRIVATE:
-        return
-    if not acknowledged:
-        fail(
-            "These votes are private. Parameters chosen by looking at them, and every number of "
-            "the report, reveal something about the training data, and no budget accounts for "
-            "that. Use teachers trained on public data, or `terrine plan --consensus`. If nobody "
-            "else will ever see the report and no project will be based on it, add "
-            "--acknowledge-leak."
+    if votes_are is VotesAre.LEAK:
+        errors.print(
+            "[bold red]WARNING: this report is made from PRIVATE votes.[/] It is not "
+            "differentially private. Show it to nobody and open no project with parameters taken "
+            "from it: the project's guarantee would not hold.",
+            soft_wrap=True,
         )
-    errors.print(
-        "[bold red]WARNING: this report is made from PRIVATE votes.[/] It is not differentially "
-        "private. Show it to nobody and open no project with parameters taken from it: the "
-        "project's guarantee would not hold.",
-        soft_wrap=True,
-    )
 
 
 def load_votes(path: Path, sizes: Sequence[int]) -> Votes:

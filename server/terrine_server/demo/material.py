@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx
-from terrine_models.students.networks import Training
-from terrine_models.teachers.training import Heads
-from terrine_protocol import ConfidentGNMaxSpec, NoisyVotesSpec
+from terrine_models.students.settings import Training
+from terrine_models.teachers.kinds import Heads
+from terrine_protocol import NoisyVotesSpec
 from terrine_server.demo.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
 from terrine_server.planning.counts import sigma_for_rows
 
@@ -42,10 +42,16 @@ class Material:
     teachers: int
     heads: Heads
     epsilon: float
-    mechanism: ConfidentGNMaxSpec | NoisyVotesSpec
     training: Training
     folds: bool
     """Whether students are also judged over all test images, each trained without its fold."""
+
+    @property
+    def mechanism(self) -> NoisyVotesSpec:
+        """Noisy counts of every public image, once, for the whole budget."""
+        rows, classes = len(self.public), len(self.private.classes)
+        sigma = sigma_for_rows(rows, self.teachers, classes, self.epsilon, DELTA)
+        return NoisyVotesSpec(name="noisy_votes", sigma=sigma)
 
 
 def choose(data: Path | None, quick: bool, url: str, console: Console) -> Material:
@@ -90,10 +96,7 @@ def mnist(directory: Path, why: str) -> Material:
         teachers=2000,
         heads=Heads(),
         epsilon=0.5,
-        mechanism=ConfidentGNMaxSpec(
-            name="confident_gnmax", threshold=1600, sigma1=400, sigma2=300
-        ),
-        training=Training(method="fixmatch", steps=800),
+        training=Training(),
         folds=True,
     )
 
@@ -118,10 +121,7 @@ def digits(why: str) -> Material:
         teachers=100,
         heads=Heads(),
         epsilon=3.0,
-        mechanism=NoisyVotesSpec(
-            name="noisy_votes", sigma=sigma_for_rows(400, 100, len(DIGITS), 3.0, DELTA)
-        ),
-        training=Training(method="auto", steps=300),
+        training=Training(steps=300),
         folds=False,
     )
 

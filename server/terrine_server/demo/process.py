@@ -34,7 +34,7 @@ def running_server(data_dir: Path, log: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
     environment["TERRINE_DATA_DIR"] = str(data_dir)
-    command = [sys.executable, "-m", "terrine_server", "serve", "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", "terrine_server", "serve"]
     with log.open("ab") as output:
         server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [*command, "--port", str(port)],

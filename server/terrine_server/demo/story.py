@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,23 +16,22 @@ from rich.table import Table
 from terrine_client import BudgetExhausted, Client
 from terrine_client._picture import draw
 from terrine_client.distill import Distilled, distill
-from terrine_models.data.workers import side_by_side
 from terrine_models.features.maps import PublicData
-from terrine_models.students.answers import CERTAIN, student_from_answers, true_counts
+from terrine_models.students.answers import Answers
+from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student
-from terrine_models.students.networks import Training, train_student
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol import ConfidentGNMaxSpec, EnsembleRegister, NoisyVotesSpec, ProjectOpen, Role
-from terrine_server.bars import comparison_bar, steps_bar, teachers_bar
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role
+from terrine_server.bars import steps_bar, teachers_bar
 from terrine_server.demo.folds import FOLDS, assign_folds
 from terrine_server.demo.material import DELTA, Material
 from terrine_server.demo.owner import DemoOwner
 from terrine_server.demo.process import running_server
 from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.privacy import Terms
 
 ENSEMBLE, PROJECT = "demo-teachers", "demo"
-OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,8 @@ class Figures:
     delta: float
     epsilon_spent: float
     asked: int
-    answered: int
-    abstained: int
-    labels_right: float
-    """Share of the bought labels that are correct; of noisy counts, the highest is the label."""
+    answers_right: float
+    """Share of the answers of which the highest count is the right class."""
     student: float
     """Accuracy on the held-out images."""
     without_privacy: float
@@ -60,36 +55,6 @@ class Figures:
     ledger_intact: bool
     ledger_head: str
     seconds: float
-
-
-def _answers(m: Material) -> str:
-    """Say what the project's mechanism answers."""
-    match m.mechanism:
-        case ConfidentGNMaxSpec(threshold=threshold, sigma1=sigma1, sigma2=sigma2):
-            return (
-                f"It answers where about {threshold:,} of {m.teachers:,} teachers agree (noise "
-                f"σ₁ = {sigma1:g} on the highest count, σ₂ = {sigma2:g} on each count to choose "
-                "the label), and abstains elsewhere."
-            )
-        case NoisyVotesSpec(sigma=sigma):
-            return (
-                f"It answers with the number of votes for each class, of {m.teachers:,} in all, "
-                f"with noise of σ = {sigma:g} on each. One answer says next to nothing; the "
-                "student learns from all of them together."
-            )
-
-
-def _bought(terms: Terms) -> str:
-    """Say what the rule that was chosen buys, beside the next best."""
-    if terms.choice is None or len(terms.choice.considered) < 2:
-        return ""
-    best, other = terms.choice.considered[:2]
-    if best.answer_share is None:
-        return f"About {best.answers:,} answers are expected."
-    return (
-        f"The test and the noisy maximum are priced together: about {best.answers:,} answers are "
-        f"expected, where they would be {other.answers:,} priced separately."
-    )
 
 
 class Demo:
@@ -135,7 +100,6 @@ class Demo:
         self._step("The student compared with training without privacy")
         without_privacy, folds = self._compare(made)
         report = made.report
-        bought = made.labels >= 0
         figures = Figures(
             data=m.name,
             teachers=m.teachers,
@@ -143,9 +107,7 @@ class Demo:
             delta=report.delta,
             epsilon_spent=report.epsilon_spent,
             asked=sum(report.outcomes.values()),
-            answered=int(bought.sum()),
-            abstained=report.outcomes.get("abstained", 0),
-            labels_right=float((made.labels == m.truth)[bought].mean()),
+            answers_right=float((made.labels == m.truth)[made.labels >= 0].mean()),
             student=made.student.accuracy(m.held_out, m.held_out_labels),
             without_privacy=without_privacy,
             folds=folds,
@@ -191,8 +153,10 @@ class Demo:
         project = open_project(ledger, request)
         self._say(
             f"Project {PROJECT}: at most ε = {m.epsilon:g} at δ = {DELTA:g}, whatever is sent. "
-            f"{_answers(m)} The budget pays for at least {project.affordable:,} queries. "
-            f"{_bought(project.terms)}".rstrip()
+            f"It answers with the number of votes for each class, of {m.teachers:,} in all, with "
+            f"noise of σ = {m.mechanism.sigma:g} on each. One answer says next to nothing; the "
+            "student learns from all of them together. The budget pays for at least "
+            f"{project.affordable:,} queries."
         )
         student = self.owner.token(ledger, Role.STUDENT, "demo", PROJECT)
         return student, self.owner.token(ledger, Role.AUDITOR, "demo")
@@ -243,73 +207,38 @@ class Demo:
             f"And {FOLDS} students, each trained without a fifth of the test images and tested on "
             "it."
         )
-        halt = threading.Event()
-        with comparison_bar(self.console, FOLDS * m.training.steps) as advance:
-
-            def on_step(done: int, steps: int) -> None:
-                if halt.is_set():
-                    raise InterruptedError("the demo was interrupted")
-                advance()
-
-            try:
-                right = side_by_side(
-                    lambda fold: self._fold(fold, made.labels, on_step), range(FOLDS)
-                )
-            except BaseException:
-                halt.set()  # otherwise the program would wait for every student to finish
-                raise
-        return plain, sum(right) / (len(m.public) + len(m.held_out))
+        right = sum(self._fold(fold, made) for fold in range(FOLDS))
+        return plain, right / (len(m.public) + len(m.held_out))
 
     def _twin(self, made: Distilled) -> Student:
         """Train the student that was chosen, with the same settings, on true labels."""
-        m, counts = self.material, isinstance(self.material.mechanism, NoisyVotesSpec)
-        training = m.training
-        if not counts:
-            training = replace(training, method=made.report.choice.chosen)
-        with steps_bar(self.console) as on_step:
-            return student_from_answers(
-                m.public,
-                m.truth,
-                teachers=1,
-                noisy_counts=true_counts(m.truth, len(m.private.classes)) if counts else None,
-                noise_sigma=CERTAIN if counts else None,
-                inputs=m.private.spec,
-                classes=m.private.classes,
-                training=training,
-                on_step=on_step,
-            ).student
+        m = self.material
+        training = replace(m.training, method=made.report.choice.chosen)
+        answers = Answers.of_labels(m.truth, len(m.private.classes))
+        return self._learn(m.public, answers, training)
 
-    def _fold(self, number: int, labels: NDArray[np.int64], on_step: OnStep) -> float:
+    def _fold(self, number: int, made: Distilled) -> float:
         """Return how many images of fold `number` a student trained without it gets right.
 
         The folds divide all test images, held-out ones included. The student sees the public images
-        outside its fold, with the labels bought for them in the project above.
+        outside its fold, with the counts bought for them in the project above.
         """
         m = self.material
         images = np.concatenate([m.public, m.held_out])
         truth = np.concatenate([m.truth, m.held_out_labels])
         fold = assign_folds(len(images))
         seen = np.flatnonzero(fold[: len(m.public)] != number)
-        student = self._learn(m.public[seen], labels[seen], m.training, on_step)
+        training = replace(m.training, method=made.report.choice.chosen)
+        student = self._learn(m.public[seen], made.answers.of(seen), training)
         tested = fold == number
         return float((student.predict(images[tested]) == truth[tested]).sum())
 
-    def _learn(
-        self,
-        x: NDArray[np.uint8],
-        labels: NDArray[np.int64],
-        training: Training,
-        on_step: OnStep,
-    ) -> Student:
+    def _learn(self, x: NDArray[np.uint8], answers: Answers, training: Training) -> Student:
+        """Train one student, as it is: it is not compared with others once more."""
         private = self.material.private
-        return train_student(
-            x,
-            labels,
-            inputs=private.spec,
-            classes=private.classes,
-            training=training,
-            on_step=on_step,
-        )
+        task = Task(x, private.spec, private.classes)
+        with steps_bar(self.console) as on_step:
+            return METHODS[training.method](training, on_step).fit(task, answers)
 
     def _sum_up(self, f: Figures) -> None:
         m, verdict = self.material, "intact" if f.ledger_intact else "NOT INTACT"
@@ -321,12 +250,10 @@ class Demo:
         if f.folds is not None:
             rows[f"{FOLDS} folds"] = (
                 f"{f.folds:.2%} of all {len(m.public) + len(m.held_out):,} test images, each by a "
-                "student trained without its fold (labels from the same project)"
+                "student trained without its fold (answers of the same project)"
             )
-        alone = ", each by itself" if isinstance(m.mechanism, NoisyVotesSpec) else ""
         rows |= {
-            "labels": f"{f.answered:,} bought, {f.labels_right:.2%} of them correct{alone}",
-            "queries": f"{f.asked:,} sent, {f.abstained:,} abstentions",
+            "answers": f"{f.asked:,} bought; by itself, {f.answers_right:.2%} of them are right",
             "privacy": f"ε = {f.epsilon_spent:.4f} of {f.epsilon:g} spent at δ = {f.delta:g}, "
             "worst case",
             "teachers": f"{f.teachers:,}",

@@ -34,6 +34,7 @@ def close_to_others() -> list[Path]:
     settings = Settings()
     directory = settings.data_dir
     private = [directory, settings.ensembles_dir, settings.secret_key_path]
+    private.append(settings.checkpoint_key_path)
     private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
     secrets = (settings.database_password_file, settings.oidc_client_secret_file)
     private += [path for path in secrets if path is not None]
@@ -51,6 +52,8 @@ def examine() -> Iterator[Finding]:
     yield device(settings.device)
     yield files.directory(settings.data_dir)
     yield files.secret_key(settings.secret_key_path)
+    if settings.checkpoint_key_path.exists():
+        yield files.private("checkpoint key", settings.checkpoint_key_path)
     try:
         password = settings.database_password()
     except OSError as error:

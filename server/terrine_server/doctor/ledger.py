@@ -64,7 +64,9 @@ def log(ledger: Ledger) -> Iterator[Finding]:
     """Check the administrative log, and that what it is about is as it says."""
     found = ledger.verify_log()
     for problem in found.problems:
-        yield Finding("log", State.PROBLEM, problem, "terrine log; docs/ledger.md, Edits by hand")
+        yield Finding(
+            "log", State.PROBLEM, problem, "terrine log show; docs/ledger.md, Edits by hand"
+        )
     if found.ok:
         text = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."
         yield Finding("log", State.OK, text)

@@ -8,7 +8,7 @@ from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.ray_voters import RayVoters
 from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.labeling.shared_voters import SharedVoters
-from terrine_server.labeling.voters import Voters
+from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import SHARED, EnsembleRecord
 from terrine_server.settings import Settings, VotersKind
 
@@ -35,6 +35,10 @@ class AnyVoters(Voters):
         Raises `EnsembleUnavailable`.
         """
         return self._of(record).votes(record, inputs)
+
+    def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
+        """Return the records of an ensemble whose units vote. Raises `EnsembleUnavailable`."""
+        return self._of(record).neighbourhood(record)
 
     def close(self) -> None:
         """Give back what outlives a vote."""

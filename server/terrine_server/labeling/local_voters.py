@@ -11,7 +11,7 @@ their ensembles has for itself; it ends with the ensemble.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -20,11 +20,15 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from terrine_models.storage.manifests import StoreError, load_manifest, manifest_digest
-from terrine_models.teachers.ensemble import ALONE, MEMORY, Ensemble, Place
+from terrine_models.storage.manifests import StoreError, manifest_digest
+from terrine_models.teachers.ensemble import MEMORY, Ensemble, load
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.manifests import Manifest
+from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_models.teachers.onnx_guard import SECONDS, VotingError
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling.voters import Voters
+from terrine_server.labeling.voters import Neighbourhood, Voters
+from terrine_server.privacy import Units
 
 log = structlog.get_logger("terrine")
 
@@ -52,7 +56,7 @@ class Registered(Protocol):
 class Loaded:
     """An ensemble that is loaded, and whose files these were."""
 
-    ensemble: Ensemble
+    ensemble: Ensemble | Neighbourhood
     files: Sequence[str]
     stamp: FileStamp
 
@@ -66,6 +70,11 @@ class _Slot:
     loaded: Loaded | None = None
 
 
+def all_files(manifest: Manifest) -> Sequence[str]:
+    """Return the files of all teachers."""
+    return manifest.teacher_files
+
+
 class LocalVoters(Voters):
     """Turns batches of inputs into vote counts, for any registered ensemble."""
 
@@ -74,15 +83,15 @@ class LocalVoters(Voters):
         data_dir: Path,
         device: str | None = None,
         memory: int = MEMORY,
-        place: Place = ALONE,
         seconds: float = SECONDS,
+        chosen: Callable[[Manifest], Sequence[str]] = all_files,
     ) -> None:
-        """`memory`, `place` (whose teachers vote) and `seconds`: see `Ensemble.load`."""
+        """`memory` and `seconds`: see `Ensemble.load`; `chosen`: the files of those who vote."""
         self._data_dir = data_dir
         self._device = device
         self._memory = memory
-        self._place = place
         self._seconds = seconds
+        self._chosen = chosen
         self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._lock = Lock()
 
@@ -95,14 +104,24 @@ class LocalVoters(Voters):
 
         Raises `EnsembleUnavailable`.
         """
+        ensemble = self.loaded(record).ensemble
+        if isinstance(ensemble, Neighbourhood):
+            raise EnsembleUnavailable(f"The people of {record.name} vote by their accounts alone.")
         try:
-            return self.loaded(record).ensemble.votes(inputs)
+            return ensemble.votes(inputs)
         except (VotingError, StoreError) as error:
             log.warning("imported teachers did not vote", ensemble=record.name, cause=str(error))
             raise EnsembleUnavailable(
                 f"The imported teachers of {record.name} did not vote within their limits. Nothing "
                 "was charged. Retry later; the server's log says more."
             ) from None
+
+    def neighbourhood(self, record: Registered) -> Neighbourhood:
+        """Return the records of an ensemble whose units vote. Raises `EnsembleUnavailable`."""
+        ensemble = self.loaded(record).ensemble
+        if isinstance(ensemble, Neighbourhood):
+            return ensemble
+        raise EnsembleUnavailable(f"{record.name} has trained teachers, and no people who vote.")
 
     def close(self) -> None:
         """Let go of the ensembles; the processes of imported ones end."""
@@ -128,19 +147,23 @@ class LocalVoters(Voters):
 
     def _load(self, record: Registered, directory: Path) -> Loaded:
         # The stamp is taken before reading, so that a change in between is noticed later.
-        files = ("manifest.json", *load_manifest(directory).files)
+        manifest = load_manifest(directory)
+        files = ("manifest.json", *manifest.files)
         taken = stamp(directory, files)
 
         check_manifest(record, directory)  # before native code parses files that nobody checked
-        ensemble = Ensemble.load(
+        found = load(
             directory,
             self._device,
             memory=self._memory,
-            place=self._place,
             seconds=self._seconds,
+            files=self._chosen(manifest),
         )
         check_manifest(record, directory)  # it is the one that was loaded
-        return Loaded(ensemble, files, taken)
+        if isinstance(found, NeighbourEnsemble):
+            units = Units.of(found.units, found.labels, found.manifest.teachers)
+            return Loaded(Neighbourhood(found, units), files, taken)
+        return Loaded(found, files, taken)
 
 
 def check_manifest(record: Registered, directory: Path) -> None:

@@ -35,6 +35,7 @@ from terrine_server.labeling.voters import Voters, checked_votes
 from terrine_server.ledger import (
     SHARED,
     Batch,
+    Cast,
     Ledger,
     ProjectRecord,
     Proposal,
@@ -50,6 +51,7 @@ from terrine_server.privacy import (
     Account,
     InteractiveGNMax,
     Mechanism,
+    Neighbours,
     NoisyVotes,
     Released,
     Terms,
@@ -133,8 +135,9 @@ class Labeling:
         charged, unless the database died during the commit.
 
         Where a second server adds up the votes (`SHARED`), it counts each query that it is asked,
-        whether it is charged here or not. So one group at a time of a project is voted on, in all
-        processes, and looked up once more before that.
+        whether it is charged here or not; where units have accounts, the next vote depends on them.
+        So one group at a time of such a project is voted on, in all processes, and looked up once
+        more before that.
         """
         with ExitStack() as turn:
             return self._answer(project_name, asks, turn)
@@ -173,11 +176,14 @@ class Labeling:
                 waiting = [index for index in waiting if index not in answers]
                 continue
             chosen = self._payable(project, digests, record.recorded)
-            if chosen and not own_turn and project.ensemble.facts.kind == SHARED:
+            if chosen and not own_turn and _one_at_a_time(project):
                 turn.enter_context(self._ledger.turn(project.id))
                 own_turn = True
                 continue
-            drawn = self._drawn(project, group, digests, chosen)
+            try:
+                drawn, cast = self._drawn(project, group, digests, chosen)
+            except ConcurrentUpdate:
+                continue
             proposals = iter(
                 drawn.get(index) or Proposal(digest.query, digest.input, None, None)
                 for index, digest in enumerate(digests)
@@ -186,7 +192,7 @@ class Labeling:
             # If another request came first, the draws are discarded unsent. More is recorded
             # then, so this loop ends.
             with self._metrics.stage("charge"), suppress(ConcurrentUpdate):
-                paid = self._ledger.charge_group(project.id, batches, record)
+                paid = self._ledger.charge_group(project.id, batches, record, cast)
                 answers |= zip(waiting, paid, strict=True)
                 waiting = []
         self._count(answers.values())
@@ -215,19 +221,23 @@ class Labeling:
         asks: Sequence[Ask],
         digests: Sequence[QueryDigest],
         chosen: Sequence[int],
-    ) -> dict[int, Proposal]:
+    ) -> tuple[dict[int, Proposal], Cast | None]:
         """Let the teachers vote on the chosen queries of a group, and draw the outcomes.
 
-        They are not paid yet, so they must not be sent yet.
+        They are not paid yet, so they must not be sent yet; where units have accounts, nor are
+        these written yet. Raises ConcurrentUpdate if the project has moved on from its accounts.
         """
         if not chosen:
-            return {}
-        mechanism = mechanism_of(project)
+            return {}, None
+        mechanism, cast = mechanism_of(project), None
         queries = _joined([ask.queries for ask in asks])[chosen]
         probabilities = _rows([ask.probabilities for ask in asks], chosen)
         baselines = _rows([ask.baselines for ask in asks], chosen)
         with self._metrics.stage("vote"):
-            votes = checked_votes(self._voters, project.ensemble, queries)
+            if isinstance(mechanism, Neighbours):
+                votes, cast = self._cast(project, mechanism, queries)
+            else:
+                votes = checked_votes(self._voters, project.ensemble, queries)
         with self._metrics.stage("release"):
             if project.ensemble.facts.kind == SHARED:
                 released = released_shared(mechanism, votes)
@@ -243,7 +253,7 @@ class Labeling:
                     for row, place in zip(rows, counted, strict=True):
                         places[row] = place
             epochs = released.epochs
-            return {
+            proposals = {
                 index: Proposal(
                     query_digest=digests[index].query,
                     input_digest=digests[index].input,
@@ -258,6 +268,27 @@ class Labeling:
                 )
                 for row, index in enumerate(chosen)
             }
+            return proposals, cast
+
+    def _cast(
+        self, project: ProjectRecord, mechanism: Neighbours, queries: np.ndarray
+    ) -> tuple[np.ndarray, Cast]:
+        """Return the counts int64 `[B, m]` of the units that take part, and their accounts after.
+
+        Every query is judged by the accounts after the one before. All units are gone through,
+        whatever their accounts are, in blocks of a public size.
+        """
+        allowance = project.terms.allowance
+        if allowance is None:
+            raise ValueError("units have accounts only where they are allowed something")
+        found = self._voters.neighbourhood(project.ensemble)
+        accounts = self._ledger.accounts(project)
+        counts = []
+        for weights in found.blocks(queries):
+            cast, accounts = mechanism.cast(weights, found.units, accounts, allowance.most)
+            counts.append(cast)
+        after = Cast(project.charges, project.head, len(queries), accounts)
+        return np.concatenate(counts), after
 
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], recorded: Recorded
@@ -278,6 +309,14 @@ class Labeling:
             inputs.add(digest.input)
             chosen.append(index)
         return chosen
+
+
+def _one_at_a_time(project: ProjectRecord) -> bool:
+    """Whether one group at a time of a project is voted on, in all processes.
+
+    An aggregator counts what it is asked; and votes follow from accounts, which follow from votes.
+    """
+    return project.ensemble.facts.kind == SHARED or project.terms.allowance is not None
 
 
 def released_shared(mechanism: Mechanism, sums: np.ndarray) -> Released:

@@ -24,8 +24,10 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from terrine_models.storage.manifests import MANIFEST, Manifest, StoreError, load_manifest
-from terrine_models.teachers.ensemble import MEMORY, Place
+from terrine_models.storage.manifests import MANIFEST, StoreError
+from terrine_models.teachers.ensemble import MEMORY
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.ray_cluster import (
     ClusterError,
     connect,
@@ -36,7 +38,7 @@ from terrine_models.teachers.ray_cluster import (
 )
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import FileStamp, LocalVoters, check_manifest, stamp
-from terrine_server.labeling.voters import Voters
+from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.logs import frames
 
@@ -89,15 +91,33 @@ Reply = NDArray[np.int64] | int | str | Defect
 """Counts [B, m], or why there are none; to a check, how many inputs the actor votes on at once."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """The teachers with which one of several actors votes: those in some of the files."""
+
+    actor: int
+    actors: int
+
+    def of(self, manifest: Manifest) -> int:
+        """Into how many parts the teachers are divided. Several actors may have one."""
+        files = len(manifest.teacher_files)
+        return min(self.actors, files) if manifest.teacher.divisible else 1
+
+    def files(self, manifest: Manifest) -> list[str]:
+        """Names of the files of this actor's part."""
+        parts = self.of(manifest)
+        return manifest.teacher_files[self.actor % parts :: parts]
+
+
 class _Actor:
     """Votes with one part of the teachers, in a process of the cluster."""
 
     def __init__(
-        self, data_dir: str, place: Place, memory: int, seconds: float, ours: dict[str, str]
+        self, data_dir: str, part: Part, memory: int, seconds: float, ours: dict[str, str]
     ) -> None:
         torch.set_num_threads(1)
         self._unfit = differing(ours)
-        self._voters = LocalVoters(Path(data_dir), "cpu", memory, place, seconds)
+        self._voters = LocalVoters(Path(data_dir), "cpu", memory, seconds, part.files)
 
     def vote(self, ensemble: Reference, inputs: NDArray[Any] | None) -> Reply:
         """Vote on inputs [B, …]; without any, verify and load the ensemble."""
@@ -105,7 +125,8 @@ class _Actor:
             return self._unfit
         try:
             if inputs is None:
-                return self._voters.loaded(ensemble).ensemble.block
+                found = self._voters.loaded(ensemble).ensemble
+                return 1 if isinstance(found, Neighbourhood) else found.voting.block
             return self._voters.votes(ensemble, inputs)
         except EnsembleUnavailable as error:
             return f"{socket.gethostname()}: {error.detail}"
@@ -200,7 +221,7 @@ class RayVoters(Voters):
         if key not in self._sizes:
             self.check(record)
         manifest, slots, size = self._manifest(record), self._joined(record), self._sizes[key]
-        parts = Place(0, len(slots)).parts(manifest)
+        parts = Part(0, len(slots)).of(manifest)
         blocks = (
             _Block(slots[part::parts], start, inputs[start : start + size])
             for start in range(0, len(inputs), size)
@@ -258,7 +279,7 @@ class RayVoters(Voters):
             memory = MEMORY // torch.get_num_threads()
             data_dir, ours = str(self._data_dir), software()
             self._seats = [
-                _Seat(number, (data_dir, Place(number, count), memory, self._seconds, ours))
+                _Seat(number, (data_dir, Part(number, count), memory, self._seconds, ours))
                 for number in range(count)
             ]
             return self._seats

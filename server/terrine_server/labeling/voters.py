@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.ledger import SHARED, EnsembleRecord
+from terrine_server.privacy import Units
+
+BLOCK = 64 * 2**20
+"""Bytes of weights that are held at once."""
+
+
+class Weighing(Protocol):
+    """Records of a private data set, and how near they are to queries."""
+
+    def weights(self, x: np.ndarray) -> np.ndarray:
+        """Return what each record adds to its class for inputs `[B, …]`: uint8 `[B, N]`.
+
+        A record's weight is a function of the query, of the record and of what is public alone.
+        """
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The records of an ensemble whose units vote, and whose they are."""
+
+    ensemble: Weighing
+    units: Units
+
+    def blocks(self, inputs: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the weights uint8 `[b, N]` of all records for inputs `[B, …]`, in order."""
+        records = max(1, self.units.records)
+        size = max(1, BLOCK // records)
+        for start in range(0, len(inputs), size):
+            block = self.ensemble.weights(inputs[start : start + size])
+            if block.dtype != np.uint8 or block.shape != (
+                len(inputs[start : start + size]),
+                records,
+            ):
+                raise EnsembleUnavailable("The records did not weigh in as they were registered.")
+            yield block
 
 
 class Voters(Protocol):
@@ -33,6 +70,16 @@ class Voters(Protocol):
         Of an ensemble of the kind `SHARED`, sums as uint32 `[B, m]`: counts modulo 2³², with the
         aggregator's noise. Raises `EnsembleUnavailable`.
         """
+
+    def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
+        """Return the records of an ensemble whose units vote. Raises `EnsembleUnavailable`.
+
+        Only voters in this process have any: weights of single records go nowhere else.
+        """
+        raise EnsembleUnavailable(
+            f"The people of {record.name} vote where this server has their records: on its own "
+            "machine, not on a cluster and not at other owners. Nothing was charged."
+        )
 
     def close(self) -> None:
         """Give back what outlives a vote, such as processes. Nothing is voted on after it."""

@@ -13,8 +13,10 @@ from terrine_server.ledger.charging.charge import check_active
 from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.projects import NewProject
 from terrine_server.ledger.records import (
+    NEIGHBOURS,
     SHARED,
     Batch,
+    Cast,
     ChargeRecord,
     EnsembleRecord,
     History,
@@ -45,10 +47,12 @@ from terrine_server.ledger.store.schema import (
 from terrine_server.ledger.tokens import NewToken
 
 __all__ = [
+    "NEIGHBOURS",
     "SHARED",
     "Action",
     "Actor",
     "Batch",
+    "Cast",
     "ChargeRecord",
     "EnsembleRecord",
     "History",

@@ -39,6 +39,7 @@ class Action(StrEnum):
     PROJECT_PAUSED = "project-paused"
     PROJECT_CLOSED = "project-closed"
     PROJECT_ADOPTED = "project-adopted"
+    ACCOUNTS_FILLED = "accounts-filled"
     TOKEN_CREATED = "token-created"  # noqa: S105 - no password
     TOKEN_REVOKED = "token-revoked"  # noqa: S105 - no password
     TOKEN_ADOPTED = "token-adopted"  # noqa: S105 - no password

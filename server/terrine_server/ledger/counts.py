@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from terrine_server.ledger.chain import canonical_json
-from terrine_server.privacy import GaussianNoisyCounts, event_from_json
+from terrine_server.privacy import GaussianNoisyCounts, NeighbourCounts, event_from_json
 
 Counts = tuple[int, ...]
 
@@ -21,14 +21,14 @@ def counted_outcomes(events: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(
         str(outcome)
         for outcome, event in events.items()
-        if isinstance(event_from_json(event), GaussianNoisyCounts)
+        if isinstance(event_from_json(event), GaussianNoisyCounts | NeighbourCounts)
     )
 
 
 def noise_sigma(events: Mapping[str, Any]) -> float | None:
     """Return the σ of the noise in a project's counts, in votes; None if it releases none."""
     for event in map(event_from_json, events.values()):
-        if isinstance(event, GaussianNoisyCounts):
+        if isinstance(event, GaussianNoisyCounts | NeighbourCounts):
             return event.sigma
     return None
 

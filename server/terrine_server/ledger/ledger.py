@@ -9,9 +9,10 @@ from terrine_server.ledger.payments import Payments
 from terrine_server.ledger.projects import Projects
 from terrine_server.ledger.requests import Requests
 from terrine_server.ledger.tokens import StoredTokens
+from terrine_server.ledger.transparency.log import Transparency
 
 
-class Ledger(Ensembles, Projects, Payments, Entries, StoredTokens, Requests, Log):
+class Ledger(Ensembles, Projects, Payments, Entries, StoredTokens, Requests, Log, Transparency):
     """Ensembles, projects, charges, tokens and requests in one database. Thread-safe.
 
     Each write is one transaction. It locks the rows that it changes, a request first, the ensemble

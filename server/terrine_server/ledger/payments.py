@@ -7,13 +7,20 @@ from contextlib import AbstractContextManager, suppress
 
 from sqlalchemy import Connection
 
-from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted, TerrineError
-from terrine_server.ledger.charging import lookup
+from terrine_server.errors import (
+    ConcurrentUpdate,
+    DatabaseUnavailable,
+    LedgerCorrupted,
+    TerrineError,
+)
+from terrine_server.ledger.charging import lookup, unit_accounts
 from terrine_server.ledger.charging.charge import StaleRecord, charge
 from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.records import (
     Batch,
+    Cast,
     OnRecord,
+    ProjectRecord,
     Proposal,
     QueryDigest,
     Receipt,
@@ -22,6 +29,7 @@ from terrine_server.ledger.records import (
 from terrine_server.ledger.store import rows, turns
 from terrine_server.ledger.store.database import reading
 from terrine_server.ledger.tokens import check_unchanged
+from terrine_server.privacy import Accounts
 
 
 class Payments(Handle):
@@ -43,6 +51,23 @@ class Payments(Handle):
         with reading(self._engine) as connection:
             check_unchanged(connection, self._seals, held)
             return lookup.look_up(connection, self._accounts, project, keys, digests)
+
+    def accounts(self, project: ProjectRecord) -> Accounts:
+        """Return what each unit has spent in a project as it was looked up, uint32[U]. Secret.
+
+        Raises ConcurrentUpdate if the project has moved since, and LedgerCorrupted, also if it has
+        fewer charges than this process has made: then an older backup was restored.
+        """
+        made = self._charged.get(project.id, 0)
+        with reading(self._engine) as connection:
+            accounts = unit_accounts.as_of(connection, self._seals, project)
+        if project.charges < made:
+            raise LedgerCorrupted(
+                f"The project {project.name} is older than its last charge: a backup was restored. "
+                "Run `terrine ledger restored`.",
+                project.name,
+            )
+        return accounts
 
     def charge(
         self,
@@ -66,16 +91,24 @@ class Payments(Handle):
         return answer
 
     def charge_group(
-        self, project_id: int, batches: Sequence[Batch], record: OnRecord | None = None
+        self,
+        project_id: int,
+        batches: Sequence[Batch],
+        record: OnRecord | None = None,
+        cast: Cast | None = None,
     ) -> list[Receipt | TerrineError]:
         """Pay for the batches of several requests, in order, in one transaction.
 
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
         refused one does not affect the others. No two may have the same key. `record`: what
-        `look_up` returned for them; it is looked up again only if it is out of date. Raises what
+        `look_up` returned for them; it is looked up again only if it is out of date. `cast`: for a
+        project of `neighbours`, the accounts that belong to its proposals; with `record`, and never
+        looked up again: ConcurrentUpdate if the project has moved. Raises what
         concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate, DatabaseUnavailable
         (also if the project is not the one in `record`).
         """
+        if cast is not None and record is not None:
+            return self._charge_cast(batches, record, cast)
         genesis = None if record is None else record.project.genesis
 
         def look_up(connection: Connection) -> OnRecord:
@@ -114,6 +147,20 @@ class Payments(Handle):
                     ) from None
         project, answers = paid
         self._charged[project_id] = project.charges
+        return answers
+
+    def _charge_cast(
+        self, batches: Sequence[Batch], record: OnRecord, cast: Cast
+    ) -> list[Receipt | TerrineError]:
+        """Charge, and save the accounts in the same transaction; all of it, or nothing."""
+        id = record.project.id
+        try:
+            with self._writing(None) as tx:
+                tx.connection.execute(rows.HOLD, {"id": id})
+                project, answers = charge(tx, record, batches, cast)
+        except StaleRecord:
+            raise ConcurrentUpdate("Another request came first. Send the queries again.") from None
+        self._charged[id] = project.charges
         return answers
 
     def turn(self, project_id: int) -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json, genesis
-from terrine_server.ledger.charging import tallies
+from terrine_server.ledger.charging import tallies, unit_accounts
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
 from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.handle import Handle
@@ -131,6 +131,7 @@ class Projects(Handle):
             closing = status is ProjectStatus.CLOSED
             if closing:
                 _check_reserved(tx, project.ensemble)
+                unit_accounts.check_closing(tx, project)
             changed = {"status": str(status), "closed_at": tx.now if closing else None}
             row = tx.change(projects, project.id, changed)
             logged = {**row, "ensemble": project.ensemble.name}
@@ -142,6 +143,39 @@ class Projects(Handle):
                 delta_unspent = project.terms.delta_budget - project.delta_spent
                 _reserve(tx, project.ensemble, -unspent, -delta_unspent)
             return self._named(tx.connection, name)
+
+    def fill_accounts(self, by: Actor | None = None) -> Filled:
+        """After a restore: pause every active project, and count every account as spent.
+
+        What was charged after the backup is not known any more, so no unit of a project of
+        `neighbours` votes again in it. Such a project is never closed: what it has spent of the cap
+        is not known either. Each project is a transaction of its own; what was done already is
+        done again. Raises LedgerCorrupted.
+        """
+        paused, filled = [], []
+        for name in self.project_names():
+            project = self.project(name)
+            if project.status is ProjectStatus.ACTIVE:
+                self.set_status(name, ProjectStatus.PAUSED, by)
+                paused.append(name)
+            if project.terms.allowance is None or project.status is ProjectStatus.CLOSED:
+                continue
+            with self._writing(by) as tx:
+                tx.connection.execute(rows.HOLD, {"id": project.id})
+                project = self._named(tx.connection, name)
+                unit_accounts.fill(tx, project)
+                detail = {"charges": project.charges}
+                log.record(tx, Action.ACCOUNTS_FILLED, name, detail)
+            filled.append(name)
+        return Filled(paused, filled)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What was done after a restore: names of projects."""
+
+    paused: Sequence[str]
+    filled: Sequence[str]
 
 
 def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
@@ -190,6 +224,8 @@ def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     project = rows.fetch_project(tx.connection, tx.seals, projects.c.name == name, f"called {name}")
     if terms.schedule is not None:
         tallies.open_tally(tx.connection, tx.seals, project)
+    if terms.allowance is not None:
+        unit_accounts.open_accounts(tx, project)
     return project
 
 

@@ -4,6 +4,7 @@ EnsembleRecord      an ensemble and how much of its cap is reserved
 ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
 Proposal            a query with the outcome drawn for it, not yet paid
+Cast                the accounts of units after a project's queries were voted on
 Batch               one request's proposals
 Result              the result of one query, paid or refused
 Receipt             a batch's results and the account after them
@@ -33,10 +34,14 @@ from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatu
 from terrine_server.errors import TerrineError
 from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
-from terrine_server.privacy import GDP, Account, Rule, Terms, VoteOutcome
+from terrine_server.privacy import GDP, Account, Accounts, Rule, Terms, VoteOutcome
 
 SHARED = "shared"
 """The kind of an ensemble whose owners split their votes between two servers: see `labeling`."""
+
+
+NEIGHBOURS = "neighbours"
+"""The kind of an ensemble whose units vote themselves, and have accounts in each project."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,20 @@ class Proposal:
 
 
 @dataclass(frozen=True)
+class Cast:
+    """What each unit of a project of `neighbours` has spent once some proposals are paid. Secret.
+
+    `charges`, `head`: the entry after which the accounts were read that these follow from.
+    `queries`: how many proposals it was drawn for; it holds for all of them together, in order.
+    """
+
+    charges: int
+    head: str
+    queries: int
+    accounts: Accounts = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Batch:
     """One request's queries; `key` is its idempotency key and the SHA-256 of its body."""
 
@@ -184,7 +203,8 @@ class Batch:
 class Result:
     """The result of one query. `seq`: the charge that paid for it; None if refused.
 
-    `counts`: the noisy counts beside the label, for mechanisms that release them.
+    `counts`: the noisy counts beside the label, for mechanisms that release them. `hash`: that of
+    the charge, in hex; None until it is known.
     """
 
     outcome: Outcome
@@ -192,6 +212,7 @@ class Result:
     seq: int | None
     replayed: bool
     counts: Counts | None = None
+    hash: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

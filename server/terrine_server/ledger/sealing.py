@@ -26,6 +26,7 @@ from terrine_server.ledger.store.tables import (
     requests,
     secret_spends,
     tokens,
+    unit_accounts,
 )
 from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.ledger.verifying.administration import TABLES, rows_of, verify_log
@@ -93,7 +94,15 @@ def seal(
 
 def seal_rows(connection: Connection, seals: Seals) -> None:
     """Seal every row as it is, but for the end of the log."""
-    for table in (ensembles, projects, tokens, requests, secret_spends, idempotency):
+    for table in (
+        ensembles,
+        projects,
+        tokens,
+        requests,
+        secret_spends,
+        unit_accounts,
+        idempotency,
+    ):
         keys = [column.name for column in table.primary_key]
         statement = (
             update(table)

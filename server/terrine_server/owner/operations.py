@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from terrine_protocol import EnsembleFacts, EnsembleRegister, InputSpec, ProjectOpen
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import (
+    NEIGHBOURS,
     SHARED,
     Action,
     Actor,
@@ -29,6 +30,7 @@ from terrine_server.privacy import (
     Account,
     BoundRelease,
     Mechanism,
+    Neighbours,
     NoisyVotes,
     ParameterError,
     Terms,
@@ -37,11 +39,11 @@ from terrine_server.privacy import (
     cap_order,
     quote,
 )
-from terrine_server.privacy.budget.quoting import check_publishable, publication_z
+from terrine_server.privacy.budget.quoting import check_publishable
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
-    from terrine_models.storage.manifests import Manifest
+    from terrine_models.teachers.manifests import Manifest
 
 
 def make_directories(settings: Settings) -> None:
@@ -120,6 +122,7 @@ def quote_project(ledger: Ledger, request: ProjectOpen) -> ProjectQuote:
             spec, teachers=ensemble.facts.teachers, classes=len(ensemble.facts.classes)
         )
         _check_shared(ensemble, mechanism)
+        _check_neighbours(ensemble, mechanism)
         publishing = _publishing(request, spec, mechanism, ensemble)
         budget = request.epsilon, request.delta
         if publishing is None:
@@ -153,10 +156,26 @@ def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
         )
 
 
+def _check_neighbours(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
+    """Raise `ParameterError` unless units vote exactly where there are units that can."""
+    if (ensemble.facts.kind == NEIGHBOURS) == isinstance(mechanism, Neighbours):
+        return
+    if isinstance(mechanism, Neighbours):
+        raise ParameterError(
+            f"neighbours asks every person, and {ensemble.name} has trained teachers: it is of the "
+            f"kind {ensemble.facts.kind}. Use another mechanism, or an ensemble of the kind "
+            "neighbours."
+        )
+    raise ParameterError(
+        f"{mechanism.name} needs a vote of each teacher, and in {ensemble.name} people near a "
+        "query vote, as far as their accounts allow. Use the mechanism neighbours."
+    )
+
+
 def _publishing(
     request: ProjectOpen, spec: Mapping[str, object], mechanism: Mechanism, ensemble: EnsembleRecord
 ) -> tuple[BoundRelease, Sequence[int]] | None:
-    """Choose how a data-dependent project publishes, or check what was requested.
+    """Choose how a data-dependent project publishes.
 
     Uses the expected consensus only: no vote is looked at.
     """
@@ -175,19 +194,8 @@ def _publishing(
         teachers=ensemble.facts.teachers,
         classes=len(ensemble.facts.classes),
     )
-    given, requested = None, request.publishing
-    if requested is not None:
-        z = publication_z(request.delta, len(requested.schedule))
-        release = BoundRelease(ensemble.rdp_order, requested.beta, requested.sigma, z)
-        given = release, requested.schedule
-    return propose(
-        spec,
-        votes,
-        epsilon=request.epsilon,
-        delta=request.delta,
-        order=ensemble.rdp_order,
-        given=given,
-    )
+    budget = {"epsilon": request.epsilon, "delta": request.delta}
+    return propose(spec, votes, **budget, order=ensemble.rdp_order)
 
 
 def register_ensemble(
@@ -201,10 +209,8 @@ def register_ensemble(
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (it, or one of its imported teachers, is registered already).
     """
-    from terrine_models.features.backbones import check_backbone
-    from terrine_models.storage.manifests import load_manifest
     from terrine_models.teachers.federation import is_federation, verified_digest
-    from terrine_models.teachers.importing import check_imported
+    from terrine_models.teachers.kinds import load_manifest
 
     name, budget = wanted.name, (wanted.epsilon, wanted.delta)
     directory = settings.ensembles_dir / name
@@ -212,8 +218,7 @@ def register_ensemble(
     if not is_federation(directory):
         manifest = load_manifest(directory)
         _refuse_teachers_of_others(ledger, settings, name, manifest)
-        check_imported(directory, manifest)
-        check_backbone(directory, manifest)
+        manifest.teacher.inspect(directory, manifest)
     units, facts = _facts(directory)
     try:
         if wanted.rule == "rdp":
@@ -233,8 +238,8 @@ def register_ensemble(
 
 def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
     """Return how many units an ensemble was trained on, and what students see of it."""
-    from terrine_models.storage.manifests import load_manifest
     from terrine_models.teachers.federation import is_federation, load_federation
+    from terrine_models.teachers.kinds import load_manifest
 
     if is_federation(directory):
         federation = load_federation(directory)
@@ -253,8 +258,8 @@ def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
         input=InputSpec.model_validate(manifest.input),
         classes=list(manifest.classes),
         teachers=manifest.teachers,
-        matches_prior=bool(manifest.training.match_prior),
-        disjoint_by=manifest.foreign.disjoint_by if manifest.foreign else None,
+        matches_prior=manifest.teacher.matches_prior,
+        disjoint_by=manifest.teacher.declared_disjoint,
         encoding=manifest.encoding,
         image=manifest.image,
     )
@@ -264,9 +269,10 @@ def _refuse_teachers_of_others(
     ledger: Ledger, settings: Settings, name: str, manifest: Manifest
 ) -> None:
     """Raise Conflict if an imported teacher is in another ensemble: both caps would be for it."""
-    from terrine_models.storage.manifests import StoreError, load_manifest
+    from terrine_models.storage.manifests import StoreError
+    from terrine_models.teachers.kinds import load_manifest
 
-    if manifest.foreign is None:
+    if manifest.teacher.salted:
         return
     teachers = {manifest.files[file] for file in manifest.teacher_files}
     for other in ledger.ensembles():
@@ -296,7 +302,21 @@ def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> Secre
 def export(ledger: Ledger, project: str, by: Actor | None = None) -> Iterator[dict[str, Any]]:
     """Record that a project's ledger is exported, and yield it. Raises NotFound."""
     record_export(ledger, project, by)
-    return ledger.export(project)
+    return _with_leaf_key(ledger, project, ledger.export(project))
+
+
+def export_log(ledger: Ledger) -> Iterator[dict[str, Any]]:
+    """Yield the administrative log, as `Ledger.export_log` does, with its leaf key."""
+    return _with_leaf_key(ledger, None, ledger.export_log())
+
+
+def _with_leaf_key(
+    ledger: Ledger, project: str | None, lines: Iterator[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Add to the first line what finds the entries in the transparency log."""
+    key = ledger.leaf_key(project)
+    for number, line in enumerate(lines):
+        yield line if number else {**line, "leaf_key": None if key is None else key.hex()}
 
 
 def record_export(ledger: Ledger, project: str, by: Actor | None = None) -> None:

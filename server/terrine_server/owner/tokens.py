@@ -7,18 +7,16 @@ the server's secret key proves it. Without that key, a copy of the database give
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import structlog
 
 from terrine_protocol import Role, TokenCreate, TokenCreated
-from terrine_protocol.files import read
+from terrine_protocol.files import read, write_secret
 from terrine_server.errors import Forbidden, LedgerCorrupted, Unauthorized
 from terrine_server.ledger import Actor, Ledger, NewToken, TokenRecord
 
@@ -173,18 +171,5 @@ def load_secret_key(path: Path) -> bytes:
 
 
 def make_secret_key(path: Path) -> bool:
-    """Write a new secret key that only its owner may read; return False if one exists.
-
-    The file gets its name only once it is complete and on disk: half a key would be kept for good.
-    """
-    if path.exists():
-        return False
-    with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
-        file.write(secrets.token_hex(32))
-        file.flush()
-        os.fsync(file.fileno())
-        try:
-            os.link(file.name, path)
-        except FileExistsError:
-            return False
-    return True
+    """Write a new secret key that only its owner may read; return False if one exists."""
+    return write_secret(path, secrets.token_hex(32))

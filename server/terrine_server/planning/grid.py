@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from terrine_server.planning.accountants import conversion_delta
+from terrine_server.privacy.budget.quoting import split_delta
 from terrine_server.privacy.mechanisms import MECHANISMS
 from terrine_server.privacy.parameters import (
     MAX_GAMMA,
@@ -40,12 +40,17 @@ def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[f
             }
             return grid if name == "confident_gnmax" else grid | {"confidence": [0.9]}
         case "stable":
-            each = [conversion_delta([], delta) / 20 / queries for queries in (50, 500, 5000)]
+            each = [split_delta([], delta).conversion / 20 / queries for queries in (50, 500, 5000)]
             return {"sigma": sigmas, "delta_per_query": _distinct(each)}
         case "stable_svt":
             raise ParameterError(
                 "stable_svt cannot be planned: the cost of its queries depends on their order and "
                 "on how many come in one request, which levels of consensus do not describe."
+            )
+        case "neighbours":
+            raise ParameterError(
+                "neighbours cannot be planned from a number of teachers: what it answers depends "
+                "on how many people are near a query. See docs/privacy/neighbours.md."
             )
         case "immutable":
             return {"sigma": sigmas, "c": [0, 1, 2, 5]}
@@ -61,6 +66,8 @@ def specifications(name: str, teachers: int, delta: float, given: Grid) -> list[
     if name == "immutable" and "gamma" in given:
         del grid["sigma"]
         grid["gamma"] = []
+    if "threshold" in grid and "answer_share" in given:
+        grid["answer_share"] = []
     if unknown := given.keys() - grid.keys():
         raise ParameterError(
             f"{name} has no parameter {', '.join(sorted(unknown))}; it has {', '.join(grid)}."

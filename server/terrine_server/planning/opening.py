@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import brentq
 
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Votes, forecast
 from terrine_server.planning.grid import Spec
@@ -26,15 +25,14 @@ from terrine_server.privacy.accounting.joint import (
     release_cells,
     too_high,
 )
-from terrine_server.privacy.accounting.units import COST_UNITS
 from terrine_server.privacy.budget.quoting import cap_order, quote, split_delta
 from terrine_server.privacy.budget.rules import Rule, search_order
 from terrine_server.privacy.budget.terms import Account, Considered, RuleChoice, Terms
 from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.parameters import (
-    MAX_EPSILON,
     MIN_ANSWER_SHARE,
     ParameterError,
     within,
@@ -48,8 +46,6 @@ them abstain: at least a third of those that one price for all, at that of all n
 buy. It is not a multiple of what is charged: then a better bound on what a label tells, by which
 every pair of prices that was sound remains so, would forbid some of them, and buy fewer answers.
 """
-
-TYPICAL_SHARES = (1.0, 0.5, 0.2, 0.05, 0.01, 0.001)
 
 SHARES = tuple(
     float(f"{share:.3g}") for share in np.geomspace(MOST_EXPENSIVE, MIN_ANSWER_SHARE, 36)
@@ -137,7 +133,7 @@ def quotes(
     if not found:
         raise problem
     # With as many answers, the one that is certain of more queries; then the first.
-    return sorted(found, key=lambda o: (-int(o.answers), -o.terms.affordable(Account())))
+    return sorted(found, key=lambda each: (-int(each.answers), -each.terms.affordable(Account())))
 
 
 def expected_answers(terms: Terms, pass_rate: float) -> float:
@@ -151,69 +147,6 @@ def expected_answers(terms: Terms, pass_rate: float) -> float:
     mean = pass_rate * terms.prices[VoteOutcome.ANSWERED].cost + (1 - pass_rate) * max(others)
     queries = (terms.budget - terms.worst.cost) / mean + 1
     return pass_rate * min(queries, terms.delta_budget // terms.worst.delta)
-
-
-@dataclass(frozen=True)
-class Division:
-    """A way to divide a joint price: what an answer and an abstention cost, of one price for both.
-
-    `answers`: how many are expected. `queries`: how many are certain, whatever their outcomes.
-    """
-
-    answer: float
-    abstention: float
-    answers: int
-    queries: int
-
-
-def divisions(quoted: Quote, pass_rate: float) -> tuple[Division, ...]:
-    """Return what other shares of an answer would do to a quote's price; none if it has no share.
-
-    Cheap answers make expensive abstentions: more answers if the expectation holds, fewer queries
-    if all of them abstain.
-    """
-    mechanism, terms = quoted.mechanism, quoted.terms
-    if not isinstance(mechanism, Thresholded) or mechanism.answer_share is None:
-        return ()
-    found = []
-    for share in sorted({*TYPICAL_SHARES, mechanism.answer_share}, reverse=True):
-        variant = replace(mechanism, answer_share=share)
-        event = variant.events()[VoteOutcome.ANSWERED]
-        order = terms.rule.order
-        costs = outcome_costs(event, order) if isinstance(event, ConfidentMax) and order else None
-        if costs is None:
-            continue
-        budget = terms.budget / COST_UNITS
-        worst = max(costs.answer, costs.abstention)
-        mean = pass_rate * costs.answer + (1 - pass_rate) * costs.abstention
-        found.append(
-            Division(
-                answer=share,
-                abstention=costs.abstention / costs.flat,
-                answers=max(0, int(pass_rate * ((budget - worst) / mean + 1))),
-                queries=int(budget / worst),
-            )
-        )
-    return tuple(found)
-
-
-def needed_epsilon(mechanism: Mechanism, delta: float, pass_rate: float, answers: float) -> float:
-    """Return the least ε that is expected to buy so many answers; infinite if none does."""
-
-    def missing(log_epsilon: float) -> float:
-        epsilon = min(math.exp(log_epsilon), MAX_EPSILON)
-        try:
-            best = quick_quote(mechanism, epsilon, delta, pass_rate)
-        except ParameterError:
-            return -math.log(answers) - 1
-        return math.log(max(best.answers, 0.5) / answers)
-
-    low, high = math.log(1e-3), math.log(MAX_EPSILON)
-    if missing(high) < 0:
-        return math.inf
-    if missing(low) >= 0:
-        return math.exp(low)
-    return math.exp(brentq(missing, low, high, xtol=1e-3))
 
 
 def quick_quote(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float) -> Quote:
@@ -260,8 +193,8 @@ def _variants(
     """
     given = mechanism.answer_share if isinstance(mechanism, Thresholded) else None
     variants: list[tuple[Mechanism, Rule | None]] = [(mechanism, None)] if given is None else []
-    if cap_rule.order is None and given is None:
-        return variants
+    if isinstance(mechanism, Neighbours) or (cap_rule.order is None and given is None):
+        return variants  # `quote` takes the better rule for accounts
     events = mechanism.events()
     conversion = split_delta(events.values(), delta).conversion
     if isinstance(mechanism, Thresholded):

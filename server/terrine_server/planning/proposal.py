@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from terrine_server.planning.accountants import enforced
-from terrine_server.planning.forecast import Votes
+from terrine_server.planning.forecast import Forecast, Votes, forecast
 from terrine_server.planning.grid import Spec
 from terrine_server.planning.opening import quotes
-from terrine_server.planning.outlook import Outlook
-from terrine_server.privacy.budget.quoting import check_counts
+from terrine_server.planning.publishing import DataDependent
 from terrine_server.privacy.budget.rules import Rule
+from terrine_server.privacy.budget.terms import Terms
+from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.published.release import BoundRelease
 
@@ -26,22 +26,19 @@ def propose(
     epsilon: float,
     delta: float,
     order: float,
-    given: tuple[BoundRelease, Sequence[int]] | None = None,
 ) -> tuple[BoundRelease, Sequence[int]]:
     """Return the release and the schedule that are expected to reach the most queries.
 
-    `given`: a requested release and schedule, which are checked in the same way. Raises
-    `ParameterError` if publishing is not expected to reach more queries than the worst case.
+    Raises `ParameterError` if publishing is not expected to reach more queries than the worst case.
     """
-    if given is not None:
-        check_counts(given[1])
-    outlook = Outlook.of(spec, votes, delta)
-    worst_case = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
-    found = quotes(outlook.mechanism, epsilon, delta, cap_rule=Rule("rdp", order), pass_rate=1.0)
-    apart = [quoted.considered.queries for quoted in found if quoted.answer_share is None]
-    worst_case = min(outlook.most, max([worst_case, *apart]))
-    model = outlook.data_dependent(votes, delta, orders=(order,))
-    best = model.plan(epsilon) if given is None else model.follow(*given, epsilon)
+    mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
+    expected = forecast(mechanism, votes)
+    found = quotes(mechanism, epsilon, delta, cap_rule=Rule("rdp", order), pass_rate=1.0)
+    worst_case = max(
+        _queries(quoted.terms, expected) for quoted in found if quoted.answer_share is None
+    )
+    model = DataDependent(mechanism, votes, expected, delta=delta, orders=(order,))
+    best = model.plan(epsilon)
     if best is None or best.queries <= worst_case:
         reach = "gains nothing" if best is None else f"reaches about {best.queries} queries"
         raise ParameterError(
@@ -49,4 +46,11 @@ def propose(
             f'worst-case accounting reaches {worst_case}. Use accounting "worst_case", or try more '
             "teachers, less noise, a larger epsilon or another order of the cap."
         )
-    return (best.publication, best.schedule) if given is None else given
+    return best.publication, best.schedule
+
+
+def _queries(terms: Terms, expected: Forecast) -> int:
+    """Return how many queries are expected to fit if each costs its worst case."""
+    mean = sum(share * terms.prices[outcome].cost for outcome, share in expected.shares.items())
+    fit = int((terms.budget - terms.worst.cost) / mean * (1 + 1e-12)) + 1
+    return min(fit, terms.delta_budget // terms.worst.delta)

@@ -12,7 +12,6 @@ released at counts of charges that are fixed beforehand (`published.release`). T
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +24,8 @@ from terrine_server.privacy.accounting.conversions import rdp_budget
 from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.accounting.units import COST_UNITS
-from terrine_server.privacy.budget.quoting import publication_z, split_delta
+from terrine_server.privacy.budget.quoting import publication_z, quote, split_delta
+from terrine_server.privacy.budget.rules import GDP
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.parameters import MAX_EPSILON
@@ -86,8 +86,7 @@ class _Choice:
 class DataDependent:
     """Data-dependent accounting of one mechanism on the expected votes.
 
-    `most`: the number of queries that δ allows, whatever they cost. `orders`, `publications`: the
-    orders and numbers of publications to choose from.
+    `orders`, `publications`: the orders and numbers of publications to choose from.
     """
 
     def __init__(
@@ -97,12 +96,12 @@ class DataDependent:
         forecast: Forecast,
         *,
         delta: float,
-        most: int,
         publications: Sequence[int] = PUBLICATIONS,
         orders: Sequence[float] = ORDERS,
     ) -> None:
         events = mechanism.events()
-        self.delta, self.most = delta, most
+        terms = quote(mechanism, MAX_EPSILON, delta, rule=GDP)  # for its δ, which has no rule
+        self.delta, self.most = delta, terms.delta_budget // terms.worst.delta
         self.publications, self.orders = publications, orders
         self.conversion = split_delta(events.values(), delta, publishing=True).conversion
         self.shares: dict[CostEvent, float] = {}
@@ -130,33 +129,6 @@ class DataDependent:
             if found is not None and found.queries > most:
                 best, most = found, found.queries
         return best
-
-    def follow(
-        self, publication: BoundRelease, schedule: Sequence[int], epsilon: float
-    ) -> PublishingPlan | None:
-        """Return what a given schedule reaches within (ε, δ); None if nothing is published."""
-        meter, tally = self._expected(publication.order)
-        choice = _choice(publication, len(schedule), meter.spend(tally, publication.beta))
-        return self._best([choice], self._budget(publication.order, epsilon), schedule)
-
-    def reach(self, epsilon: float) -> int:
-        """Return how many queries (ε, δ) reaches, with or without publications."""
-        found = self.plan(epsilon)
-        return self._unpublished(self._budgets(epsilon)) if found is None else found.queries
-
-    def epsilon(self, queries: float) -> float:
-        """Return the smallest ε (to 0.1 %) that reaches this many queries; infinite above 100."""
-        if queries > self.most:
-            return math.inf
-        low, high = 0.0, 1.0
-        while self.reach(high) < queries:
-            low, high = high, 2 * high
-            if low > MAX_EPSILON:
-                return math.inf
-        while high - low > 1e-3 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.reach(middle) >= queries else (middle, high)
-        return high
 
     def _budget(self, order: float, epsilon: float) -> float:
         return float(rdp_budget(order, epsilon, self.conversion))
@@ -196,15 +168,13 @@ class DataDependent:
             np.add.at(tally, places, (probability * self.forecast.weights)[:, None])
         return meter, tally
 
-    def _best(
-        self, choices: Sequence[_Choice], budget: float, counts: Sequence[int] | None = None
-    ) -> PublishingPlan | None:
-        """Simulate publishing at the given counts, or else when a query might leave no room.
+    def _best(self, choices: Sequence[_Choice], budget: float) -> PublishingPlan | None:
+        """Simulate publishing when a query might leave no room.
 
         Returns the result of the choice that reaches the most queries, None if none can publish.
         """
         order = choices[0].publication.order
-        worst = self.worst.get(order) or _worst(self.shares, order)
+        worst = self.worst[order]
         price, secret = _column(c.price for c in choices), _column(c.secret for c in choices)
         sensitivity = _column(c.sensitivity for c in choices)
         noise = _column(c.publication.sigma * c.publication.z for c in choices)
@@ -215,8 +185,6 @@ class DataDependent:
         bounds: list[Floats] = []
         for index in range(max(c.times for c in choices)):
             more = worst.fitting(budget - bound - paid - price)
-            if counts is not None:
-                more = np.minimum(more, np.maximum(0, counts[index] - charged))
             going &= (more > 0) & (index < times)
             charged = charged + np.where(going, more, 0)
             paid = paid + np.where(going, price, 0)

@@ -18,6 +18,7 @@ from terrine_server.privacy.accounting.events import (
     LaplaceArgmax,
     LaplaceNoisyMax,
     LedgerEvent,
+    NeighbourCounts,
     PublishedBound,
     SparseVectorEpoch,
     StabilityTest,
@@ -31,6 +32,7 @@ from terrine_server.privacy.budget.terms import Account, DeltaSplit, Schedule, T
 from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism, Released, VoteOutcome
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.neighbours import Accounts, Neighbours, Units
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
@@ -39,6 +41,7 @@ from terrine_server.privacy.published.release import BoundRelease
 __all__ = [
     "GDP",
     "Account",
+    "Accounts",
     "BoundRelease",
     "Cap",
     "Composition",
@@ -55,6 +58,8 @@ __all__ = [
     "LaplaceNoisyMax",
     "LedgerEvent",
     "Mechanism",
+    "NeighbourCounts",
+    "Neighbours",
     "NoisyVotes",
     "ParameterError",
     "Price",
@@ -65,6 +70,7 @@ __all__ = [
     "SparseVectorEpoch",
     "StabilityTest",
     "Terms",
+    "Units",
     "VoteOutcome",
     "WithinEpoch",
     "additive_delta",

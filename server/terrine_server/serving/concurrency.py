@@ -65,7 +65,7 @@ class Slot:
 
     def __init__(self, owner: str = "") -> None:
         self.owner = owner
-        self._seats: ConcurrencyLimit | None = None
+        self._slots: ConcurrencyLimit | None = None
         self._held: tuple[tuple[Share, str], ...] = ()
 
     @property
@@ -96,10 +96,10 @@ class Slot:
     def leave(self) -> None:
         """Count in no share any more."""
         for share in self._held:
-            assert self._seats is not None  # noqa: S101 - it has been taken
-            self._seats.taken[share] -= 1
-            if not self._seats.taken[share]:
-                del self._seats.taken[share]
+            assert self._slots is not None  # noqa: S101 - it has been taken
+            self._slots.taken[share] -= 1
+            if not self._slots.taken[share]:
+                del self._slots.taken[share]
         self._held = ()
 
     def _count(self, slots: ConcurrencyLimit, *shares: tuple[Share, str]) -> Share | None:
@@ -108,7 +108,7 @@ class Slot:
         for share in shares:
             if slots.full(*share):
                 return share[0]
-        self._seats, self._held = slots, shares
+        self._slots, self._held = slots, shares
         slots.taken.update(shares)
         return None
 

@@ -98,7 +98,7 @@ def admit(
             raise ValueError("a query has an epoch where epochs are paid for, and only there")
         outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, opens, baseline)
         epoch = proposal.epoch
-        account = account.plus(price)
+        account = terms.capped(account.plus(price))
         result = Result(outcome, proposal.label, account.charges, False, proposal.counts)
         queries[proposal.query_digest] = result
         if outcome is Outcome.ANSWERED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -25,12 +25,19 @@ from terrine_server.ledger.chain import (
     iso,
     publication_digest,
 )
-from terrine_server.ledger.charging import idempotency_keys, tallies
+from terrine_server.ledger.charging import idempotency_keys, tallies, unit_accounts
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
 from terrine_server.ledger.epochs import Kinds
-from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
+from terrine_server.ledger.records import (
+    Batch,
+    Cast,
+    OnRecord,
+    ProjectRecord,
+    Receipt,
+    Result,
+)
 from terrine_server.ledger.store.log import record as record_log
 from terrine_server.ledger.store.rows import publications
 from terrine_server.ledger.store.transaction import Transaction
@@ -44,12 +51,14 @@ class StaleRecord(Exception):  # noqa: N818 - not an error: it is tried again
 
 
 def charge(
-    tx: Transaction, record: OnRecord, batches: Sequence[Batch]
+    tx: Transaction, record: OnRecord, batches: Sequence[Batch], cast: Cast | None = None
 ) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
     See `Payments.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
     project with a tally must be locked: its tally is read and written separately from its balance.
+    One whose units have accounts is paid for only together with what was `cast`, in one
+    transaction.
     """
     project = record.project
     check_active(project)
@@ -65,7 +74,9 @@ def charge(
     tally = tallies.load_tally(tx.connection, tx.seals, project) if fresh else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(tx.now, project, admission)
-    results = iter(admission.results)
+    if project.terms.allowance is not None and (entries or cast is not None):
+        unit_accounts.check_cast(project, len(entries), cast)
+    results = _with_hashes(admission.results, entries)
     kept, before = [], project.charges
     for index in fresh:
         results_of_batch = list(islice(results, len(batches[index].proposals)))
@@ -82,6 +93,8 @@ def charge(
         raise StaleRecord
     if entries and tally is not None:
         tallies.save_tally(tx.connection, tx.seals, project, tally, after.charges)
+    if entries and cast is not None:
+        unit_accounts.save(tx, after, cast.accounts)
     for publication in after.published[len(project.published) :]:
         record_log(
             replace(tx, by=SERVICE),
@@ -102,12 +115,27 @@ def check_active(project: ProjectRecord) -> None:
 
 def _exhausted(project: ProjectRecord) -> BudgetExhausted:
     budget = project.terms.budget
+    if project.terms.allowance is not None:
+        return BudgetExhausted(
+            f"The project {project.name} answers {project.terms.allowance.queries} new queries, as "
+            "its terms say, and they have been asked.",
+            spent=project.spent,
+            budget=budget,
+        )
     return BudgetExhausted(
         f"The project {project.name} cannot pay for a new query: {project.spent / budget:.4%} of "
         f"its budget is spent, and one more costs up to {project.terms.worst.cost / budget:.4%}.",
         spent=project.spent,
         budget=budget,
     )
+
+
+def _with_hashes(results: Sequence[Result], entries: Sequence[tuple[Any, ...]]) -> Iterator[Result]:
+    """Yield the results, those of new entries with their hashes."""
+    hashes = {entry[0]: entry[-1].hex() for entry in entries}
+    for result in results:
+        made = hashes.get(result.seq)
+        yield result if made is None else replace(result, hash=made)
 
 
 def _entries(

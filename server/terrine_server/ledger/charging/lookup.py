@@ -124,7 +124,7 @@ class _Paid:
             name = self._project.name
             raise LedgerCorrupted(f"Entry {entry.seq} of project {name} was altered.", name)
         self.times[seq] = entry.created_at
-        return Result(Outcome(entry.outcome), entry.label, seq, True, counts)
+        return Result(Outcome(entry.outcome), entry.label, seq, True, counts, entry.hash.hex())
 
     def _kinds(self, outcome: str, label: int | None) -> list[bytes]:
         """Return the frames that an entry with this outcome may have.

@@ -39,7 +39,15 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
         "UPDATE": ("status", "project_id", "reason", "decided_at", "seal"),
     },
     "secret_spends": {"SELECT": (), "INSERT": (), "UPDATE": ("charges", "tally", "seal")},
+    "unit_accounts": {
+        "SELECT": (),
+        "INSERT": (),
+        "UPDATE": ("charges", "head", "filled", "accounts", "seal"),
+    },
     "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at", "seal")},
+    "tree_head": {"SELECT": (), "INSERT": (), "UPDATE": ("checkpoint",)},
+    "tree_leaves": {"SELECT": (), "INSERT": ()},
+    "tree_nodes": {"SELECT": (), "INSERT": ()},
 }
 """By table and right: the columns, or () for all of them."""
 SEQUENCES = ("ensembles_id_seq", "projects_id_seq")

@@ -76,6 +76,8 @@ def check_account(project: ProjectRecord) -> None:
             longest = int(project.events[OPENING]["most"])
             least += -(-queries // longest) * getattr(terms.opening, price)
         most = settled + queries * getattr(terms.worst, price)
+        if name == "cap_spent" and terms.allowance is not None:
+            least = min(least, budget)  # which no number of queries exceeds
         if not 0 <= least <= getattr(account, name) <= min(most, budget):
             raise ValueError(f"{name} is not what so many entries debit")
 

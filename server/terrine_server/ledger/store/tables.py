@@ -226,6 +226,22 @@ secret_spends = Table(
     CheckConstraint("charges >= 0", name="charges"),
 )
 
+# What each unit has spent in a project of `neighbours`: secret. Little-endian uint32, by unit.
+# `charges`, `head`: the entry that they stand after. `filled`: the owner counts all as spent.
+unit_accounts = Table(
+    "unit_accounts",
+    metadata,
+    Column("project_id", ForeignKey(projects.c.id), primary_key=True),
+    Column("charges", BigInteger, nullable=False),
+    Column("head", _Digest, nullable=False),
+    Column("filled", BigInteger, nullable=False),
+    Column("accounts", LargeBinary, nullable=False),
+    *_seal(),
+    _digest("head"),
+    CheckConstraint("charges >= 0", name="charges"),
+    CheckConstraint("filled IN (0, 1)", name="filled"),
+)
+
 idempotency = Table(
     "idempotency",
     metadata,
@@ -312,4 +328,44 @@ log_head = Table(
     _digest("key_check"),
     _digest("head"),
     _digest("seal"),
+)
+
+# The transparency log: its leaves in their order. `source`: a project's id, or 0 for the
+# administrative log, and `seq` the number of the entry there. `entry`: what commits to its hash.
+tree_leaves = Table(
+    "tree_leaves",
+    metadata,
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("source", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("entry", _Digest, nullable=False),
+    UniqueConstraint("source", "seq"),
+    CheckConstraint("position >= 0", name="position"),
+    CheckConstraint("source >= 0", name="source"),
+    CheckConstraint("seq >= 1", name="seq"),
+    _digest("entry"),
+    sqlite_with_rowid=False,
+)
+
+# Hashes of its perfect subtrees over 256, 65,536, … leaves: level 1, 2, …
+tree_nodes = Table(
+    "tree_nodes",
+    metadata,
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("hash", _Digest, nullable=False),
+    CheckConstraint("level >= 1 AND position >= 0", name="place"),
+    _digest("hash"),
+    sqlite_with_rowid=False,
+)
+
+# One row: the key of the leaf keys, and the last checkpoint that was signed, with cosignatures.
+tree_head = Table(
+    "tree_head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("blinding", _Digest, nullable=False),
+    Column("checkpoint", Text),
+    CheckConstraint("id = 1", name="one"),
+    _digest("blinding"),
 )

@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.ledger.store.database import BUSY_SECONDS, sqlite_path, writing
+from terrine_server.ledger.store.database import BUSY_SECONDS, reading, sqlite_path, writing
 
 MOST_SECONDS = 300
 """How long PostgreSQL lets a process that hangs hold a turn."""
@@ -25,6 +27,11 @@ _TAKE = text(
     "SELECT set_config('idle_in_transaction_session_timeout', :most, true), "
     "pg_advisory_xact_lock(:turns, :project)"
 )
+_ONE = 0
+"""The second number where only one process may act for the whole ledger. No project has it."""
+_GROWING = text("SELECT pg_advisory_xact_lock(:turns, -1)")
+_TRY = text("SELECT pg_try_advisory_lock(:turns, :one)")
+_LEAVE = text("SELECT pg_advisory_unlock(:turns, :one)")
 _POLL_SECONDS = 0.02
 
 
@@ -51,6 +58,34 @@ def turn(engine: Engine, project_id: int) -> Iterator[None]:
 
 
 @contextmanager
+def only_one(engine: Engine) -> Iterator[bool]:
+    """Whether no other process is here: nobody waits. It ends as a project's turn does.
+
+    On PostgreSQL nothing else waits for its connection, so it may take long.
+    """
+    path = sqlite_path(engine)
+    if path is not None:
+        with _opened(path.with_name(f"{path.name}-turn-{_ONE}")) as file:
+            yield _taken(file)
+        return
+    given = {"turns": TURNS, "one": _ONE}
+    with reading(engine) as connection:
+        taken = bool(connection.execute(_TRY, given).scalar_one())
+        try:
+            yield taken
+        finally:
+            if taken:
+                with suppress(SQLAlchemyError):  # the lock ends with its connection, too
+                    connection.execute(_LEAVE, given)
+
+
+def exclude_others(connection: Connection) -> None:
+    """Wait until no other transaction that called this is under way; on SQLite, none is."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(_GROWING, {"turns": TURNS})
+
+
+@contextmanager
 def _in_database(engine: Engine, project_id: int) -> Iterator[None]:
     with writing(engine) as connection:
         most = f"{MOST_SECONDS}s"
@@ -60,14 +95,22 @@ def _in_database(engine: Engine, project_id: int) -> Iterator[None]:
 
 @contextmanager
 def _of_file(path: Path) -> Iterator[None]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     deadline = time.monotonic() + BUSY_SECONDS
-    with os.fdopen(os.open(path, flags, 0o600)) as file:
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+    with _opened(path) as file:
+        while not _taken(file):
             if time.monotonic() > deadline:
                 raise DatabaseUnavailable("The ledger is busy. Retry.")
             time.sleep(_POLL_SECONDS)
         yield
+
+
+def _opened(path: Path) -> IO[str]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600))
+
+
+def _taken(file: IO[str]) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

@@ -101,7 +101,7 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise ArchiveError(
                 f"{path} does not begin with an account; expected what "
-                "`terrine ledger export --format json` of this version writes."
+                "`terrine ledger export` of this version writes."
             ) from None
         yield project, _entries(path, project, lines)
 

@@ -22,7 +22,7 @@ from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
-from terrine_server.ledger.charging import idempotency_keys, tallies
+from terrine_server.ledger.charging import idempotency_keys, tallies, unit_accounts
 from terrine_server.ledger.counts import check_counts, counted_outcomes, counts_of
 from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.seals import Seals
@@ -71,7 +71,7 @@ class Rules:
     def add(self, entry: Raw, times: int) -> None:
         """Add equal entries, `times` of them, to the account of `steady` rules."""
         self.outcomes[entry["outcome"]] += times
-        self.account = replace(
+        added = replace(
             self.account,
             spent=self.account.spent + times * whole(entry["cost"]),
             delta_spent=self.account.delta_spent + times * whole(entry["delta"]),
@@ -79,6 +79,7 @@ class Rules:
             queries=self.account.queries + times,
             fresh=True,
         )
+        self.account = self.terms.capped(added)
 
     def opens(self, entry: Raw) -> bool:
         """Whether an entry must pay for opening an epoch, or says that it does."""
@@ -105,7 +106,7 @@ class Rules:
         if entry["outcome"] != Outcome.PUBLISHED:
             if due:
                 yield "a publication was due before it"
-            self.account = self.account.plus(paid)
+            self.account = self.terms.capped(self.account.plus(paid))
             return
         figure = whole(entry["figure"])
         self.published.append((entry["seq"], figure))
@@ -204,6 +205,22 @@ def check_tally(connection: Connection, seals: Seals, project: Raw, rules: Rules
     outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
     if tally is not None and not tally.counts(outcomes):
         yield "tally: it does not count as many queries as were charged"
+
+
+def check_accounts(
+    connection: Connection, seals: Seals, project: Raw, rules: Rules
+) -> Iterator[str]:
+    """Check that the accounts of a project's units are those of its last charge, and possible."""
+    if rules.terms.allowance is None:
+        return
+    try:
+        record = rows.fetch_project(connection, seals, projects.c.id == project["id"], "at all")
+    except LedgerCorrupted:
+        return  # the account itself is wrong, which another check reports
+    try:
+        unit_accounts.load(connection, seals, record)
+    except LedgerCorrupted as error:
+        yield f"accounts: {error.found}"
 
 
 def whole(value: object) -> int:

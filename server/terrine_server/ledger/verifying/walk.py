@@ -28,6 +28,7 @@ from terrine_server.ledger.verifying import archive
 from terrine_server.ledger.verifying.checks import (
     Raw,
     Rules,
+    check_accounts,
     check_balance,
     check_counted,
     check_entry,
@@ -64,6 +65,7 @@ def verify_project(
 
     def check_rest(rules: Rules) -> Iterator[str]:
         yield from check_tally(connection, seals, project, rules)
+        yield from check_accounts(connection, seals, project, rules)
         yield from check_reservation(connection, project)
         yield from check_keys(connection, seals, project)
 

@@ -21,6 +21,7 @@ from terrine_server.privacy.accounting.events import (
     GaussianThreshold,
     LaplaceArgmax,
     LaplaceNoisyMax,
+    NeighbourCounts,
     SparseVectorEpoch,
     StabilityTest,
     WithinEpoch,
@@ -42,6 +43,8 @@ def gdp_squared(event: CostEvent) -> float:
             return 2 * (shift * shift_mu(sigma)) ** 2
         case GaussianArgmax(sigma) | GaussianNoisyCounts(sigma):
             return 2 * shift_mu(sigma) ** 2
+        case NeighbourCounts(sigma, norm):
+            return 2 * (norm * shift_mu(sigma)) ** 2
         case GaussianThreshold(sigma) | StabilityTest(sigma):
             return shift_mu(sigma) ** 2
         case LaplaceNoisyMax(gamma, shift):
@@ -72,6 +75,9 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
             return np.minimum(answer, rdp(event.counts, alpha))
         case GaussianNoisyCounts(sigma):
             return np.asarray(alpha * (1 / sigma) ** 2)
+        case NeighbourCounts(sigma, norm):
+            # ‖v − v'‖² ≤ 2·norm², and α‖v − v'‖²/(2σ²) for an integer shift (CKS 2020).
+            return np.asarray(alpha * (norm / sigma) ** 2)
         case GaussianThreshold(sigma, threshold, low, high):
             return _test_rdp(sigma, low - threshold, high - threshold, alpha)
         case StabilityTest(sigma, threshold, high):
@@ -101,6 +107,8 @@ def additive_delta(event: CostEvent) -> float:
         case StabilityTest(delta=delta) | SparseVectorEpoch(delta=delta):
             return delta
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
+            return 0.0
+        case NeighbourCounts():
             return 0.0
         case LaplaceNoisyMax() | LaplaceArgmax() | GaussianArgmax():
             return 0.0

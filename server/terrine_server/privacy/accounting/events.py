@@ -53,6 +53,19 @@ class GaussianNoisyCounts(_Json):
 
 
 @dataclass(frozen=True)
+class NeighbourCounts(_Json):
+    """The votes of all units that take part + N_Z(0, sigma²); any unit's have ‖v‖ ≤ `norm`.
+
+    Between neighbours one unit's votes v are replaced by others v', neither of them negative, so
+    the counts move by ‖v − v'‖² ≤ 2·norm². That is its price by itself. What all queries of a
+    project cost together, a unit's account bounds: `budget.allowances`.
+    """
+
+    sigma: float
+    norm: int
+
+
+@dataclass(frozen=True)
 class GaussianThreshold(_Json):
     """The bit [v + N_Z(0, sigma²) ≥ threshold] for an integer v in [low, high]; v moves by ≤ 1."""
 
@@ -160,6 +173,7 @@ CostEvent = (
     GaussianNoisyMax
     | GaussianArgmax
     | GaussianNoisyCounts
+    | NeighbourCounts
     | GaussianThreshold
     | StabilityTest
     | SparseVectorEpoch
@@ -176,6 +190,7 @@ _KINDS: dict[str, type[LedgerEvent]] = {
     "gaussian_noisy_max": GaussianNoisyMax,
     "gaussian_argmax": GaussianArgmax,
     "gaussian_noisy_counts": GaussianNoisyCounts,
+    "neighbour_counts": NeighbourCounts,
     "gaussian_threshold": GaussianThreshold,
     "stability_test": StabilityTest,
     "sparse_vector_epoch": SparseVectorEpoch,

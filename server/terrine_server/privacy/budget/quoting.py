@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -16,7 +16,11 @@ from scipy.special import ndtri
 from terrine_server.privacy.accounting.checks import check_orders
 from terrine_server.privacy.accounting.conversions import gdp_budget, rdp_budget
 from terrine_server.privacy.accounting.curves import additive_delta
-from terrine_server.privacy.accounting.events import CostEvent, GaussianNoisyCounts
+from terrine_server.privacy.accounting.events import (
+    CostEvent,
+    GaussianNoisyCounts,
+    NeighbourCounts,
+)
 from terrine_server.privacy.accounting.units import (
     COST_UNITS,
     DELTA_UNITS,
@@ -24,6 +28,7 @@ from terrine_server.privacy.accounting.units import (
     SLACK,
     floor_units,
 )
+from terrine_server.privacy.budget.allowances import allowance
 from terrine_server.privacy.budget.prices import Price, price, publication_price
 from terrine_server.privacy.budget.rules import GDP, Rule, opening_rule, search_order
 from terrine_server.privacy.budget.terms import (
@@ -36,6 +41,7 @@ from terrine_server.privacy.budget.terms import (
 )
 from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.parameters import (
     ParameterError,
     check_delta,
@@ -86,6 +92,8 @@ def quote(
     split = split_delta(kinds, delta, publishing=publishing is not None)
     shares = (split.stability, split.publication, split.sampler)
     delta_budget = sum(floor_units(share, DELTA_UNITS) for share in shares)
+    if isinstance(mechanism, Neighbours) and publishing is None:
+        return _of_neighbours(mechanism, epsilon, delta, cap_rule, split, delta_budget)
 
     schedule = None
     if publishing is not None:
@@ -116,6 +124,42 @@ def quote(
     )
     if terms.affordable(Account()) < 1:
         raise ParameterError(_too_expensive(terms))
+    return terms
+
+
+def _of_neighbours(
+    mechanism: Neighbours,
+    epsilon: float,
+    delta: float,
+    cap_rule: Rule,
+    split: DeltaSplit,
+    delta_budget: int,
+) -> Terms:
+    """Return the terms of a project whose units have accounts: see `allowances`."""
+    queries = mechanism.queries
+    rule, each = allowance(mechanism.sigma, mechanism.norm, queries, epsilon, split.conversion)
+    whole = each.units(each.most, rule)
+    events = mechanism.events().items()
+    prices = {
+        o: replace(price(event, rule, cap_rule), cost=whole // queries) for o, event in events
+    }
+    terms = Terms(
+        epsilon=epsilon,
+        delta=delta,
+        split=split,
+        rule=rule,
+        cap_rule=cap_rule,
+        budget=whole // queries * queries,
+        delta_budget=delta_budget,
+        prices=prices,
+        cap_budget=each.units(each.most, cap_rule),
+        allowance=each,
+    )
+    if whole < queries or terms.affordable(Account()) < queries:
+        raise ParameterError(
+            f"epsilon = {epsilon:g}, delta = {delta:g} cannot be counted out in {queries} queries. "
+            "Ask for fewer, or for a larger epsilon or delta."
+        )
     return terms
 
 
@@ -160,7 +204,8 @@ def check_publishable(mechanism: Mechanism) -> None:
             f"{mechanism.name} has no data-dependent analysis: an epoch is paid when it opens and "
             "costs the same for any queries. Use worst_case."
         )
-    if any(isinstance(event, GaussianNoisyCounts) for event in mechanism.events().values()):
+    counted = (GaussianNoisyCounts, NeighbourCounts)
+    if any(isinstance(event, counted) for event in mechanism.events().values()):
         raise ParameterError(
             f"{mechanism.name} has no data-dependent analysis: noisy counts cost the same at any "
             "votes, and only the noisy maximum alone may cost less. Use worst_case, or gnmax."

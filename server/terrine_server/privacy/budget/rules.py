@@ -21,6 +21,7 @@ from terrine_server.privacy.accounting.events import (
     GaussianThreshold,
     LaplaceArgmax,
     LaplaceNoisyMax,
+    NeighbourCounts,
     SparseVectorEpoch,
     StabilityTest,
     WithinEpoch,
@@ -98,7 +99,7 @@ def _gains_from_rdp(event: CostEvent) -> bool:
             return True
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return False
-        case GaussianArgmax() | StabilityTest() | WithinEpoch():
+        case GaussianArgmax() | StabilityTest() | WithinEpoch() | NeighbourCounts():
             return False
         case Composition(events):
             return any(map(_gains_from_rdp, events))

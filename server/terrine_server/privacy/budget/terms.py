@@ -13,6 +13,7 @@ from typing import Any
 
 from terrine_server.privacy.accounting.conversions import epsilon_from_gdp, epsilon_from_rdp
 from terrine_server.privacy.accounting.units import COST_UNITS
+from terrine_server.privacy.budget.allowances import Allowance
 from terrine_server.privacy.budget.prices import Price
 from terrine_server.privacy.budget.rules import GDP, Rule
 from terrine_server.privacy.mechanisms.base import VoteOutcome
@@ -117,6 +118,8 @@ class Terms:
     `schedule` is None if every query always counts at its worst case. `opening` is what the first
     query of an epoch pays on top of its own price, None if there are no epochs. `by_baseline`:
     prices of queries with a baseline, ascending; none of them has epochs or a schedule.
+    `allowance`: of every unit, for `neighbours` alone. Then the budget is that of `queries`, each
+    at one price, and what is taken of the cap never exceeds `cap_budget`, the price of it all.
     """
 
     epsilon: float
@@ -132,6 +135,7 @@ class Terms:
     opening: Price | None = None
     choice: RuleChoice | None = None
     by_baseline: tuple[BaselinePrices, ...] = ()
+    allowance: Allowance | None = None
 
     @cached_property
     def worst(self) -> Price:
@@ -196,6 +200,15 @@ class Terms:
             by_cost = left // worst.cost
         return max(0, min(by_cost, delta_left // worst.delta))
 
+    def capped(self, account: Account) -> Account:
+        """Return an account to which prices were added, with no more of the cap than allowed.
+
+        No unit's accounts exceed their allowance, so no number of queries costs the cap more.
+        """
+        if self.allowance is None:
+            return account
+        return replace(account, cap_spent=min(account.cap_spent, self.cap_budget))
+
     def due(self, account: Account) -> bool:
         """Whether a bound on the spend is published before the next query. Public, like all terms.
 
@@ -231,13 +244,18 @@ class Terms:
         """Return ε of a spend, at the same δ. Informational: refusals depend on the budget."""
         if spent <= 0:
             return 0.0
-        delta = self.split.conversion
+        delta, cost = self.split.conversion, spent / COST_UNITS
+        if self.allowance is not None:
+            # The balance counts queries. Whoever voted in all of them has spent more than it says.
+            queries = -(-spent // self.worst.cost)
+            cost = self.allowance.worth(self.allowance.used(queries), self.rule)
         if self.rule.order is None:
-            epsilon = epsilon_from_gdp(spent / COST_UNITS, delta)
+            epsilon = epsilon_from_gdp(cost, delta)
         else:
-            epsilon = epsilon_from_rdp([spent / COST_UNITS], [self.rule.order], delta)
+            epsilon = epsilon_from_rdp([cost], [self.rule.order], delta)
             costs = {price.cost for price in self.prices.values()}
-            if self.schedule is None and self.cap_rule == GDP and len(costs) == 1:
+            steady = self.schedule is None and self.allowance is None and len(costs) == 1
+            if steady and self.cap_rule == GDP:
                 # After few queries the fixed order converts badly; their μ² converts better.
                 queries = -(-spent // self.worst.cost)
                 squared = queries * self.worst.cap_cost / COST_UNITS
@@ -270,8 +288,9 @@ class Terms:
         """Return the terms as JSON."""
         written = asdict(self) | {"prices": _written(self.prices)}
         # Older terms, whose hash must not change, have none of these.
-        if self.choice is None:
-            del written["choice"]
+        for name in ("choice", "allowance"):
+            if written[name] is None:
+                del written[name]
         if self.by_baseline:
             written["by_baseline"] = [
                 {"baseline": each.baseline, "prices": _written(each.prices)}
@@ -294,6 +313,7 @@ class Terms:
                 "schedule": data["schedule"] and _schedule(data["schedule"]),
                 "opening": data["opening"] and Price(**data["opening"]),
                 "choice": _choice(data["choice"]) if "choice" in data else None,
+                "allowance": Allowance(**data["allowance"]) if "allowance" in data else None,
                 "by_baseline": tuple(
                     BaselinePrices(each["baseline"], _prices(each["prices"]))
                     for each in data.get("by_baseline", [])

@@ -10,6 +10,7 @@ from terrine_server.privacy.mechanisms.gnmax import GNMax
 from terrine_server.privacy.mechanisms.immutable import Immutable
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.mechanisms.lnmax import LNMax
+from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.mechanisms.stable import StableArgmax
 from terrine_server.privacy.mechanisms.stable_svt import StableSVT
@@ -21,6 +22,7 @@ MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
         LNMax,
         GNMax,
         NoisyVotes,
+        Neighbours,
         ConfidentGNMax,
         InteractiveGNMax,
         Immutable,

@@ -43,6 +43,7 @@ from terrine_server.privacy.accounting.events import (
     GaussianThreshold,
     LaplaceArgmax,
     LaplaceNoisyMax,
+    NeighbourCounts,
     SparseVectorEpoch,
     StabilityTest,
     WithinEpoch,
@@ -230,7 +231,7 @@ def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Part:
             return _Part(event, costs, 2 * fine + 1, tails, levels)
         case GaussianNoisyMax() | LaplaceNoisyMax() | Composition():
             return _Part(event, rdp(event, [order]), step=0)  # boosted: no known analysis
-        case GaussianNoisyCounts():
+        case GaussianNoisyCounts() | NeighbourCounts():
             return _Part(event, rdp(event, [order]), step=0)  # the same at any votes
         case SparseVectorEpoch() | WithinEpoch() | ConfidentMax():
             return _Part(event, rdp(event, [order]), step=0)

@@ -1,0 +1,97 @@
+"""How fast neighbours weigh in, beside the bare matrix product of the same sizes.
+
+A batch of 64 queries against 60,000 records with 150 coordinates each; the peer is one call of
+torch's product of the two, on as many threads, without a comparison. Both in one run.
+
+    python benchmarks/neighbours.py [--records 60000] [--batch 64] [--coordinates 150]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from terrine_models.data.arrays import InputSpec
+from terrine_models.features.maps import PublicData, public_features
+from terrine_models.storage.manifests import versions
+from terrine_models.teachers.manifests import Manifest
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers, whole
+
+AIM = 1.5
+ROUNDS = 30
+POINTS, NEAR = 10_000, 240
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=60_000)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--coordinates", type=int, default=150)
+    options = parser.parse_args()
+    random = np.random.default_rng(0)
+    ensemble = made(random, options.records, options.coordinates)
+    queries = whole(unit(random, options.batch, options.coordinates), 3300.0)
+    x = torch.from_numpy(queries).float()
+    records = torch.from_numpy(whole(unit(random, options.records, options.coordinates), 3300.0))
+    transposed = records.float().T.contiguous()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found, bare = [], []
+    for _ in range(ROUNDS):  # in turn, so that a busy machine slows both
+        found.append(seconds(lambda: ensemble.near(queries)))
+        bare.append(seconds(lambda: x @ transposed))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    weights, product = float(np.median(found)), float(np.median(bare))
+    print(
+        f"{options.batch} queries, {options.records:,} records, {options.coordinates} coordinates, "
+        f"{torch.get_num_threads()} threads:\n"
+        f"weights {weights * 1e3:.1f} ms, bare product {product * 1e3:.1f} ms: "
+        f"{weights / product:.2f} times as long (aim: at most {AIM})\n"
+        f"memory: {ensemble.bytes / 2**20:.0f} MiB of points; both together took {grown:.0f} MiB "
+        "more"
+    )
+
+
+def made(random: np.random.Generator, records: int, coordinates: int) -> NeighbourEnsemble:
+    """Neighbours at random places of the sphere."""
+    spec = InputSpec(shape=(coordinates,), dtype="float32", low=-1, high=1)
+    inputs = unit(random, POINTS, coordinates)
+    features = public_features(spec, PublicData.declare("random", inputs[:50]), coordinates)
+    rank = max(1, round(NEAR * POINTS / records))
+    kind = NeighbourTeachers(
+        features=features.spec, near=NEAR, rank=rank, points=POINTS, scale=3300.0
+    )
+    manifest = Manifest(
+        name="random",
+        teacher=kind,
+        input=spec,
+        classes=("a", "b"),
+        teachers=records,
+        units=records,
+        versions=versions(),
+        files={"teachers-00000.safetensors": "0" * 64, "radius.safetensors": "0" * 64},
+    )
+    labels = np.zeros(records, np.int16)
+    own = whole(unit(random, records, coordinates), 3300.0)
+    units = np.arange(records, dtype=np.int32)
+    return NeighbourEnsemble(manifest, features, whole(inputs, 3300.0), own, labels, units)
+
+
+def unit(random: np.random.Generator, rows: int, coordinates: int) -> np.ndarray:
+    """Points of unit length."""
+    points = random.standard_normal((rows, coordinates), dtype=np.float32)
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Receipts: which entries of the ledger paid for answers, and whether they are in its log.
+
+The server says which entry paid for an answer, and its hash. Later it has to show a tree, signed by
+it and cosigned by witnesses who know it as the only one, that contains the entry. All of that is
+checked here; nothing that the server says is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from terrine_client import _calls
+from terrine_client._calls import Call
+from terrine_client.errors import ConfigurationError, NotFound
+from terrine_protocol import LabelResult, ReceiptPage
+from terrine_protocol.files import read
+from terrine_protocol.transparency import trees
+from terrine_protocol.transparency.checkpoints import Checkpoint
+from terrine_protocol.transparency.leaves import commitment
+from terrine_protocol.transparency.notes import Note, NoteError
+from terrine_protocol.transparency.policies import Opened, Policy
+from terrine_protocol.transparency.proofs import Proof
+from terrine_protocol.transparency.tiles import Tile, Tiles
+
+FORMAT = "terrine-receipts/1"
+WAIT_SECONDS = 120
+"""How long an entry may take to get into a cosigned checkpoint before it is missing."""
+STALE_SECONDS = 3 * 3600
+"""How old the newest cosignature may be. The service asks for new ones every hour."""
+T = TypeVar("T")
+Plan = Generator[Call[Any], Any, T]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """An entry's hash, in hex, and when it was first told (POSIX seconds, by our clock)."""
+
+    hash: str
+    told: float
+
+
+@dataclass
+class Receipts:
+    """Receipts by the number of their entry, all of one project, and the last checkpoint seen.
+
+    `contradicted`: numbers for which the server has told two hashes.
+    """
+
+    entries: dict[int, Receipt] = field(default_factory=dict)
+    checkpoint: str | None = None
+    contradicted: set[int] = field(default_factory=set)
+
+    def keep(self, results: Iterable[LabelResult]) -> None:
+        """Keep the receipts of results."""
+        for result in results:
+            if result.charge is None or result.hash is None:
+                continue
+            kept = self.entries.get(result.charge)
+            if kept is None:
+                self.entries[result.charge] = Receipt(result.hash, time.time())
+            elif kept.hash != result.hash:
+                self.contradicted.add(result.charge)
+
+    def save(self, path: Path | str) -> None:
+        """Write them to a file that `load` reads."""
+        document = {
+            "format": FORMAT,
+            "checkpoint": self.checkpoint,
+            "contradicted": sorted(self.contradicted),
+            "entries": {str(n): [r.hash, r.told] for n, r in sorted(self.entries.items())},
+        }
+        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Receipts:
+        """Read what `save` wrote. Raises ConfigurationError, and OSError."""
+        try:
+            document = json.loads(read(path, None))
+            if document["format"] != FORMAT:
+                raise ValueError(document["format"])
+            return cls(
+                {int(n): Receipt(str(h), float(t)) for n, (h, t) in document["entries"].items()},
+                document["checkpoint"],
+                set(map(int, document["contradicted"])),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigurationError(f"{path} has no receipts, or was altered.") from error
+
+
+@dataclass(frozen=True)
+class ReceiptReport:
+    """What the log shows of receipts.
+
+    checkpoint: the checkpoint that it was checked against; None if there was none to believe.
+    cosigned: when each witness cosigned it (POSIX seconds).
+    proofs: of every entry in the log, by its number; `str(proof)` is a file for whoever doubts.
+    waiting: numbers of entries so new that they may still get into the log.
+    missing: numbers of entries that should be in the log, and are not.
+    problems: everything else that is wrong, in words.
+    """
+
+    checkpoint: Checkpoint | None
+    cosigned: Mapping[str, int]
+    proofs: Mapping[int, Proof]
+    waiting: Sequence[int]
+    missing: Sequence[int]
+    problems: Sequence[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.missing and not self.problems
+
+    def __str__(self) -> str:
+        if self.checkpoint is None:
+            lines = ["no checkpoint that the policy accepts"]
+        else:
+            by = ", ".join(sorted(self.cosigned)) or "nobody"
+            lines = [f"a log of {self.checkpoint.size} entries, cosigned by {by}"]
+        lines.append(f"{len(self.proofs)} receipts proven, {len(self.waiting)} wait")
+        lines += [f"entry {number} is not in the log" for number in self.missing]
+        return "\n".join([*lines, *self.problems])
+
+
+def read_policy(policy: Policy | Path | str | bytes) -> Policy:
+    """Return a policy, or read it: from a file by its path, or from bytes.
+
+    Raises ConfigurationError, also without what checks signatures, and OSError.
+    """
+    if find_spec("cryptography") is None:
+        raise ConfigurationError(
+            "Signatures are checked with cryptography: pip install 'terrine[witness]'."
+        )
+    if isinstance(policy, Policy):
+        return policy
+    try:
+        return Policy.parse(policy if isinstance(policy, bytes) else read(policy))
+    except NoteError as error:
+        raise ConfigurationError(f"The policy cannot be used: {error}.") from error
+
+
+def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[ReceiptReport]:
+    """Check all receipts, and that the log continues the checkpoints seen by us and by `others`."""
+    problems = [f"entry {n} was told with two hashes" for n in sorted(receipts.contradicted)]
+    try:
+        note = yield _calls.checkpoint()
+        opened = policy.opened(Note.parse(note))
+    except NotFound:
+        problems.append("the server shows no checkpoint")
+        return _nothing(receipts, problems)
+    except NoteError as error:
+        problems.append(f"the checkpoint is not believed: {error}")
+        return _nothing(receipts, problems)
+    checkpoint, tiles = opened.checkpoint, _Fetched()
+    now = time.time()
+    if opened.newest is not None and opened.newest < now - STALE_SECONDS:
+        since = datetime.fromtimestamp(opened.newest, UTC)
+        problems.append(f"the checkpoint was last cosigned at {since:%Y-%m-%d %H:%M} UTC")
+    for whose, seen in [("seen before", receipts.checkpoint), *(("of others", o) for o in others)]:
+        if seen is not None:
+            problems += yield from _contradiction(policy, opened, seen, whose, tiles)
+    proofs: dict[int, Proof] = {}
+    places: dict[int, int] = {}
+    key = yield from _places(receipts, places)
+    for number, receipt in sorted(receipts.entries.items()):
+        index = places.get(number)
+        if key is None or index is None or index >= checkpoint.size:
+            continue
+        leaf = trees.leaf_hash(commitment(key, bytes.fromhex(receipt.hash)))
+        try:
+            path = yield from tiles.of(
+                checkpoint.size,
+                lambda perfect, index=index: trees.prove_inclusion(index, checkpoint.size, perfect),
+            )
+            trees.check_inclusion(leaf, index, checkpoint.size, checkpoint.root, path)
+        except (trees.ProofError, NotFound):
+            continue
+        opening = {"charge": number, "hash": receipt.hash, "leaf_key": key.hex()}
+        extra = json.dumps(opening, separators=(",", ":")).encode()
+        proofs[number] = Proof(index, tuple(path), str(opened.note), extra)
+    due = (now if opened.newest is None else opened.newest) - WAIT_SECONDS
+    absent = sorted(receipts.entries.keys() - proofs.keys())
+    waiting = [
+        n
+        for n in absent
+        if receipts.entries[n].told > due and places.get(n, checkpoint.size) >= checkpoint.size
+    ]
+    if not problems:
+        receipts.checkpoint = str(opened.note)
+    return ReceiptReport(
+        checkpoint,
+        opened.cosigned,
+        proofs,
+        waiting,
+        [n for n in absent if n not in waiting],
+        problems,
+    )
+
+
+def _nothing(receipts: Receipts, problems: list[str]) -> ReceiptReport:
+    return ReceiptReport(None, {}, {}, sorted(receipts.entries), [], problems)
+
+
+class _Fetched:
+    """Tiles that were fetched; what needs another one says so, is fetched for, and begins again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Tile, bytes] = {}
+
+    def of(self, size: int, compute: Callable[[trees.Perfect], T]) -> Plan[T]:
+        """Compute something from the tiles of a tree of this size."""
+        while True:
+            try:
+                return compute(Tiles(size, self._fetch).perfect)
+            except _Missing as missing:
+                self._kept[missing.tile] = yield _calls.tile(missing.tile.path)
+
+    def _fetch(self, tile: Tile) -> bytes:
+        if tile not in self._kept:
+            raise _Missing(tile)
+        return self._kept[tile]
+
+
+class _Missing(Exception):  # noqa: N818 - not an error: it is fetched
+    def __init__(self, tile: Tile) -> None:
+        self.tile = tile
+
+
+def _contradiction(
+    policy: Policy, opened: Opened, seen: str, whose: str, tiles: _Fetched
+) -> Plan[list[str]]:
+    """Return what is wrong between the current checkpoint and one that was seen, if anything is."""
+    try:
+        note = Note.parse(seen)
+        earlier = Checkpoint.parse(note.text)
+        if not note.signers([log.key for log in policy.logs if log.key.name == earlier.origin]):
+            raise NoteError("no log of the policy signed it")
+    except NoteError as error:
+        return [f"a checkpoint {whose} cannot be used: {error}"]
+    current = opened.checkpoint
+    if earlier.origin != current.origin:
+        return [f"a checkpoint {whose} is of another log, {earlier.origin}"]
+    old, new = sorted((earlier, current), key=lambda checkpoint: checkpoint.size)
+    try:
+        proof = yield from tiles.of(
+            new.size, lambda perfect: trees.prove_consistency(old.size, new.size, perfect)
+        )
+        trees.check_consistency(old.size, new.size, old.root, new.root, proof)
+    except (trees.ProofError, NotFound):
+        return [
+            f"TWO HISTORIES: the log signed a checkpoint {whose}, of {earlier.size} entries, that "
+            f"the one of {current.size} entries does not agree with. Keep both as evidence:\n"
+            f"{seen}\n{opened.note}"
+        ]
+    return []
+
+
+def _places(receipts: Receipts, places: dict[int, int]) -> Plan[bytes | None]:
+    """Find out where the server says that the entries are; return the project's leaf key."""
+    wanted = sorted(receipts.entries)
+    if not wanted:
+        return None
+    cursor: str | None = str(wanted[0] - 1)
+    key: bytes | None = None
+    while cursor is not None:
+        page: ReceiptPage = yield _calls.receipts(cursor)
+        key = None if page.leaf_key is None else bytes.fromhex(page.leaf_key)
+        places.update((item.charge, item.index) for item in page.items)
+        cursor = page.next
+        if page.items and page.items[-1].charge >= wanted[-1]:
+            cursor = None
+    return key if key is None or len(key) == 32 else None

@@ -1,0 +1,41 @@
+"""The kinds of teacher that Terrine has, and manifests of them all.
+
+Whoever imports `load_manifest` from here knows every kind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from terrine_models.storage.manifests import verified_bytes
+from terrine_models.teachers.forests import Forests, ForestTeachers
+from terrine_models.teachers.heads import Heads, HeadTeachers
+from terrine_models.teachers.importing import ImportedTeachers
+from terrine_models.teachers.manifests import KINDS, Settings, load_manifest
+from terrine_models.teachers.neighbours import NeighbourTeachers
+from terrine_models.teachers.networks import Networks, NetworkTeachers
+
+__all__ = [
+    "ForestTeachers",
+    "Forests",
+    "HeadTeachers",
+    "Heads",
+    "ImportedTeachers",
+    "NeighbourTeachers",
+    "NetworkTeachers",
+    "Networks",
+    "load_manifest",
+    "trainable",
+    "verify",
+]
+
+
+def trainable() -> dict[str, type[Settings]]:
+    """The settings of the kinds of teacher that can be trained, by name."""
+    return {name: kind.settings for name, kind in KINDS.items() if kind.settings is not None}
+
+
+def verify(directory: Path) -> None:
+    """Check every file against its digest. Raises StoreError for the first that differs."""
+    for name, digest in load_manifest(directory).files.items():
+        verified_bytes(Path(directory), name, digest)

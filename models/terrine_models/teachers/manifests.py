@@ -1,0 +1,304 @@
+"""What an ensemble is: a manifest, and in it the kind of its teachers, which knows how they vote.
+
+A kind of teacher is one `TeacherKind` in one module: what the manifest says of such teachers, what
+a user may set, how they are trained, checked and loaded, and how they vote. Nothing else knows one
+kind from another.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, Union
+
+import torch
+from pydantic import (
+    Field,
+    PlainValidator,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.storage.manifests import (
+    BACKBONE,
+    FEATURES,
+    FORMAT,
+    MANIFEST,
+    FeatureSpec,
+    FileName,
+    Name,
+    Partition,
+    StoreError,
+    load_tensors,
+    manifest_bytes,
+    write_atomically,
+)
+from terrine_models.teachers.shards import Shards
+from terrine_protocol.base import absent
+from terrine_protocol.images import ImageFormat
+from terrine_protocol.tables import Record, Sha256, TableSchema
+
+Trained = dict[str, torch.Tensor]
+"""The tensors of a run of teachers."""
+Choose = Callable[[torch.Tensor], torch.Tensor]
+"""Inputs [b, *shape] to every teacher's choice [b, n]."""
+PIXEL_BYTES = 400
+"""Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
+K = TypeVar("K", bound="type[TeacherKind]")
+
+
+class Settings(Protocol):
+    """What a user may say of a kind of teacher: fields with a description are parameters."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind."""
+
+    def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
+        """The public map that all teachers share; None if they take the inputs themselves."""
+
+    def teacher(
+        self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
+    ) -> TeacherKind:
+        """What the manifest will say. Raises TrainingError for data that do not suit the kind."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What voting may take."""
+
+    memory: int
+    """Bytes beyond the weights, the result and the buffers of the libraries."""
+    seconds: float
+    """Of foreign code, for a block of inputs."""
+
+    def block(self, each: int, most: int) -> int:
+        """How many inputs of `each` bytes may be voted on at a time, at most `most`."""
+        return max(1, min(most, self.memory // each // torch.get_num_threads()))
+
+
+@dataclass(frozen=True)
+class Voting:
+    """How the teachers of an ensemble vote."""
+
+    choose: Choose
+    block: int
+    """Inputs voted on at a time: enough for efficient products, few enough that a single input is
+    answered quickly."""
+    device: str
+    padded: bool = True
+    """Whether every block has that size. Products round by size, so that otherwise the votes on an
+    input would depend on the others of its request."""
+
+
+class TeacherKind(Record):
+    """What each teacher of an ensemble is. Made known by `teacher_kind`."""
+
+    kind: str
+    """A `Literal`, by which manifests tell kinds apart."""
+    features: FeatureSpec | None = None
+    """The public map that all teachers share."""
+    settings: ClassVar[type[Settings] | None] = None
+    """What a user may set; None for a kind that `train` does not make."""
+    suffix: ClassVar[Literal["safetensors", "onnx"]] = "safetensors"
+    per_file: ClassVar[int] = 50
+    """Teachers in a file."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Others whose versions the manifest states."""
+    divisible: ClassVar[bool] = True
+    """Whether some of the teachers may vote in one process and the others in another."""
+    salted: ClassVar[bool] = True
+    """Whether files of equal teachers differ (see `save_tensors`)."""
+    partitioned: ClassVar[bool] = True
+    """Whether records were dealt to the teachers by Terrine."""
+    previewed: ClassVar[bool] = True
+    """Whether stand-ins are trained quickly enough to be tried first."""
+
+    def check(self, plan: EnsemblePlan) -> None:
+        """Raise ValueError unless the rest of the manifest suits these teachers."""
+        if self.partitioned and plan.partition is None:
+            raise ValueError(f"of {self.kind} it is known how records were partitioned")
+
+    def check_files(self, manifest: Manifest) -> None:
+        """Raise ValueError unless the manifest names the files that there must be."""
+        files, features = manifest.files, self.features
+        if not manifest.teacher_files:
+            raise ValueError(f"no teachers-*.{self.suffix} among the files")
+        if (FEATURES in files) != (features is not None and features.projection != "none"):
+            raise ValueError(
+                f"{FEATURES} belongs to a feature map with a projection, and only to that"
+            )
+        backbone = features.backbone if features is not None else None
+        if files.get(BACKBONE) != (backbone.sha256 if backbone is not None else None):
+            raise ValueError(f"{BACKBONE} belongs to a feature map with that backbone")
+
+    def train(self, shards: Shards, run: range) -> Trained:
+        """Train a run of teachers; its tensors go to one file."""
+        raise NotImplementedError(f"{self.kind} are not trained on shards")
+
+    @abstractmethod
+    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+        """Load the teachers, verified. Raises StoreError."""
+
+    def inspect(self, directory: Path, manifest: Manifest) -> None:
+        """Check, once more than loading does, files that are programs. Raises StoreError."""
+
+    @property
+    def matches_prior(self) -> bool:
+        """Whether each chooses the second of two classes as often as its own records have it."""
+        return False
+
+    @property
+    def declared_disjoint(self) -> str | None:
+        """How nobody's records trained two teachers, where only their owner knows."""
+        return None
+
+    def described(self) -> dict[str, str]:
+        """What `terrine ensemble show` prints of such teachers, beside what all have."""
+        return {}
+
+
+KINDS: dict[str, type[TeacherKind]] = {}
+"""The kinds of teacher, by name. `kinds.py` imports those that Terrine has."""
+
+
+def teacher_kind(made: K) -> K:
+    """Make a kind of teacher known: a manifest may hold it, and `train --kind` make it."""
+    KINDS[made.model_fields["kind"].default] = made
+    return made
+
+
+def _of_its_kind(value: Any) -> TeacherKind:
+    if isinstance(value, TeacherKind):
+        return value
+    known: Any = Union[tuple(KINDS.values())]  # noqa: UP007 - of as many as there are
+    adapter: TypeAdapter[TeacherKind] = TypeAdapter(Annotated[known, Field(discriminator="kind")])
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+class EnsemblePlan(Record):
+    """Everything about an ensemble that is fixed before its teachers are trained."""
+
+    format: Literal["terrine-ensemble-1"] = FORMAT
+    name: Name
+    teacher: SerializeAsAny[Annotated[TeacherKind, PlainValidator(_of_its_kind)]]
+    """A tagged union of `KINDS`."""
+    input: InputSpec
+    encoding: TableSchema | None = None
+    image: Annotated[ImageFormat | None, Field(exclude_if=absent)] = None
+    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
+    teachers: Annotated[int, Field(ge=1, le=100_000_000)]
+    units: Annotated[int, Field(ge=1, description="Units in all: rows, or people if grouped.")]
+    partition: Partition | None = None
+    versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _kind_is_coherent(self) -> Self:
+        if self.image is not None and self.image.shape != self.input.shape:
+            raise ValueError("pictures are converted to another shape than that of inputs")
+        self.teacher.check(self)
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind of teacher."""
+        return self.teacher.kind
+
+    @property
+    def seed(self) -> int:
+        """Of the partition, and of all training."""
+        return 0 if self.partition is None else self.partition.seed
+
+
+class Manifest(EnsemblePlan):
+    """Everything about an ensemble except its weights, and the digests of their files."""
+
+    files: dict[FileName, Sha256]
+
+    @model_validator(mode="after")
+    def _files_are_coherent(self) -> Self:
+        self.teacher.check_files(self)
+        return self
+
+    @property
+    def teacher_files(self) -> list[str]:
+        """Names of the files that hold teachers, in the order of the teachers."""
+        named = re.compile(rf"teachers-\d{{5}}\.{self.teacher.suffix}")
+        return sorted(f for f in self.files if named.fullmatch(f))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The files of an ensemble, some of whose teachers are to vote. What is read is verified."""
+
+    directory: Path
+    manifest: Manifest
+    files: Sequence[str]
+    """Of the teachers that are to vote."""
+
+    def tensors(self, name: str) -> Trained:
+        """The tensors of one file. Raises StoreError."""
+        return load_tensors(self.directory, name, self.manifest.files[name])
+
+    def parts(self) -> list[tuple[str, Trained]]:
+        """The path and the tensors of each file of teachers. Raises StoreError."""
+        return [(str(self.directory / name), self.tensors(name)) for name in self.files]
+
+    def stacked(self, shapes: Mapping[str, tuple[int, ...]]) -> Trained:
+        """The tensors of all teachers, of one these `shapes`, along axis 0. Raises StoreError."""
+        parts = self.parts()
+        for where, part in parts:
+            rows = len(next(iter(part.values()))) if part else 0
+            check_shapes(where, part, {name: (rows, *shape) for name, shape in shapes.items()})
+        teachers = {name: torch.cat([part[name] for _, part in parts]) for name in shapes}
+        self.check_number(len(next(iter(teachers.values()))))
+        return teachers
+
+    def check_number(self, found: int) -> None:
+        """Raise StoreError unless all files together hold as many teachers as they should."""
+        expected = self.manifest.teachers
+        if len(self.files) == len(self.manifest.teacher_files) and found != expected:
+            raise StoreError(f"{self.directory} holds {found} teachers, expected {expected}.")
+
+
+def check_shapes(
+    where: str, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise StoreError unless the tensors have these names and shapes."""
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != dict(expected):
+        raise StoreError(f"{where} holds tensors {found}, expected {dict(expected)}.")
+
+
+def values_of(spec: InputSpec) -> int:
+    """How many numbers an input has."""
+    return math.prod(spec.shape)
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """Read and check `manifest.json`. Raises StoreError, which says what is wrong and where."""
+    path = Path(directory) / MANIFEST
+    try:
+        return Manifest.model_validate_json(manifest_bytes(Path(directory)))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise StoreError(f"{path} is malformed at {where}: {first['msg']}") from None
+
+
+def save_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`, completely or not at all."""
+    write_atomically(directory / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")

@@ -1,0 +1,440 @@
+"""Neighbours: every private record votes near it, and nothing is trained.
+
+    from terrine_models.teachers.neighbours import Neighbours, NeighbourEnsemble, build
+
+    build(private, Path("ensembles/mnist"), name="mnist", public=public)
+    NeighbourEnsemble.load(Path("ensembles/mnist")).weights(x)  # uint8 [B, N], for no one's eyes
+
+A record votes for its label where it lies within a radius r(x) of the query x, in the coordinates
+of a public map. r(x) is the distance to the k'-th nearest of the public inputs. So whether a record
+votes follows from the query, that record and public things alone: replacing one person's records
+changes no other's vote. Everything of which this could fail is kept out: there is no index, no
+choice of the k nearest, and no scale of private records. Nor do products round: coordinates are
+whole numbers, so small that no sum of their products leaves what float32 holds exactly.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass as record
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from terrine_models.data.arrays import DataError, Dataset
+from terrine_models.data.workers import side_by_side
+from terrine_models.features.backbones import Backbone, check_backbone
+from terrine_models.features.discriminant import MANY, believed
+from terrine_models.features.maps import (
+    FEWEST_POINTS,
+    MOST_POINTS,
+    FeatureMap,
+    PublicData,
+    public_features,
+)
+from terrine_models.storage.manifests import (
+    BACKBONE,
+    CONFIG,
+    FEATURES,
+    FeatureSpec,
+    StoreError,
+    save_tensors,
+    sync_directory,
+    versions,
+    write_atomically,
+)
+from terrine_models.teachers.heads import load_map
+from terrine_models.teachers.manifests import (
+    EnsemblePlan,
+    Limits,
+    Manifest,
+    Stored,
+    TeacherKind,
+    Voting,
+    check_shapes,
+    load_manifest,
+    save_manifest,
+    teacher_kind,
+)
+from terrine_models.teachers.shards import TrainingError, check_encoding, unit_count
+
+RADIUS, RECORDS = "radius.safetensors", "teachers-00000.safetensors"
+LENGTH, MOST_COORDINATES = 3300, 4096
+"""The longest point, in whole numbers: rounded it is shorter than 3,344, so a product of two and
+half the square of one stay below 2 ** 24, up to which float32 holds every whole number. So sums are
+exact in whatever order they are added."""
+TOGETHER, OF_ONE = 128, 8
+"""Inputs mapped at a time, and records of one person: always as many, as products round by their
+size, and what one person's records round to must not depend on others'."""
+BLOCK = 4096
+"""Records compared at a time: what that computes with stays in a processor's cache."""
+NEAR, WIDTH, COLUMNS = 240, 96, 512
+ALONG = 0.5
+"""Length of an image's coordinates on the public graph, beside its components, of length 1. On
+MNIST's training images, 240 of 50,000 near each: 97.6 % of the pluralities right without these
+coordinates, 98.0 % with them, 97.9 % where they are of length 1."""
+STAND_INS = 2000
+"""Public rows that are asked about, and that stand for private ones."""
+Points = NDArray[np.int16]
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Neighbours:
+    """What an owner may say of an ensemble of neighbours."""
+
+    near: Annotated[
+        int,
+        Field(ge=1, description="Units within a query's radius, by public rows. Smaller ε: more."),
+    ] = NEAR
+    width: Annotated[
+        int | None,
+        Field(ge=3, le=512, description="Coordinates, at most: 96, or of tables 512."),
+    ] = None
+    backbone: Annotated[
+        Path | None,
+        Field(description="A public ONNX model whose embeddings are the features."),
+    ] = None
+
+    kind = "neighbours"
+
+    def feature_map(self, data: Dataset, public: PublicData) -> FeatureMap:
+        """The map on which distances are measured: fitted on `public` alone."""
+        images, many = len(data.spec.shape) > 1, len(data.classes) >= MANY
+        backbone = None if self.backbone is None else Backbone.declare(self.backbone, data.spec)
+        discriminant = images and many and backbone is None and len(public.inputs) >= FEWEST_POINTS
+        return public_features(
+            data.spec,
+            public,
+            self.width or (WIDTH if images or backbone else COLUMNS),
+            "discriminant" if discriminant else "graph",
+            backbone=backbone,
+        )
+
+
+@teacher_kind
+class NeighbourTeachers(TeacherKind):
+    """Neighbours, as the manifest describes them. A teacher is a unit: a record, or a person."""
+
+    kind: Literal["neighbours"] = "neighbours"
+    features: FeatureSpec
+    near: Annotated[int, Field(ge=1)]
+    """Units within a query's radius, as public rows foretell."""
+    rank: Annotated[int, Field(ge=1)]
+    """Which of a query's nearest public points is at the radius."""
+    points: Annotated[int, Field(ge=1)]
+    """Public points among which it is found."""
+    scale: Annotated[float, Field(gt=0)]
+    """Whole numbers for a coordinate of 1, by public points alone."""
+    steps: Literal[1] = 1
+    """The largest weight of a record: it votes, or does not."""
+    partitioned = False
+    divisible = False
+
+    def check(self, plan: EnsemblePlan) -> None:
+        """Raise ValueError unless each unit is a teacher."""
+        super().check(plan)
+        if plan.teachers != plan.units:
+            raise ValueError("of neighbours, each unit is a teacher")
+        if self.rank > self.points:
+            raise ValueError("the radius reaches beyond the public points")
+
+    def check_files(self, manifest: Manifest) -> None:
+        """Raise ValueError unless there are records, and public points for the radius."""
+        super().check_files(manifest)
+        if RADIUS not in manifest.files or manifest.teacher_files != [RECORDS]:
+            raise ValueError(f"neighbours have the files {RECORDS} and {RADIUS}")
+
+    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+        """Verify the files, and raise StoreError: votes like these need accounts."""
+        NeighbourEnsemble.load(stored.directory)
+        raise StoreError(
+            f"{stored.directory} holds neighbours. They vote in a project, where each has an "
+            "account of what its votes have told, and nowhere else."
+        )
+
+    def inspect(self, directory: Path, manifest: Manifest) -> None:
+        """Load it whole, and check a backbone in a process of its own."""
+        NeighbourEnsemble.load(directory)
+        if self.features.backbone is not None:
+            check_backbone(directory, self.features.backbone, manifest.input)
+
+    def described(self) -> dict[str, str]:
+        """The radius."""
+        return {
+            "radius": f"to the public point of rank {self.rank} among {self.points:,}: some "
+            f"{self.near} units"
+        }
+
+
+class NeighbourEnsemble:
+    """Private records that vote near them. Make one with `load`; threads may share it."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        features: FeatureMap,
+        public: Points,
+        points: Points,
+        labels: NDArray[np.int16],
+        units: NDArray[np.int32],
+    ) -> None:
+        """`public` [P, d] and `points` [N, d]: whole coordinates, as `whole` makes them."""
+        kind = manifest.teacher
+        if not isinstance(kind, NeighbourTeachers):
+            raise StoreError(f"{manifest.name} holds {kind.kind}, not neighbours.")
+        self.manifest, self.features, self.public = manifest, features, public
+        self.labels: NDArray[np.int16] = labels
+        """int16[N], the class of each record; those of a unit are in order."""
+        self.units: NDArray[np.int32] = units
+        """int32[N], the slot of each record: from 0 up, non-decreasing."""
+        self._kind, self._among, self._records = kind, _compared(public), _compared(points)
+
+    @property
+    def bytes(self) -> int:
+        """What the points take in memory."""
+        return 4 * (self._among.numel() + self._records.numel())
+
+    @classmethod
+    def load(cls, directory: Path) -> NeighbourEnsemble:
+        """Load an ensemble; every byte is verified against the manifest. Raises StoreError."""
+        directory = Path(directory)
+        manifest = load_manifest(directory)
+        kind = manifest.teacher
+        if not isinstance(kind, NeighbourTeachers):
+            raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
+        stored = Stored(directory, manifest, manifest.teacher_files)
+        features, public, records = (
+            load_map(stored, kind.features),
+            stored.tensors(RADIUS),
+            stored.tensors(RECORDS),
+        )
+        width, n = kind.features.width, len(records.get("labels", ()))
+        check_shapes(str(directory / RADIUS), public, {"points": (kind.points, width)})
+        expected = {"points": (n, width), "labels": (n,), "units": (n,)}
+        check_shapes(str(directory / RECORDS), records, expected)
+        points, labels, units = (records[name].numpy() for name in expected)
+        types = (np.int16, np.int16, np.int16, np.int32)
+        arrays = (public["points"].numpy(), points, labels, units)
+        if any(each.dtype != dtype for each, dtype in zip(arrays, types, strict=True)):
+            raise StoreError(f"{directory} holds neighbours whose numbers are of other types.")
+        if not all(_short(each) for each in arrays[:2]):
+            raise StoreError(f"{directory} holds points that are too long to be compared exactly.")
+        if not n or not _in_order(units, labels, manifest):
+            raise StoreError(f"{directory / RECORDS}: records are not sorted by unit and class.")
+        return cls(manifest, features, public["points"].numpy(), points, labels, units)
+
+    def weights(self, x: NDArray[np.generic]) -> NDArray[np.uint8]:
+        """What each record adds to its class, uint8 [B, N] from 0 to `steps`, on [B, *shape].
+
+        One pass over all records, which takes as long whatever they are. Beside the result it takes
+        BLOCK · B · 4 bytes for each processor. Raises ValueError when shape or dtype do not match.
+        """
+        spec = self.manifest.input
+        if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
+            raise ValueError(
+                f"Inputs are {x.dtype} {list(x.shape)}, expected {spec.dtype} "
+                f"[B, {', '.join(map(str, spec.shape))}]."
+            )
+        points = whole(mapped(self.features, x), self._kind.scale)
+        return self.near(points)
+
+    def near(self, points: Points) -> NDArray[np.uint8]:
+        """The same, of queries with whole coordinates [B, d]."""
+        found = np.empty((len(points), len(self.labels)), dtype=np.uint8)
+        near, records = torch.from_numpy(found).view(torch.bool), self._records
+        queries = torch.ones(len(points), points.shape[1] + 1)
+        queries[:, :-1] = torch.from_numpy(points)
+
+        def least(block: torch.Tensor) -> torch.Tensor:
+            return (block @ self._among).topk(self._kind.rank, 1).values[:, -1:]
+
+        def compare(start: int) -> None:
+            some = slice(start, min(start + BLOCK, len(self.labels)))
+            torch.ge(queries @ records[:, some], radius, out=near[:, some])
+
+        with torch.inference_mode():
+            if len(points):
+                radius = torch.cat(side_by_side(least, torch.split(queries, 32)))
+                side_by_side(compare, range(0, len(self.labels), BLOCK))
+        return found
+
+
+def _compared(points: Points) -> torch.Tensor:
+    """[d + 1, N] of points [N, d]: a product with (x, 1) is less by |x − z|² / 2 than |x|² / 2."""
+    squares = (points.astype(np.int64) ** 2).sum(1)
+    found = torch.empty(points.shape[1] + 1, len(points))
+    found[:-1] = torch.from_numpy(points).T
+    found[-1] = torch.from_numpy(-(squares // 2))
+    return found
+
+
+def mapped(
+    features: FeatureMap, x: NDArray[np.generic], together: int = TOGETHER
+) -> NDArray[np.float32]:
+    """Coordinates [B, d] of inputs [B, *shape], `together` at a time."""
+    between, components = features.tensors.get("between"), features.spec.components
+    found = np.empty((len(x), features.spec.width), np.float32)
+
+    def locate(start: int) -> None:
+        rows = x[start : start + together]
+        block = np.zeros((together, *x.shape[1:]), x.dtype)
+        block[: len(rows)] = rows
+        with torch.inference_mode():
+            known = features(torch.from_numpy(block))
+            if between is not None:
+                known = F.normalize(known * believed(between), dim=1)
+            elif features.spec.coordinates:
+                along = ALONG * F.normalize(known[:, components:], dim=1)
+                known = torch.cat([known[:, :components], along], 1)
+        found[start : start + len(rows)] = known[: len(rows)].numpy()
+
+    side_by_side(locate, range(0, len(x), together))
+    return found
+
+
+def whole(points: NDArray[np.float32], scale: float) -> Points:
+    """Points [B, d] in whole numbers; those that are longer than LENGTH are shortened to it."""
+    scaled = np.nan_to_num(points.astype(np.float64) * scale, posinf=0.0, neginf=0.0)
+    length = np.sqrt((scaled**2).sum(1, keepdims=True))
+    return np.rint(scaled * (LENGTH / np.maximum(length, LENGTH))).astype(np.int16)
+
+
+def _short(points: Points) -> bool:
+    """Whether no sum of products can exceed what float32 holds."""
+    squares = (points.astype(np.int64) ** 2).sum(1)
+    return bool(1.5 * squares.max(initial=0) < 2**24)
+
+
+def _in_order(units: NDArray[np.int32], labels: NDArray[np.int16], manifest: Manifest) -> bool:
+    classes = len(manifest.classes)
+    key = units.astype(np.int64) * classes + labels
+    fits = labels.min() >= 0 and labels.max() < classes
+    fits = fits and units.min() >= 0 and units.max() < manifest.units
+    return bool(fits and (np.diff(key) >= 0).all())
+
+
+def build(
+    data: Dataset, out: Path, *, name: str, public: PublicData, settings: Neighbours | None = None
+) -> Manifest:
+    """Place the records of `data` on a public map, and save them in directory `out`.
+
+    The map, the radii and the scale follow from `public` alone. The records are copied, as
+    coordinates and labels: the directory is as private as they are. Raises TrainingError (`out`
+    exists) and DataError (public data unfit, a schema fitted on the private data).
+    """
+    out, settings = Path(out), settings or Neighbours()
+    if out.exists():
+        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
+    check_encoding(data)
+    public.check_fits(data.spec)
+    features = settings.feature_map(data, public)
+    if features.spec.width > MOST_COORDINATES:
+        raise DataError(f"Points have more than {MOST_COORDINATES} coordinates: set a width.")
+    among = mapped(features, public.inputs[:: -(-len(public.inputs) // MOST_POINTS)])
+    scale = LENGTH / max(float(np.sqrt((among.astype(np.float64) ** 2).sum(1)).max()), 1e-9)
+    units = unit_count(data)
+    rank = min(len(among), max(1, round(settings.near * len(among) / units)))
+    kind = NeighbourTeachers(
+        features=features.spec,
+        near=settings.near,
+        rank=rank,
+        points=len(among),
+        scale=scale,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
+    try:
+        records = {name: torch.from_numpy(each) for name, each in _records(data, features, scale)}
+        points = {"points": torch.from_numpy(whole(among, scale))}
+        files = {
+            RECORDS: save_tensors(work / RECORDS, records),
+            RADIUS: save_tensors(work / RADIUS, points),
+        }
+        if features.tensors:
+            files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
+        if features.backbone is not None:
+            write_atomically(work / BACKBONE, features.backbone.data)
+            files[BACKBONE] = features.backbone.source.sha256
+        manifest = Manifest(
+            name=name,
+            teacher=kind,
+            input=data.spec,
+            encoding=data.encoding,
+            image=data.image,
+            classes=data.classes,
+            teachers=units,
+            units=units,
+            versions=versions(),
+            files=dict(sorted(files.items())),
+        )
+        save_manifest(work, manifest)
+        sync_directory(work)
+        work.rename(out)
+        sync_directory(out.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def _records(
+    data: Dataset, features: FeatureMap, scale: float
+) -> list[tuple[str, NDArray[np.generic]]]:
+    """Points, labels and units of the records, sorted by unit and label."""
+    units = np.arange(len(data)) if data.groups is None else data.groups
+    order = np.lexsort((data.labels, units))
+    inputs, labels, units = data.inputs[order], data.labels[order], units[order]
+    if data.groups is None:
+        found = mapped(features, inputs)  # a record's place in a block is its number
+    else:
+        starts = np.flatnonzero(np.diff(units, prepend=-1))
+        parts = [mapped(features, own, OF_ONE) for own in np.split(inputs, starts[1:])]
+        found = np.concatenate(parts)
+    return [
+        ("points", whole(found, scale)),
+        ("labels", labels.astype(np.int16)),
+        ("units", units.astype(np.int32)),
+    ]
+
+
+@record(frozen=True)
+class Foreseen:
+    """What public rows, as stand-ins for private records, foretell. It is public."""
+
+    near: float
+    """Units near a query: mean, 10th and 90th percentile."""
+    fewest: float
+    most: float
+    appearances: float
+    """The share of the queries that a record is near: median, and 99th percentile."""
+    busiest: float
+
+
+def foresee(ensemble: NeighbourEnsemble) -> Foreseen:
+    """Ask about some of the public points, and let others stand for private records."""
+    every = -(-len(ensemble.public) // (2 * STAND_INS))
+    asked, own = ensemble.public[::every][::2], ensemble.public[::every][1::2]
+    own = own if len(own) else asked
+    stand_ins = NeighbourEnsemble(
+        ensemble.manifest,
+        ensemble.features,
+        ensemble.public,
+        own,
+        np.zeros(len(own), np.int16),
+        np.arange(len(own), dtype=np.int32),
+    )
+    near = stand_ins.near(asked)
+    per_query, per_record = near.mean(1) * ensemble.manifest.units, near.mean(0)
+    return Foreseen(
+        near=float(per_query.mean()),
+        fewest=float(np.quantile(per_query, 0.1)),
+        most=float(np.quantile(per_query, 0.9)),
+        appearances=float(np.median(per_record)),
+        busiest=float(np.quantile(per_record, 0.99)),
+    )

@@ -1,0 +1,303 @@
+"""Checkpoints of the transparency log: signed with the owner's key, and cosigned by witnesses.
+
+A round grows the tree, signs its root, asks the witnesses of the policy to cosign it, and keeps the
+note that results. Nothing waits for a round, least of all a charge.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import structlog
+
+from terrine_protocol.files import read, write_secret
+from terrine_protocol.transparency.checkpoints import Checkpoint, opened
+from terrine_protocol.transparency.notes import (
+    LARGEST,
+    Kind,
+    Note,
+    NoteError,
+    Signature,
+    SignerKey,
+    VerifierKey,
+    number,
+)
+from terrine_protocol.transparency.policies import Party, Policy
+from terrine_protocol.transparency.trees import ProofError
+from terrine_server.errors import TerrineError
+from terrine_server.ledger import Ledger
+
+PATIENCE_SECONDS = 5.0
+"""How long a witness may take for a part of its answer, or to accept a connection."""
+LONGEST_PAUSE_SECONDS = 60.0
+"""How long a witness that fails is left alone at most. The first pause is one second."""
+REFRESH_SECONDS = 3600
+"""A cosignature says until when its witness saw no larger tree: it is asked again after so long."""
+MOST_WITNESSES = 32
+SIZE_TYPE = "text/x.tlog.size"
+
+log = structlog.get_logger("terrine")
+
+
+class CheckpointError(Exception):
+    """A key or policy that cannot be used, or a tree that must not be signed. Says what to do."""
+
+
+def make_checkpoint_key(path: Path, origin: str | None = None) -> bool:
+    """Write a new key for the log `origin`; by default, one whose name nobody else has.
+
+    Return False if there is one. Raises NoteError for a name that no key may have.
+    """
+    name = origin or f"terrine.invalid/{secrets.token_hex(8)}"
+    key = SignerKey(name, Kind.ED25519, secrets.token_bytes(32))
+    SignerKey.parse(key.secret)  # refuses a name that is none
+    return write_secret(path, key.secret + "\n")
+
+
+def load_checkpoint_key(path: Path) -> SignerKey | None:
+    """Read the key; None if there is none. Raises CheckpointError if it cannot be used."""
+    if not path.exists():
+        return None
+    try:
+        key = SignerKey.parse(read(path, LARGEST).decode())
+    except (NoteError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path} is no key for checkpoints ({error}). Put the key back, or move the file away "
+            "and run `terrine init` to begin a new log, which everybody will see."
+        ) from None
+    if key.kind is not Kind.ED25519:
+        raise CheckpointError(f"{path} is the key of a witness, not of a log.")
+    return key
+
+
+def load_policy(path: Path | None) -> Policy | None:
+    """Read a policy; None without a path. Raises CheckpointError, or OSError."""
+    if path is None:
+        return None
+    try:
+        return Policy.parse(read(path, LARGEST))
+    except NoteError as error:
+        raise CheckpointError(f"{path} is no policy: {error}. See docs/transparency.md.") from None
+
+
+@dataclass(frozen=True)
+class LogState:
+    """What the last checkpoint says: how many leaves, and who of the policy cosigned it."""
+
+    size: int
+    cosigned: Mapping[str, int]
+    missing: tuple[str, ...]
+
+    @classmethod
+    def of(cls, note: str | None, policy: Policy | None) -> LogState | None:
+        """Read it from a note that we kept; None before there is one."""
+        if note is None:
+            return None
+        parsed = Note.parse(note)
+        cosigned = {} if policy is None else policy.cosigned(parsed)
+        named = () if policy is None else policy.witnesses
+        return cls(
+            size=Checkpoint.parse(parsed.text).size,
+            cosigned=cosigned,
+            missing=tuple(name for name in named if name not in cosigned),
+        )
+
+
+class Publisher:
+    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes."""
+
+    def __init__(
+        self, ledger: Ledger, key: SignerKey, policy: Policy | None, seconds: float
+    ) -> None:
+        self._ledger = ledger
+        self._key = key
+        self._policy = policy
+        self._seconds = seconds
+        self._witnesses = {
+            name: _Witness(name, party)
+            for name, party in (policy.witnesses if policy else {}).items()
+            if party.url is not None
+        }
+        self._signed: Checkpoint | None = None
+        self._said: str | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+
+    def start(self) -> None:
+        """Publish from now on, in a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the round that is under way."""
+        self._stop.set()
+        self._thread.join(timeout=2 * PATIENCE_SECONDS)
+
+    def round(self) -> None:
+        """Log what is new, sign the root, and ask witnesses who have not cosigned it.
+
+        Does nothing if another process has the turn. Raises TerrineError, and CheckpointError if
+        the tree does not continue the one that was signed before.
+        """
+        with self._ledger.growing() as mine:
+            if not mine:
+                return
+            size = self._ledger.grow_tree()
+            kept = self._ledger.checkpoint()
+            note = self._next(kept, size)
+            note = self._cosigned(note)
+            if str(note) != kept:
+                self._ledger.keep_checkpoint(str(note), kept)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.round()
+                self._say(None)
+            except (TerrineError, CheckpointError, NoteError, ProofError, OSError) as error:
+                self._say(str(error))
+            except Exception as error:  # a defect: charges go on, and somebody should hear of it
+                self._say(f"{type(error).__name__}: {error}")
+            self._stop.wait(self._seconds)
+
+    def _say(self, found: str | None) -> None:
+        """Log what is wrong, once."""
+        if found is not None and found != self._said:
+            log.error("no checkpoint was signed", cause=found)
+        self._said = found
+
+    def _next(self, kept: str | None, size: int) -> Note:
+        """Return the signed checkpoint of the tree as it is; the one that was kept if it is that.
+
+        Raises CheckpointError if the tree is no continuation of what this key signed before.
+        """
+        before = self._own(kept)
+        for earlier in (self._signed, before):
+            if earlier is not None and (
+                earlier.size > size or self._ledger.tree_root(earlier.size) != earlier.root
+            ):
+                raise CheckpointError(
+                    f"The log of {size} leaves does not continue the one of {earlier.size} that "
+                    "was signed before: an older backup was restored, or entries were altered. "
+                    "Nothing is signed. Restore the newer database, or see docs/transparency.md."
+                )
+        checkpoint = Checkpoint(self._key.name, size, self._ledger.tree_root(size))
+        self._signed = checkpoint
+        if kept is not None and before == checkpoint:
+            return Note.parse(kept)
+        return Note(checkpoint.text, (self._key.sign(checkpoint.text),))
+
+    def _own(self, kept: str | None) -> Checkpoint | None:
+        """Return what was kept if this key signed it. With a new key, a new log begins."""
+        if kept is None:
+            return None
+        try:
+            return opened(kept, self._key.verifier)
+        except NoteError:
+            return None
+
+    def _cosigned(self, note: Note) -> Note:
+        """Return the note with all cosignatures that witnesses give now, and those it had."""
+        if self._policy is None or not self._witnesses:
+            return note
+        there = self._policy.cosigned(note)
+        asked = [
+            witness
+            for name, witness in self._witnesses.items()
+            if there.get(name, 0) < time.time() - REFRESH_SECONDS and witness.rested
+        ]
+        if not asked:
+            return note
+        with ThreadPoolExecutor(min(len(asked), MOST_WITNESSES)) as pool:
+            given = [g for g in pool.map(lambda w: w.ask(self._ledger, note), asked) if g]
+        new = {(signature.name, signature.key_id) for signature in given}
+        old = [s for s in note.signatures if (s.name, s.key_id) not in new]
+        return Note(note.text, (*old, *given))
+
+
+class _Witness:
+    """A witness of the policy, and what is known of it."""
+
+    def __init__(self, name: str, party: Party) -> None:
+        self._name = name
+        self._key: VerifierKey = party.key
+        self._url = f"{(party.url or '').rstrip('/')}/add-checkpoint"
+        self._seen = 0
+        self._failures = 0
+        self._until = 0.0
+
+    @property
+    def rested(self) -> bool:
+        """Whether it may be asked again, after failures."""
+        return time.monotonic() >= self._until
+
+    def ask(self, ledger: Ledger, note: Note) -> Signature | None:
+        """Return its cosignature of a checkpoint (c2sp.org/tlog-witness); None if it gives none."""
+        try:
+            signature = self._add_checkpoint(ledger, note)
+        except (httpx.HTTPError, httpx.InvalidURL, NoteError, ProofError, TerrineError) as error:
+            self._failures += 1
+            pause = min(2.0 ** (self._failures - 1), LONGEST_PAUSE_SECONDS)
+            self._until = time.monotonic() + pause
+            if self._failures == 1:
+                cause = str(error) or type(error).__name__
+                log.warning("no cosignature", witness=self._name, cause=cause)
+            return None
+        if self._failures:
+            log.info("cosigned again", witness=self._name)
+        self._failures, self._until = 0, 0.0
+        return signature
+
+    def _add_checkpoint(self, ledger: Ledger, note: Note) -> Signature:
+        size = Checkpoint.parse(note.text).size
+        for _ in range(3):  # it may have cosigned another one meanwhile
+            if self._seen > size:
+                raise NoteError(
+                    f"the witness has cosigned {self._seen} leaves, and this log has {size}: the "
+                    "database is older than what was published"
+                )
+            status, kind, answer = self._post(_body(self._seen, ledger, note, size))
+            if status == 409 and kind.startswith(SIZE_TYPE):
+                self._seen = number(answer.removesuffix("\n"))
+                continue
+            if status == 409:
+                raise NoteError(f"the witness has cosigned another tree of {size} leaves")
+            if status != 200:
+                raise NoteError(f"the witness answered {status}")
+            for line in answer.splitlines():
+                signature = Signature.parse(line)
+                if (signature.name, signature.key_id) == (self._key.name, self._key.key_id):
+                    self._key.verify(note.text, signature.signed)
+                    self._seen = size
+                    return signature
+            raise NoteError("the answer has no cosignature with the witness's key")
+        raise NoteError("the witness says another size each time")
+
+    def _post(self, body: str) -> tuple[int, str, str]:
+        """Return status, media type and text of the answer, of which a note's length is read."""
+        with httpx.stream(
+            "POST", self._url, content=body.encode(), timeout=PATIENCE_SECONDS
+        ) as response:
+            answer, due = bytearray(), time.monotonic() + PATIENCE_SECONDS
+            for part in response.iter_bytes():
+                answer += part
+                if len(answer) > LARGEST or time.monotonic() > due:
+                    raise NoteError("the answer is too long, or comes too slowly")
+            kind = response.headers.get("content-type", "")
+            return response.status_code, kind, answer.decode("utf-8", "replace")
+
+
+def _body(seen: int, ledger: Ledger, note: Note, size: int) -> str:
+    def lines() -> Iterator[str]:
+        yield f"old {seen}\n"
+        for hash in ledger.consistency(seen, size):
+            yield f"{base64.b64encode(hash).decode()}\n"
+
+    return f"{''.join(lines())}\n{note}"

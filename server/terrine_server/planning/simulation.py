@@ -1,0 +1,83 @@
+"""A project without a service: what its queries would be answered, at the price that it would pay.
+
+For research on votes that may be looked at: of teachers trained on public or synthetic data. The
+outcomes are drawn by the mechanism itself, and charged under the terms that opening a project with
+it would fix. Never pass votes of private teachers for anything that others will see: the noise here
+is as real as a project's, but what is drawn is in no ledger, so no budget counts it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from terrine_server.planning.opening import choose
+from terrine_server.privacy.budget.rules import GDP, Rule
+from terrine_server.privacy.budget.terms import Account, Terms
+from terrine_server.privacy.mechanisms.base import Mechanism, Probabilities
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.noise import Entropy
+
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What B queries were answered, in order.
+
+    `labels`: int64[B], −1 where there is none. `outcomes`: str[B], of which "refused" ones cost
+    nothing. `counts`: int64[B, m], noisy ones, 0 where refused; None of mechanisms that release
+    labels alone. `epsilon`: what was spent, at the δ of the terms.
+    """
+
+    labels: NDArray[np.int64]
+    outcomes: NDArray[np.str_]
+    counts: NDArray[np.int64] | None
+    epsilon: float
+    terms: Terms
+
+
+def simulate(
+    votes: ArrayLike,
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    *,
+    probabilities: Probabilities | None = None,
+    cap_rule: Rule = GDP,
+    pass_rate: float | None = None,
+    entropy: Entropy = os.urandom,
+) -> Simulation:
+    """Ask each row of `votes`, int[B, m], once and in order, until the budget (ε, δ) refuses.
+
+    `probabilities`, float[B, m], are the student's, for mechanisms that need them. `cap_rule` is
+    that of the ensemble that the project would be opened on, and `pass_rate` the share of queries
+    that are expected to be answered: both decide what an outcome costs, as in `opening.choose`.
+    `entropy` draws the noise; a seeded one repeats a simulation. Raises `ParameterError` if the
+    budget pays for no query, and ValueError on votes that the ensemble cannot cast.
+    """
+    quoted = choose(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=pass_rate)
+    terms, drawn = quoted.terms, quoted.mechanism.release(np.asarray(votes), probabilities, entropy)
+    queries = len(drawn.labels)
+    epochs = [None] * queries if drawn.epochs is None else drawn.epochs.tolist()
+    baselines = [0] * queries
+    if isinstance(mechanism, InteractiveGNMax) and probabilities is not None:
+        least = mechanism.canonical_baseline(probabilities).min(axis=1).tolist()
+        baselines = [terms.priced_baseline(baseline) for baseline in least]
+    account, epoch = Account(), None
+    for outcome, its_epoch, baseline in zip(drawn.outcomes, epochs, baselines, strict=True):
+        opens = its_epoch != epoch
+        if not terms.admits(account, opens, baseline):
+            break
+        account, epoch = account.plus(terms.price(outcome, opens, baseline)), its_epoch
+    paid = np.arange(queries) < account.queries
+    return Simulation(
+        labels=np.where(paid, drawn.labels, -1),
+        outcomes=np.where(paid, drawn.outcomes.astype(np.str_), REFUSED),
+        counts=None if drawn.counts is None else np.where(paid[:, None], drawn.counts, 0),
+        epsilon=terms.epsilon_spent(account.spent),
+        terms=terms,
+    )

@@ -1,0 +1,253 @@
+"""A witness: cosigns a log's checkpoints if each continues the last one (c2sp.org/tlog-witness).
+
+It is for somebody else's machine: it needs no database, and of all libraries only `cryptography`.
+The last checkpoint of each log is in a file, on disk before its cosignature is given away, so that
+a witness which is killed at any point never cosigns two histories.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from terrine_protocol.files import read
+from terrine_protocol.transparency.checkpoints import Checkpoint, opened
+from terrine_protocol.transparency.notes import (
+    LARGEST,
+    Note,
+    NoteError,
+    SignerKey,
+    VerifierKey,
+    checked_text,
+    decode,
+    number,
+)
+from terrine_protocol.transparency.trees import EMPTY, ProofError, check_consistency
+
+MOST_PROOF_LINES = 63
+MOST_REQUESTS = 32
+"""Requests answered at a time; others wait to be accepted."""
+PATIENCE_SECONDS = 15
+"""How long a connection may be silent."""
+ADD, READ = "/add-checkpoint", "/checkpoint/"
+TEXT, SIZE = "text/plain; charset=utf-8", "text/x.tlog.size"
+
+
+class WitnessError(Exception):
+    """A key or a state that cannot be used. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is answered: a status, a text and its media type."""
+
+    status: HTTPStatus
+    text: str
+    kind: str = TEXT
+
+
+class Witness:
+    """Cosigns checkpoints of these logs. Its state is a directory, which it alone may use.
+
+    Raises WitnessError if another process uses it. Threads may share it.
+    """
+
+    def __init__(self, key: SignerKey, logs: list[VerifierKey], state: Path) -> None:
+        self._key = key
+        self._logs = {log.name: log for log in logs}
+        self._state = state
+        self._one = threading.Lock()
+        self._stack = ExitStack()
+        if len(self._logs) < len(logs):
+            raise WitnessError("Two logs have the same name.")
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self._stack.enter_context((state / "lock").open("w"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WitnessError(f"Another witness uses {state}. Give each its own.") from None
+        for log in logs:
+            self.last(log)  # unreadable state must not be noticed only at the first checkpoint
+
+    def close(self) -> None:
+        """Let others use the state."""
+        self._stack.close()
+
+    def last(self, log: VerifierKey) -> Checkpoint | None:
+        """Return the last checkpoint of a log that was cosigned. Raises WitnessError."""
+        try:
+            return opened(read(self.path(log.name), LARGEST), log)
+        except FileNotFoundError:
+            return None
+        except (NoteError, OSError) as error:
+            raise WitnessError(
+                f"{self.path(log.name)} does not hold what this witness wrote ({error}). It says "
+                "what was cosigned, so without it nothing may be: restore the file."
+            ) from None
+
+    def path(self, origin: str) -> Path:
+        """Return the file with the last checkpoint of a log."""
+        return self._state / f"{hashlib.sha256(origin.encode()).hexdigest()}.checkpoint"
+
+    def read(self, path: str) -> Answer:
+        """Answer with the last checkpoint of a log, and its cosignature as of now."""
+        with self._one:
+            for origin, log in self._logs.items():
+                if path == f"{READ}{hashlib.sha256(origin.encode()).hexdigest()}":
+                    last = self.last(log)
+                    if last is not None:
+                        note = Note.parse(read(self.path(origin), LARGEST))
+                        mine = self._key.sign(note.text, int(time.time()))
+                        return Answer(HTTPStatus.OK, str(Note(note.text, (*note.signatures, mine))))
+        return Answer(HTTPStatus.NOT_FOUND, "no checkpoint of this log\n")
+
+    def add(self, body: bytes) -> Answer:
+        """Answer the body of `add-checkpoint`."""
+        try:
+            text = checked_text(body)
+            head, gap, rest = text.partition("\n\n")
+            first, *lines = head.split("\n")
+            if not gap or not first.startswith("old ") or len(lines) > MOST_PROOF_LINES:
+                raise NoteError("the first line is `old` and a size, then a proof and a checkpoint")
+            old = number(first.removeprefix("old "))
+            proof = [decode(line, 32) for line in lines]
+            note = Note.parse(rest)
+            log = self._logs.get(Checkpoint.parse(note.text).origin)
+        except NoteError as error:
+            return Answer(HTTPStatus.BAD_REQUEST, f"{error}\n")
+        if log is None:
+            return Answer(HTTPStatus.NOT_FOUND, "this witness does not know this log\n")
+        try:
+            checkpoint = opened(note, log)
+        except NoteError as error:
+            return Answer(HTTPStatus.FORBIDDEN, f"{error}\n")
+        if old > checkpoint.size:
+            return Answer(HTTPStatus.BAD_REQUEST, "the old size is above the checkpoint's\n")
+        with self._one:
+            return self._cosign(log, note, checkpoint, old, proof)
+
+    def _cosign(
+        self, log: VerifierKey, note: Note, checkpoint: Checkpoint, old: int, proof: list[bytes]
+    ) -> Answer:
+        last = self.last(log)
+        size, root = (0, EMPTY) if last is None else (last.size, last.root)
+        if old != size:
+            return Answer(HTTPStatus.CONFLICT, f"{size}\n", SIZE)
+        if old == checkpoint.size and root != checkpoint.root:
+            return Answer(HTTPStatus.CONFLICT, f"another tree of {size} leaves was cosigned\n")
+        try:
+            check_consistency(old, checkpoint.size, root, checkpoint.root, proof)
+        except ProofError as error:
+            return Answer(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}\n")
+        if last != checkpoint:
+            # Of the signatures, only the log's is kept: others could fill the disk.
+            own = [s for s in note.signatures if (s.name, s.key_id) == (log.name, log.key_id)]
+            self._keep(log.name, str(Note(note.text, (own[0],))))
+        return Answer(HTTPStatus.OK, str(self._key.sign(note.text, int(time.time()))))
+
+    def _keep(self, origin: str, note: str) -> None:
+        """Replace the file of a log's last checkpoint, durably: before or after, never between."""
+        path = self.path(origin)
+        new = path.with_suffix(".new")
+        with new.open("w", encoding="utf-8") as file:
+            file.write(note)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        directory = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a witness over plain HTTP; a proxy in front adds TLS. Signatures need none."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], witness: Witness) -> None:
+        self.witness = witness
+        self._places = threading.BoundedSemaphore(MOST_REQUESTS)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Wait for a place, then answer in a thread."""
+        if self._places.acquire(timeout=PATIENCE_SECONDS):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and leave the place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that go away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "terrine-witness"
+    sys_version = ""
+    timeout = PATIENCE_SECONDS
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
+            self._send(Answer(HTTPStatus.LENGTH_REQUIRED, "a body says its length\n"), close=True)
+        elif len(length) > 9 or int(length) > LARGEST:
+            too_long = Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the body is too long\n")
+            self._send(too_long, close=True)
+        else:
+            body = self.rfile.read(int(length))
+            if len(body) < int(length):
+                self.close_connection = True
+                return
+            known = self.path.endswith(ADD)
+            self._answer(lambda: self.server.witness.add(body) if known else _NOTHING)
+
+    def do_GET(self) -> None:
+        path = self.path[self.path.find(READ) :] if READ in self.path else self.path
+        self._answer(lambda: self.server.witness.read(path))
+
+    def _answer(self, find: Any) -> None:
+        try:
+            answer = find()
+        except (WitnessError, OSError) as error:  # its disk: say nothing and cosign nothing
+            self.log_error("%s", error)
+            answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, "this witness cannot cosign now\n")
+        self._send(answer)
+
+    def _send(self, answer: Answer, close: bool = False) -> None:
+        body = answer.text.encode()
+        with suppress(OSError):
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.kind)
+            self.send_header("Content-Length", str(len(body)))
+            if close:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        """Log what was refused; cosigning is what it does all day."""
+        if code != HTTPStatus.OK:
+            self.log_message("%s %s", getattr(code, "value", code), self.command)
+
+
+_NOTHING = Answer(HTTPStatus.NOT_FOUND, "a witness has add-checkpoint\n")

@@ -1,0 +1,226 @@
+"""People near a query answer over HTTP, each with an account, from their records to the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from caller import Caller, slug
+from commands import Terrine
+from digits import DigitsEnsemble
+from numpy.typing import NDArray
+from server import RunningServer, running_server
+from sqlalchemy import select, update
+
+from terrine_client import Client
+from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
+from terrine_protocol import LabelResponse
+from terrine_server.ledger import connect
+from terrine_server.ledger.charging import unit_accounts as accounts_of
+from terrine_server.ledger.store.tables import unit_accounts
+from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.privacy import Neighbours as Mechanism
+from terrine_server.privacy import Units
+
+PRIVATE, PUBLIC = 1200, 400
+SPEC = {"name": "neighbours", "sigma": 30.0, "queries": 300}
+
+
+@dataclass(frozen=True)
+class People:
+    """The ensemble of people that the server has, and its own copy of their records."""
+
+    server: RunningServer
+    ensemble: NeighbourEnsemble
+    queries: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    url: str
+
+    def ask(self, rows: NDArray[np.uint8], key: str | None = None) -> Any:
+        reply = Caller(self.server, self.server.token()).label(rows, key)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def stored(self) -> NDArray[np.uint32]:
+        with connect(self.url).connect() as connection:
+            return np.frombuffer(connection.execute(select(unit_accounts)).one().accounts, "<u4")
+
+    def expected(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """What people cast on these rows, asked one after the other, and their accounts."""
+        units = Units.of(self.ensemble.units, self.ensemble.labels, PRIVATE)
+        allowance = self.server.ledger.project("study").terms.allowance
+        assert allowance is not None
+        mechanism = Mechanism(PRIVATE, 10, 30.0, 300)
+        weights = self.ensemble.weights(rows)
+        return mechanism.cast(weights, units, np.zeros(PRIVATE, np.uint32), allowance.most)
+
+
+@pytest.fixture(scope="module")
+def built(
+    tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
+) -> DigitsEnsemble:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images, labels = digits.images.astype(np.uint8), digits.target.astype(np.int64)
+    out = tmp_path_factory.mktemp("neighbours") / "people"
+    private = Dataset(
+        images[:PRIVATE],
+        labels[:PRIVATE],
+        DIGITS,
+        InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16),
+        name="digits",
+    )
+    public = PublicData.declare("digits from 1200 on", digits_ensemble.public)
+    manifest = build(private, out, name="people", public=public, settings=Neighbours(near=40))
+    return replace(digits_ensemble, directory=out, manifest=manifest)
+
+
+@pytest.fixture
+def people(tmp_path: Path, database_url: str, built: DigitsEnsemble) -> Iterator[People]:
+    with running_server(tmp_path / "data", database_url, built) as server:
+        server.open_project(mechanism=SPEC, epsilon=0.5)
+        ensemble = NeighbourEnsemble.load(built.directory)
+        yield People(server, ensemble, built.public, built.public_labels, database_url)
+
+
+@pytest.mark.statistical
+def test_people_answer_with_noise_and_pay_for_what_they_cast(people: People) -> None:
+    told = [people.ask(people.queries[:50]), people.ask(people.queries[50:120], "key")]
+    cast, accounts = people.expected(people.queries[:120])
+    assert people.stored().tolist() == accounts.tolist()
+    allowance = people.server.ledger.project("study").terms.allowance
+    assert allowance is not None
+    assert accounts.max() == allowance.most > 4
+    results = [result for each in told for result in each["results"]]
+    counts = np.array([result["counts"] for result in results])
+    assert counts.argmax(axis=1).tolist() == [result["label"] for result in results]
+    assert LabelResponse.model_validate(told[0]).noise_sigma == 30.0
+    # 1,200 draws of N_Z(0, 30²): their mean square is further than 8 of its deviations of √(2/1200)
+    # from 1 less than once in 10⁹ times.
+    spread = float(((counts - cast) ** 2).mean()) / 30.0**2
+    assert abs(spread - 1) < 8 * (2 / 1200) ** 0.5
+    again = people.ask(people.queries[:120])
+    assert [result["counts"] for result in again["results"]] == counts.tolist()
+    assert people.stored().tolist() == accounts.tolist()
+    assert people.server.ledger.verify("study").problems == []
+
+
+def test_the_300th_query_is_the_last_and_nothing_told_it_before(people: People) -> None:
+    balances = set()
+    for start in range(0, 300, 75):
+        budget = people.ask(people.queries[start : start + 75])["budget"]
+        balances.add((budget["spent"], budget["affordable"]))
+    terms = people.server.ledger.project("study").terms
+    price = terms.worst.cost
+    assert {left for _, left in balances} == {225, 150, 75, 0}
+    assert terms.budget == 300 * price
+    refused = Caller(people.server, people.server.token()).label(people.queries[300:])
+    assert (refused.status_code, slug(refused)) == (403, "budget-exhausted")
+    assert "300 new queries" in refused.json()["detail"]
+    assert people.stored().tolist() == people.expected(people.queries[:300])[1].tolist()
+
+
+def test_nothing_that_a_student_or_an_auditor_reads_has_an_account_in_it(
+    people: People, tmp_path: Path, terrine: Terrine
+) -> None:
+    """Accounts can be of anything: what is read is the same, but for times."""
+    people.ask(people.queries[:20])
+    student = Caller(people.server, people.server.token())
+    auditor = Caller(people.server, people.server.token("auditor"))
+    read_by = [(student, "/budget"), (student, "/project"), (student, "/readyz")]
+    read_by += [
+        (auditor, "/ledger/study"),
+        (auditor, "/ledger"),
+        (auditor, "/log"),
+    ]
+
+    def read() -> list[str]:
+        refusal = student.label(people.queries[:1, :4]).json()["detail"]
+        return [refusal, *(caller.http.get(path).text for caller, path in read_by)]
+
+    before = read()
+    ledger = people.server.ledger
+    with connect(people.url).begin() as connection:
+        row = dict(connection.execute(select(unit_accounts)).one()._mapping)
+        row["accounts"] = np.full(PRIVATE, 5, "<u4").tobytes()
+        row["seal"] = ledger._seals.of("unit_accounts", row)
+        connection.execute(update(unit_accounts).values(row))
+    assert read() == before
+    assert ledger.verify("study").problems == []
+    export = tmp_path / "export.json"
+    export.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
+    assert verify_export(export, {}).problems == []
+
+
+def test_a_client_gets_noisy_counts_and_forecasts_by_queries(people: People) -> None:
+    with Client(people.server.url, people.server.token()) as client:
+        labels = client.label(people.queries[:30])
+        assert labels.noisy_counts is not None
+        assert labels.noisy_counts.shape == (30, 10)
+        assert client.budget().affordable == 270
+
+
+def test_a_server_that_dies_between_the_vote_and_the_answer_leaves_no_account_behind(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = accounts_of.save
+    people.ask(people.queries[:5])
+    for before in (True, False):
+
+        def die(*given: Any, before: bool = before) -> None:
+            if not before:
+                usual(*given)
+            raise RuntimeError("killed")
+
+        monkeypatch.setattr(accounts_of, "save", die)
+        reply = Caller(people.server, people.server.token()).label(people.queries[5:10])
+        assert reply.status_code == 500
+        assert people.server.ledger.project("study").charges == 5
+        assert people.stored().tolist() == people.expected(people.queries[:5])[1].tolist()
+    monkeypatch.setattr(accounts_of, "save", usual)
+    people.ask(people.queries[5:10])
+    assert people.stored().tolist() == people.expected(people.queries[:10])[1].tolist()
+
+
+def test_units_vote_where_there_are_units_and_nowhere_else(
+    people: People, terrine_server: RunningServer
+) -> None:
+    from terrine_server.errors import InvalidTerms
+
+    with pytest.raises(InvalidTerms, match="people near a query"):
+        people.server.open_project("teachers", {"name": "noisy_votes", "sigma": 30.0})
+    with pytest.raises(InvalidTerms, match="has trained teachers"):
+        terrine_server.open_project("units", SPEC)
+
+
+def test_an_owner_opens_one_by_command_and_makes_a_restored_ledger_safe(
+    people: People, terrine: Terrine
+) -> None:
+    here = {
+        "TERRINE_DATA_DIR": str(people.server.settings.data_dir),
+        "TERRINE_DATABASE_URL": people.url,
+    }
+    opened = terrine(
+        *("project", "open", "second", "--ensemble", "people", "--epsilon", 1),
+        *("--mechanism", "neighbours:sigma=90,queries=1000", "--delta", "1e-6"),
+        **here,
+    )
+    assert opened.code == 0, opened.err
+    people.ask(people.queries[:5])
+    done = terrine("ledger", "restored", **here)
+    assert done.code == 0, done.err
+    assert "Every account counts as spent in second, study" in done.out
+    refused = Caller(people.server, people.server.token()).label(people.queries[:5])
+    assert slug(refused) == "project-paused"
+    closed = terrine("project", "close", "study", "--yes", **here)
+    assert closed.code != 0
+    assert "leave it paused" in closed.err
+    assert terrine("ledger", "verify", "all", **here).code == 0

@@ -1,0 +1,363 @@
+"""Accounts of units: written with the charge of the answers they belong to, and never behind.
+
+Every request here goes through the whole pipeline, and through a ledger of its own, as another
+replica's would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from books import counted, unguarded
+from migrated import SECRET_KEY
+from neighbouring import NEIGHBOURS, PEOPLE, Opened, many, open_people, open_study
+from numpy.typing import NDArray
+from sqlalchemy import delete, select, update
+
+from terrine_server.errors import (
+    BudgetExhausted,
+    ConcurrentUpdate,
+    Conflict,
+    EnsembleUnavailable,
+    LedgerCorrupted,
+)
+from terrine_server.labeling.voters import Voters
+from terrine_server.ledger import Batch, Cast, Ledger, OnRecord, QueryDigest, connect
+from terrine_server.ledger.charging import unit_accounts as accounts_of
+from terrine_server.ledger.payments import Payments
+from terrine_server.ledger.store.tables import charges, projects, unit_accounts
+from terrine_server.privacy import Neighbours
+
+
+@pytest.fixture
+def opened(database_url: str) -> Opened:
+    return open_people(database_url)
+
+
+def expected(opened: Opened, inputs: list[NDArray[np.uint8]]) -> NDArray[np.int64]:
+    """The accounts after these inputs, one person and one query at a time."""
+    people, most = opened.people, opened.allowance
+    accounts = np.zeros(PEOPLE, dtype=np.int64)
+    for x in inputs:
+        for person in range(PEOPLE):
+            votes = np.zeros(2)
+            for unit, label in zip(people.units, people.labels, strict=True):
+                votes[label] += x[person] * (unit == person)
+            squared = int(votes @ votes)
+            while squared > 1:  # scaled down to ‖v‖ ≤ 1 and floored: (1, 1) becomes (0, 0)
+                votes = np.floor(votes / np.sqrt(squared))
+                squared = int(votes @ votes)
+            if accounts[person] + squared <= most:
+                accounts[person] += squared
+    return accounts
+
+
+def test_accounts_follow_from_the_answers_whatever_replica_gave_them(opened: Opened) -> None:
+    inputs = many(opened.people, 12)
+    assert opened.stored().tolist() == [0] * PEOPLE
+    opened.ask(inputs[:1])
+    assert opened.stored().tolist() == expected(opened, inputs[:1]).tolist()
+    opened.ask(inputs[1:7], key="some")
+    opened.ask(inputs[1:7], key="some")
+    opened.ask(inputs[3:12] + inputs[:3])  # some are on record, and some come twice
+    answered = opened.ask(inputs[::-1] + inputs)
+    assert all(result.replayed for result in answered.results)
+    assert opened.stored().tolist() == expected(opened, inputs).tolist()
+    assert opened.stored().max() > 1
+    row, project = opened.row(), opened.ledger.project("study")
+    assert (row.charges, row.head.hex()) == (12, project.head)
+    assert opened.ledger.verify("study").problems == []
+
+
+def test_a_query_twice_in_one_group_is_voted_on_once(opened: Opened) -> None:
+    x, labeling = opened.people.near(1, 2), opened.labeling()
+    asks = [labeling.check("study", np.stack([x, x])), labeling.check("study", np.stack([x]))]
+    labeling.answer("study", asks)
+    assert opened.stored().tolist() == expected(opened, [x]).tolist()
+
+
+def test_refusals_follow_from_the_number_of_queries_alone(database_url: str) -> None:
+    """Long after nobody can vote any more, queries are answered, up to the last one."""
+    opened = open_people(database_url, epsilon=0.5)
+    inputs = many(opened.people, 45)
+    first = opened.ask(inputs[:30])
+    assert opened.stored().max() == opened.allowance < 15
+    assert first.project.affordable == 10
+    last = opened.ask(inputs[30:])
+    assert [result.seq is None for result in last.results] == [False] * 10 + [True] * 5
+    with pytest.raises(BudgetExhausted, match="answers 40 new queries"):
+        opened.ask(inputs[44:])
+    assert opened.stored().max() == opened.allowance
+    assert opened.stored().tolist() == expected(opened, inputs[:40]).tolist()
+    project = opened.ledger.project("study")
+    assert project.spent == project.terms.budget
+    assert project.cap_spent == project.terms.cap_budget
+    assert opened.ledger.verify("study").problems == []
+
+
+def test_spent_is_the_same_function_of_the_count_whoever_voted(opened: Opened) -> None:
+    """Another project, whose queries nobody is near, has the same balance at every count."""
+    open_study(opened.ledger, name="other")
+    inputs = many(opened.people, 25)
+    nobody = [np.full(PEOPLE, 0, np.uint8) for _ in range(1)]
+    labeling = opened.labeling()
+    for x in [*inputs, *nobody]:
+        labeling.answer("study", [labeling.check("study", np.stack([x]))])
+        labeling.answer("other", [labeling.check("other", np.stack([x ^ 2]))])
+        study, other = opened.ledger.project("study"), opened.ledger.project("other")
+        assert study.account == other.account
+
+
+def test_what_closing_keeps_of_the_cap_is_the_least_of_the_allowance_and_the_queries(
+    opened: Opened,
+) -> None:
+    terms = opened.project.terms
+    assert terms.allowance is not None
+    for queries, name in [(0, "study"), (3, "some"), (40, "all")]:
+        if name != "study":
+            open_study(opened.ledger, name=name)
+        labeling = opened.labeling()
+        if queries:
+            inputs = np.stack(many(opened.people, queries, name))
+            labeling.answer(name, [labeling.check(name, inputs)])
+        before = opened.ledger.ensemble("people").reserved
+        opened.ledger.set_status(name, "closed")  # type: ignore[arg-type]
+        kept = opened.ledger.ensemble("people").reserved - (before - terms.cap_budget)
+        worth = terms.allowance.worth(min(terms.allowance.most, queries), terms.cap_rule)
+        assert worth * 1e12 <= kept <= worth * 1e12 + queries + 1
+        assert opened.ledger.verify(name).problems == []
+
+
+# ---------------------------------------------------------------------- between vote and answer
+
+
+class KilledError(BaseException):
+    """Not an Exception: nothing catches it, as nothing catches SIGKILL."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise KilledError
+
+    if where == "after the draw":
+        monkeypatch.setattr(Payments, "charge_group", die)
+    elif where == "before the accounts are written":
+        monkeypatch.setattr(accounts_of, "save", die)
+    elif where == "before the commit":
+        usual = accounts_of.save
+
+        def save(*given: Any) -> None:
+            usual(*given)
+            die()
+
+        monkeypatch.setattr(accounts_of, "save", save)
+    else:
+        usual_charge = Payments.charge_group
+
+        def charge(self: Payments, *given: Any) -> None:
+            usual_charge(self, *given)
+            die()
+
+        monkeypatch.setattr(Payments, "charge_group", charge)
+
+
+@pytest.mark.parametrize(
+    ("where", "written"),
+    [
+        ("after the draw", False),
+        ("before the accounts are written", False),
+        ("before the commit", False),
+        ("before the answer", True),
+    ],
+)
+def test_whatever_dies_in_between_accounts_and_charges_go_together(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, where: str, written: bool
+) -> None:
+    inputs = many(opened.people, 8)
+    opened.ask(inputs[:3])
+    with monkeypatch.context() as patched:
+        kill_at(patched, where)
+        with pytest.raises(KilledError):
+            opened.ask(inputs[3:])
+    paid = 8 if written else 3
+    assert opened.ledger.project("study").charges == paid
+    assert opened.stored().tolist() == expected(opened, inputs[:paid]).tolist()
+    after = opened.ask(inputs[3:])
+    assert [result.replayed for result in after.results] == [written] * 5
+    assert opened.stored().tolist() == expected(opened, inputs).tolist()
+    assert opened.ledger.verify("study").problems == []
+
+
+def drawn(opened: Opened, query: object, near: NDArray[np.uint8]) -> tuple[Batch, OnRecord, Cast]:
+    """A query that was voted on, and is not paid yet."""
+    proposal = counted(query)
+    counts = (5, 3)
+    proposal = type(proposal)(
+        proposal.query_digest, proposal.input_digest, proposal.outcome, 0, counts=counts
+    )
+    digests = [[QueryDigest(proposal.query_digest, proposal.input_digest)]]
+    record = opened.ledger.look_up("study", [None], digests)
+    project = record.project
+    mechanism = Neighbours(PEOPLE, 2, 15.0, 40)
+    weights = opened.people.weights(near[None])
+    _, after = mechanism.cast(
+        weights, opened.voters.found.units, opened.ledger.accounts(project), opened.allowance
+    )
+    return Batch([proposal]), record, Cast(project.charges, project.head, 1, after)
+
+
+def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> None:
+    one = drawn(opened, "one", opened.people.near(1))
+    other = drawn(opened, "other", opened.people.near(1))
+    replica = Ledger(connect(opened.url), SECRET_KEY)
+    replica.charge_group(opened.project.id, [other[0]], other[1], other[2])
+    with pytest.raises(ConcurrentUpdate):
+        opened.ledger.charge_group(opened.project.id, [one[0]], one[1], one[2])
+    assert opened.stored()[1] == 1
+    with pytest.raises(ConcurrentUpdate):
+        opened.ledger.accounts(one[1].project)
+
+
+def test_nothing_is_charged_without_accounts_or_with_those_of_other_queries(
+    opened: Opened,
+) -> None:
+    batch, record, cast = drawn(opened, "one", opened.people.near(1))
+    with pytest.raises(ValueError, match="charged with its accounts"):
+        opened.ledger.charge(opened.project.id, batch.proposals)
+    with pytest.raises(ValueError, match="charged with its accounts"):
+        opened.ledger.charge_group(opened.project.id, [batch], record)
+    for other in (
+        Cast(cast.charges, cast.head, 2, cast.accounts),
+        Cast(cast.charges + 1, cast.head, 1, cast.accounts),
+        Cast(cast.charges, "00" * 32, 1, cast.accounts),
+    ):
+        with pytest.raises(ConcurrentUpdate):
+            opened.ledger.charge_group(opened.project.id, [batch], record, other)
+    assert opened.ledger.project("study").charges == 0
+    assert opened.stored().tolist() == [0] * PEOPLE
+
+
+def test_voters_without_records_answer_nothing(opened: Opened) -> None:
+    class Elsewhere(Voters):
+        def check(self, record: Any) -> None:
+            return
+
+    opened.voters = Elsewhere()  # type: ignore[assignment]
+    with pytest.raises(EnsembleUnavailable, match="not on a cluster"):
+        opened.ask(many(opened.people, 2))
+    assert opened.ledger.project("study").charges == 0
+
+
+# ------------------------------------------------------------------------------- edits and backups
+
+
+def emptied(row: Any) -> dict[str, Any]:
+    return {"accounts": bytes(len(row.accounts))}
+
+
+EDITS: dict[str, Callable[[Any], dict[str, Any] | None]] = {
+    "emptied": emptied,
+    "shorter": lambda row: {"accounts": row.accounts[:-4]},
+    "longer": lambda row: {"accounts": row.accounts + bytes(4)},
+    "an earlier count": lambda row: {"charges": row.charges - 1},
+    "another head": lambda _: {"head": bytes(32)},
+    "counted as filled": lambda _: {"filled": 1},
+    "another seal": lambda _: {"seal": bytes(32)},
+    "lost": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_accounts_that_were_edited_answer_nothing_and_verify_says_so(
+    opened: Opened, edit: str
+) -> None:
+    inputs = many(opened.people, 6)
+    opened.ask(inputs[:4])
+    values = EDITS[edit](opened.row())
+    with unguarded(opened.url) as connection:
+        if values is None:
+            connection.execute(delete(unit_accounts))
+        else:
+            connection.execute(update(unit_accounts).values(values))
+    with pytest.raises(LedgerCorrupted, match="The accounts of project study are"):
+        opened.ask(inputs[4:])
+    assert opened.ledger.project("study").charges == 4
+    (problem,) = opened.ledger.verify("study").problems
+    assert problem.startswith("accounts: The accounts of project study are")
+    assert opened.ask(inputs[:4]).results[0].replayed, "what was paid needs no account"
+
+
+def test_an_older_row_with_its_own_seal_is_found(opened: Opened) -> None:
+    inputs = many(opened.people, 6)
+    opened.ask(inputs[:2])
+    older = dict(opened.row()._mapping)
+    opened.ask(inputs[2:4])
+    with unguarded(opened.url) as connection:
+        connection.execute(update(unit_accounts).values(older))
+    with pytest.raises(LedgerCorrupted, match="not those of its charges"):
+        opened.ask(inputs[4:])
+    assert opened.ledger.verify("study").problems
+
+
+def test_after_a_restore_nobody_votes_and_nothing_goes_back_to_the_cap(opened: Opened) -> None:
+    open_study(opened.ledger, name="untouched")
+    inputs = many(opened.people, 6)
+    opened.ask(inputs[:4])
+    done = opened.ledger.fill_accounts()
+    assert (done.paused, done.filled) == (["study", "untouched"], ["study", "untouched"])
+    with connect(opened.url).connect() as connection:
+        for row in connection.execute(select(unit_accounts)):
+            assert set(np.frombuffer(row.accounts, "<u4").tolist()) == {opened.allowance}
+    for name in ("study", "untouched"):
+        with pytest.raises(Conflict, match="leave it paused"):
+            opened.ledger.set_status(name, "closed")  # type: ignore[arg-type]
+        assert opened.ledger.verify(name).problems == []
+    opened.ledger.set_status("study", "active")  # type: ignore[arg-type]
+    opened.ask(inputs[4:])  # what is answered now is noise
+    assert set(opened.stored().tolist()) == {opened.allowance}
+    with pytest.raises(Conflict, match="leave it paused"):
+        opened.ledger.set_status("study", "closed")  # type: ignore[arg-type]
+    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.fill_accounts().filled == ["study", "untouched"]
+    logged = [entry.action for entry in opened.ledger.log(limit=100)]
+    assert logged.count("accounts-filled") == 4
+
+
+def test_a_backup_restored_under_a_running_server_answers_nothing(opened: Opened) -> None:
+    """On SQLite the file is replaced, which no server uses; so here rows are put back."""
+    inputs, labeling = many(opened.people, 6), opened.labeling()
+
+    def ask(some: list[NDArray[np.uint8]]) -> None:
+        labeling.answer("study", [labeling.check("study", np.stack(some))])
+
+    ask(inputs[:2])
+    with connect(opened.url).connect() as connection:
+        older = {
+            table: [dict(row._mapping) for row in connection.execute(select(table))]
+            for table in (projects, unit_accounts)
+        }
+    ask(inputs[2:4])
+    with unguarded(opened.url) as connection:
+        connection.execute(delete(charges).where(charges.c.seq > 2))
+        for table, (row,) in older.items():
+            connection.execute(update(table).values(row))
+    assert opened.ledger.verify("study").problems == [], "only an anchor can tell"
+    with pytest.raises(LedgerCorrupted, match="a backup was restored"):
+        ask(inputs[4:])
+
+
+def test_nothing_that_leaves_the_ledger_has_an_account_in_it(opened: Opened) -> None:
+    """Two worlds that differ in all their accounts say the same, but for digests and times."""
+    opened.ask(many(opened.people, 5))
+    told = json.dumps([*opened.ledger.export("study"), *opened.ledger.export_log()])
+    assert "accounts" not in told
+    assert NEIGHBOURS["name"] in told
+    for text in (
+        repr(opened.ledger.project("study")),
+        repr(drawn(opened, 1, opened.people.near(1))),
+    ):
+        assert "array" not in text

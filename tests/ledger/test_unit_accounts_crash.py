@@ -1,0 +1,90 @@
+"""Replicas that run at once or are killed: accounts are those of the charges, in their order."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from neighbour_workers import ask_and_tell, ask_but_die
+from neighbouring import NEIGHBOURS, PEOPLE, Opened, many, open_people
+from numpy.typing import NDArray
+from processes import in_processes, start
+
+from terrine_server.labeling.queries import input_digests
+from terrine_server.privacy import Neighbours
+
+
+def replayed(opened: Opened, inputs: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint32]:
+    """The accounts that follow from the inputs that were charged, in the order of the charges."""
+    digests = input_digests(np.stack(inputs), opened.project.ensemble.manifest_sha256)
+    known = {digest.hex(): x for digest, x in zip(digests, inputs, strict=True)}
+    entries = opened.ledger.charges("study", limit=1000)
+    accounts = np.zeros(PEOPLE, dtype=np.uint32)
+    mechanism = Neighbours(PEOPLE, 2, NEIGHBOURS["sigma"], NEIGHBOURS["queries"])
+    for entry in entries:
+        weights = opened.people.weights(known[entry.input_digest][None])
+        _, accounts = mechanism.cast(weights, opened.voters.found.units, accounts, opened.allowance)
+    return accounts
+
+
+@pytest.mark.slow
+def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str) -> None:
+    """Before each statement and each COMMIT, until there is none left to be killed before."""
+    opened = open_people(database_url, epsilon=2.0, spec={**NEIGHBOURS, "queries": 1000})
+    inputs = many(opened.people, 200)
+    for step in count():
+        before = opened.ledger.project("study").charges
+        given = database_url, before, before + 3, f"key {step}", step
+        [process] = in_processes(ask_but_die, given)
+        charges = opened.ledger.project("study").charges
+        assert charges in (before, before + 3)
+        # After the charge, PostgreSQL's turn still has to end.
+        assert charges == before + 3 or process.exitcode != 0
+        assert opened.stored().tolist() == replayed(opened, inputs).tolist()
+        assert opened.ledger.verify("study").problems == []
+        # Nobody is left holding the turn or a lock.
+        [again] = in_processes(ask_but_die, (*given[:4], 10_000))
+        assert again.exitcode == 0
+        assert opened.ledger.project("study").charges == before + 3
+        assert opened.stored().tolist() == replayed(opened, inputs).tolist()
+        if process.exitcode == 0:
+            break
+    assert step >= 6, "there are more steps to be killed before"
+
+
+@pytest.mark.slow
+def test_replicas_at_once_and_killed_leave_no_answer_uncounted(
+    database_url: str, tmp_path: Path
+) -> None:
+    opened = open_people(database_url, epsilon=2.0, spec={**NEIGHBOURS, "queries": 1000})
+    inputs, log = many(opened.people, 60), tmp_path / "told"
+    until(lambda: killed_after(8, start(ask_and_tell, database_url, 60, 0, str(log)), log))
+    replicas = [start(ask_and_tell, database_url, 60, seed, str(log)) for seed in (1, 2, 3)]
+    for process in replicas:
+        process.join(120)
+        assert process.exitcode == 0
+    told = {tuple(map(int, line.split())) for line in log.read_text().splitlines()}
+    assert len({index for index, _ in told}) == len(told), "each input has one charge"
+    charged = opened.ledger.project("study").charges
+    assert {seq for _, seq in told} <= set(range(1, charged + 1))
+    assert opened.stored().tolist() == replayed(opened, inputs).tolist()
+    assert opened.stored().max() > 3
+    assert opened.ledger.verify("study").problems == []
+
+
+def killed_after(lines: int, process: object, log: Path) -> bool:
+    until(lambda: log.exists() and len(log.read_text().splitlines()) >= lines)
+    process.kill()  # type: ignore[attr-defined]
+    process.join(60)  # type: ignore[attr-defined]
+    assert process.exitcode in (-signal.SIGKILL, 0)  # type: ignore[attr-defined]
+    return True
+
+
+def until(true: Callable[[], bool]) -> None:
+    while not true():
+        time.sleep(0.01)

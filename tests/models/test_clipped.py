@@ -1,0 +1,173 @@
+"""Numbers outside the schema's range, or missing, are said, and confirmed before any is charged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from commands import Terrine
+
+from terrine_client import Client
+from terrine_client.estimator import buy
+from terrine_models.tables.columns import ClippedError
+from terrine_models.tables.loading import encode_frame, encode_table, load_table
+from terrine_protocol.tables import TableSchema
+from terrine_server.audit.world import serving
+from terrine_server.settings import Settings
+
+SCHEMA = TableSchema.model_validate(
+    {
+        "columns": [
+            {"name": "hour", "role": "numeric", "low": 0, "high": 23},
+            {"name": "wind", "role": "numeric", "low": 0, "high": 50, "missing": 10},
+            {
+                "name": "day",
+                "role": "date",
+                "since": "2024-01-01",
+                "low": 0,
+                "high": 365,
+                "order": "year-month-day",
+                "parts": ["days"],
+            },
+            {"name": "late", "role": "label", "values": ["no", "yes"]},
+        ]
+    }
+)
+
+
+def flights(count: int = 100, **changed: list[Any]) -> pd.DataFrame:
+    """Flights within the schema; of some columns the first values are these."""
+    frame = pd.DataFrame(
+        {
+            "hour": [float(i % 24) for i in range(count)],
+            "wind": [float(i % 50) for i in range(count)],
+            "day": pd.date_range("2024-01-01", periods=count).strftime("%Y-%m-%d"),
+            "late": [("no", "yes")[i % 24 > 12] for i in range(count)],
+        }
+    )
+    for name, values in changed.items():
+        frame.loc[: len(values) - 1, name] = values
+    return frame
+
+
+def ways(frame: pd.DataFrame, tmp_path: Path) -> list[tuple[Any, Any]]:
+    """The same table in every form that students have."""
+    csv, parquet = tmp_path / "pool.csv", tmp_path / "pool.parquet"
+    frame.to_csv(csv, index=False)
+    frame.to_parquet(parquet)
+    return [(encode_table, csv), (encode_table, parquet), (encode_frame, frame)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        (
+            "hour",
+            [999.0] * 11,
+            "11 of 100 values are outside the schema's range, 0 to 23, and clip",
+        ),
+        ("hour", [-1.0] * 6 + [np.nan] * 5, "6 of 95 values are outside"),
+        ("hour", [np.nan] * 11, "11 of 100 values are missing; 11.5 stands for them"),
+        ("wind", [60.0] * 11, "11 of 100 values are outside the schema's range, 0 to 50, and"),
+        ("day", ["2030-01-01"] * 11, "11 of 100 values are outside the schema's range and clipped"),
+    ],
+)
+def test_more_than_a_tenth_of_a_column_must_be_confirmed(
+    tmp_path: Path, name: str, values: list[Any], said: str
+) -> None:
+    for encode, given in ways(flights(**{name: values}), tmp_path):
+        notes = list[str]()
+        with pytest.raises(ClippedError, match=rf"of column {name} more than a tenth.*--accept-cl"):
+            encode(given, SCHEMA, notes.append)
+        assert any(f"column {name}: {said}" in note for note in notes)
+        encoded = encode(given, SCHEMA, notes.append, accept_clipped=True)
+        assert len(encoded) == 100
+    for encode, given in ways(flights(**{name: values[1:]}), tmp_path):
+        notes = list[str]()
+        encode(given, SCHEMA, notes.append)
+        assert any(f"column {name}: " in note for note in notes), "a tenth is said, too"
+
+
+def test_gaps_that_the_schema_knows_are_said_and_need_no_confirmation(tmp_path: Path) -> None:
+    for encode, given in ways(flights(wind=[np.nan] * 60), tmp_path):
+        with pytest.warns(UserWarning, match="wind: 60 of 100 values are missing; 10 stands for"):
+            encode(given, SCHEMA)
+
+
+def test_what_fits_is_encoded_without_a_word(tmp_path: Path) -> None:
+    for encode, given in ways(flights(), tmp_path):
+        notes = list[str]()
+        encode(given, SCHEMA, notes.append)
+        assert notes == []
+
+
+def test_private_records_are_counted_and_trained_on(tmp_path: Path) -> None:
+    frame, notes = flights(hour=[999.0] * 30), list[str]()
+    frame.to_csv(tmp_path / "private.csv", index=False)
+    data = load_table(tmp_path / "private.csv", SCHEMA, notes.append)
+    assert len(data) == 100
+    assert "column hour: 30 of 100 values are outside the schema's range" in notes[0]
+
+
+@pytest.mark.slow
+def test_nothing_is_charged_before_clipped_numbers_are_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema.json").write_text(SCHEMA.model_dump_json())
+    flights(400, hour=[999.0] * 7).to_csv("private.csv", index=False)
+    flights(60, hour=[999.0] * 60).to_csv("pool.csv", index=False)
+    train = ("ensemble", "train", "private.csv", "--schema", "schema.json", "--teachers", 20)
+    said = terrine(*train, "--name", "flights").fine
+    assert "column hour: 7 of 400 values are outside the schema's range, 0 to 23" in said
+    terrine("init").fine  # noqa: B018 - raises if it failed
+    assert terrine("ensemble", "register", "flights", "--epsilon", 100, "--delta", "1e-5").fine
+    opened = ("project", "open", "study", "--ensemble", "flights", "--mechanism", "gnmax:sigma=10")
+    assert terrine(*opened, "--epsilon", 90, "--delta", "1e-6").fine
+    made = terrine("token", "create", "--role", "student", "--project", "study").fine
+    token = next(word for word in made.split() if word.startswith("terrine_"))
+    Path("token").write_text(token)
+    with serving(Settings()) as url, Client(url, token) as client:
+        at = ("--url", url, "--token-file", "token")
+        label = ("student", "label", "pool.csv", "--out", "labels.csv", *at)
+        learn = ("student", "train", "pool.csv", "--method", "ridge", "--rounds", 1, *at)
+        for command in (label, learn, (*learn, "--dry-run")):
+            refused = terrine(*command)
+            assert "60 of 60 values are outside the schema's range, 0 to 23" in refused.out
+            assert (refused.code, "--accept-clipped" in refused.err) == (1, True)
+        with pytest.raises(ClippedError):
+            buy(client, pd.read_csv("pool.csv"))
+        assert client.budget().charges == 0
+        assert terrine(*label, "--accept-clipped").fine
+        first = client.budget().charges
+        assert first == 60
+        bought = buy(client, pd.read_csv("pool.csv"), accept_clipped=True)
+        assert len(bought.rows) == 60
+        assert client.budget().charges == first, "what was paid before is free"
+        assert terrine(*learn, "--accept-clipped").fine
+
+
+def test_a_date_with_an_hour_keeps_it(tmp_path: Path) -> None:
+    times = ["2024-03-01 00:10", "2024-03-01 23:59:59", "2024-03-02T08:00Z", "2024-03-02 8:15 PM"]
+    public = tmp_path / "public.csv"
+    rows = [f"{time},{'ny'[i % 2]}" for i, time in enumerate(times * 5)]
+    public.write_text("\n".join(["at,ill", *rows, ""]))
+    from terrine_models.tables.roles import propose_schema
+
+    schema = propose_schema(public, label="ill").schema
+    assert schema.columns[0].parts == ("days", "month", "weekday", "hour")
+    hours = [0, 23 / 23, 8 / 23, 20 / 23]
+    assert np.allclose(encode_table(public, schema)[:4, 3], hours)
+    typed = pd.DataFrame({"at": pd.to_datetime(["2024-03-01 00:10:00", "2024-03-01 23:59:59"])})
+    typed.to_parquet(tmp_path / "pool.parquet")
+    assert np.allclose(encode_table(tmp_path / "pool.parquet", schema)[:, 3], hours[:2])
+    assert np.allclose(encode_frame(typed, schema)[:, 3], hours[:2])
+    away = typed["at"].dt.tz_localize("Asia/Tokyo")
+    away.to_frame().to_parquet(tmp_path / "away.parquet")
+    assert np.allclose(encode_table(tmp_path / "away.parquet", schema)[:, 3], hours[:2])
+    assert np.allclose(encode_frame(away.to_frame(), schema)[:, 3], hours[:2])
+    date_alone = pd.DataFrame({"at": ["2024-03-01"]})
+    assert encode_frame(date_alone, schema)[0, 3] == 0

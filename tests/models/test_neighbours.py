@@ -1,0 +1,279 @@
+"""Neighbours: each record votes by itself, by a public radius, and exactly as counted by hand."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Terrine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from terrine_models.data.arrays import DataError, Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors
+from terrine_models.teachers.ensemble import Ensemble, load
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.manifests import save_manifest
+from terrine_models.teachers.neighbours import (
+    LENGTH,
+    RECORDS,
+    NeighbourEnsemble,
+    Neighbours,
+    NeighbourTeachers,
+    build,
+    foresee,
+    mapped,
+    whole,
+)
+
+PLANE = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
+FEW = Neighbours(near=30)
+
+
+@pytest.fixture(scope="module")
+def public(digits: Dataset) -> PublicData:
+    return PublicData.declare("digits from 1300 on", digits.inputs[1300:])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, digits: Dataset, public: PublicData) -> Path:
+    out = tmp_path_factory.mktemp("neighbours") / "digits"
+    build(part(digits, slice(0, 1300)), out, name="digits", public=public, settings=FEW)
+    return out
+
+
+def part(data: Dataset, rows: slice | NDArray[np.int64]) -> Dataset:
+    return replace(data, inputs=data.inputs[rows], labels=data.labels[rows])
+
+
+def people(seed: int, rows: int = 90, persons: int = 25) -> Dataset:
+    """A small table in which persons have several rows, in no order."""
+    random = np.random.default_rng(seed)
+    x = random.random((rows, 6)).astype(np.float32)
+    named = np.concatenate([np.arange(persons), random.integers(0, persons, rows - persons)])
+    _, first, groups = np.unique(named, return_index=True, return_inverse=True)
+    groups = np.argsort(np.argsort(first))[groups]  # by where they first appear
+    return Dataset(
+        x,
+        (x[:, 0] + x[:, 1] > 1).astype(np.int64),
+        ("no", "yes"),
+        PLANE,
+        groups=groups,
+        group_column="person",
+    )
+
+
+POOL = PublicData.declare("rows", people(7, 900).inputs)
+
+
+def by_hand(ensemble: NeighbourEnsemble, points: NDArray[np.int16]) -> NDArray[np.uint8]:
+    """The same weights, one pair after the other, in whole numbers of any size."""
+    kind = ensemble.manifest.teacher
+    assert isinstance(kind, NeighbourTeachers)
+    records = ensemble._records[:-1].T.numpy().astype(np.int64)
+
+    def score(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+        return int(one @ other) - int(other @ other) // 2
+
+    found = np.zeros((len(points), len(records)), np.uint8)
+    for row, query in enumerate(points.astype(np.int64)):
+        scores = sorted(score(query, each.astype(np.int64)) for each in ensemble.public)
+        least = scores[-kind.rank]
+        for i, each in enumerate(records):
+            found[row, i] = score(query, each) >= least
+    return found
+
+
+def test_weights_are_those_of_a_loop_over_all_pairs(built: Path, digits: Dataset) -> None:
+    ensemble = NeighbourEnsemble.load(built)
+    x = digits.inputs[1300:1330]
+    kind = ensemble.manifest.teacher
+    assert isinstance(kind, NeighbourTeachers)
+    weights = ensemble.weights(x)
+    assert weights.dtype == np.uint8
+    assert weights.shape == (30, 1300)
+    expected = by_hand(ensemble, whole(mapped(ensemble.features, x), kind.scale))
+    assert np.array_equal(weights, expected)
+    assert 5 < weights.sum(1).mean() < 100
+    assert ensemble.weights(x[:0]).shape == (0, 1300)
+
+
+def test_neighbours_know_digits(built: Path, digits: Dataset) -> None:
+    ensemble = NeighbourEnsemble.load(built)
+    weights = ensemble.weights(digits.inputs[1300:])
+    counts = [weights[:, ensemble.labels == c].sum(1) for c in range(10)]
+    assert (np.argmax(counts, 0) == digits.labels[1300:]).mean() > 0.9
+    assert ensemble.manifest.teachers == ensemble.manifest.units == 1300
+
+
+def test_weights_do_not_depend_on_the_other_queries(built: Path, digits: Dataset) -> None:
+    ensemble = NeighbourEnsemble.load(built)
+    x = digits.inputs[1300:1500]
+    together = ensemble.weights(x)
+    backwards = ensemble.weights(np.ascontiguousarray(x[::-1]))[::-1]
+    alone = np.concatenate([ensemble.weights(x[i : i + 1]) for i in range(0, 200, 20)])
+    assert np.array_equal(together, backwards)
+    assert np.array_equal(together[::20], alone)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 2**20),
+    person=st.integers(0, 24),
+    rows=st.integers(1, 12),
+    extreme=st.booleans(),
+)
+def test_replacing_one_person_changes_no_other_vote(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, person: int, rows: int, extreme: bool
+) -> None:
+    """Other records of that person, more of them or fewer: all the rest is as it was."""
+    here, data, random = tmp_path_factory.mktemp("two"), people(seed), np.random.default_rng(seed)
+    assert data.groups is not None
+    others = data.groups != person
+    theirs = random.random((rows, 6)).astype(np.float32)
+    if extreme:
+        theirs = np.round(theirs)
+    changed = replace(
+        data,
+        inputs=np.concatenate([data.inputs[others], theirs]),
+        labels=np.concatenate([data.labels[others], random.integers(0, 2, rows)]),
+        groups=np.concatenate([data.groups[others], np.full(rows, person)]),
+    )
+    made = []
+    for name, each in (("before", data), ("after", changed)):
+        build(each, here / name, name="t", public=POOL, settings=Neighbours(near=5))
+        made.append(NeighbourEnsemble.load(here / name))
+    before, after = made
+    assert before.manifest.teacher == after.manifest.teacher
+    assert np.array_equal(before.public, after.public)
+    for name, tensor in before.features.tensors.items():
+        assert np.array_equal(tensor, after.features.tensors[name]), "the map is public"
+    x = np.concatenate([POOL.inputs[:20], theirs[:5], data.inputs[:20]])
+    ours, now = before.weights(x), after.weights(x)
+    for unit in range(25):
+        if unit != person:
+            assert np.array_equal(
+                before.labels[before.units == unit], after.labels[after.units == unit]
+            )
+            assert np.array_equal(ours[:, before.units == unit], now[:, after.units == unit])
+
+
+def test_no_sum_is_rounded() -> None:
+    """The longest points there can be, in any direction, and one beyond."""
+    random = np.random.default_rng(1)
+    points = random.standard_normal((400, 300)).astype(np.float32)
+    points[:100] = np.eye(300, dtype=np.float32)[:100] * 5
+    points[100] = np.nan
+    points[101] = np.inf
+    made = whole(points * 1e6, 3.0)
+    squares = (made.astype(np.int64) ** 2).sum(1)
+    assert (made[100:102] == 0).all()
+    assert abs(np.sqrt(np.delete(squares, [100, 101])) - LENGTH).max() < 10
+    assert 1.5 * squares.max() < 2**24
+
+
+def test_what_public_rows_foretell_is_so(built: Path, digits: Dataset) -> None:
+    ensemble = NeighbourEnsemble.load(built)
+    found = foresee(ensemble)
+    real = ensemble.weights(digits.inputs[1300:]).sum(1)
+    assert found.fewest < found.near < found.most
+    assert found.near == pytest.approx(real.mean(), rel=0.4)
+    assert 0 < found.appearances < found.busiest < 1
+
+
+def test_a_record_that_is_also_public_votes_like_any_other(
+    tmp_path: Path, digits: Dataset, public: PublicData
+) -> None:
+    """Nothing compares the two: which rows would be refused tells of the private ones."""
+    both = part(digits, slice(1200, 1500))
+    build(both, tmp_path / "both", name="both", public=public, settings=Neighbours(near=1))
+    weights = NeighbourEnsemble.load(tmp_path / "both").weights(both.inputs[100:])
+    assert weights[np.arange(200), np.arange(100, 300)].all()
+
+
+def test_one_altered_byte_in_any_file_is_refused(built: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    for name in load_manifest(copy).files:
+        data = bytearray((copy / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (copy / name).write_bytes(data)
+        with pytest.raises(StoreError, match=f"{name} was altered"):
+            NeighbourEnsemble.load(copy)
+        data[len(data) // 2] ^= 1
+        (copy / name).write_bytes(data)
+    assert isinstance(load(copy), NeighbourEnsemble)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"points": lambda p: p * 2}, "too long to be compared exactly"),
+        ({"points": lambda p: p[:, 1:]}, "holds tensors"),
+        ({"points": lambda p: p.float()}, "of other types"),
+        ({"labels": lambda y: y.flip(0)}, "not sorted by unit and class"),
+        ({"labels": lambda y: y + 10}, "not sorted by unit and class"),
+        ({"units": lambda u: u.flip(0)}, "not sorted by unit and class"),
+        ({"units": lambda u: u + 1}, "not sorted by unit and class"),
+    ],
+)
+def test_a_manifest_by_hand_does_not_spare_records_the_check(
+    tmp_path: Path, change: dict, said: str
+) -> None:
+    out = tmp_path / "t"
+    manifest = build(people(3), out, name="t", public=POOL, settings=Neighbours(near=5))
+    tensors = load_tensors(out, RECORDS, manifest.files[RECORDS])
+    tensors |= {name: make(tensors[name]) for name, make in change.items()}
+    files = {**manifest.files, RECORDS: save_tensors(out / RECORDS, tensors)}
+    save_manifest(out, manifest.model_copy(update={"files": files}))
+    with pytest.raises(StoreError, match=said):
+        NeighbourEnsemble.load(out)
+
+
+def test_neighbours_vote_in_projects_alone(built: Path, digits: Dataset) -> None:
+    with pytest.raises(StoreError, match="They vote in a project"):
+        Ensemble.load(built)
+    with pytest.raises(ValueError, match=r"expected uint8 \[B, 8, 8\]"):
+        NeighbourEnsemble.load(built).weights(np.zeros((2, 8, 9), np.uint8))
+
+
+def test_public_data_of_another_kind_are_refused(tmp_path: Path, digits: Dataset) -> None:
+    with pytest.raises(DataError, match="inputs of shape"):
+        build(digits, tmp_path / "t", name="t", public=POOL)
+
+
+def test_people_are_placed_from_the_command_line(
+    terrine: Terrine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = people(1)
+    assert data.groups is not None
+    rows = [
+        f"{g},{','.join(f'{v:.3f}' for v in x)},{'ny'[y]}"
+        for g, x, y in zip(data.groups, data.inputs, data.labels, strict=True)
+    ]
+    header = "person,a,b,c,d,e,f,ill"
+    Path("private.csv").write_text("\n".join([header, *rows]) + "\n")
+    pool = people(2, 900)
+    rows = [
+        f"{i},{','.join(f'{v:.3f}' for v in x)},{'ny'[y]}"
+        for i, (x, y) in enumerate(zip(pool.inputs, pool.labels, strict=True))
+    ]
+    Path("pool.csv").write_text("\n".join([header, *rows]) + "\n")
+    assert terrine("ensemble", "schema", "pool.csv", "--label", "ill").fine
+    place = ("neighbours", "build", "private.csv", "--public", "pool.csv", "--name", "t")
+    assert "give a --schema" in terrine(*place).refused
+    said = terrine(*place, "--schema", "schema.json", "--near", 5).fine
+    assert "25 (neighbours)" in said
+    assert "From public rows alone:" in said
+    assert "all 3 files match" in terrine("ensemble", "verify", "t").fine
+    assert terrine("init").fine
+    assert terrine("ensemble", "register", "t", "--epsilon", 4, "--delta", 1e-3).fine
+    ensemble = NeighbourEnsemble.load(tmp_path / "data" / "ensembles" / "t")
+    assert ensemble.manifest.units == 25
+    assert (np.diff(ensemble.units) >= 0).all()
+    assert np.bincount(ensemble.units).tolist() == np.bincount(data.groups).tolist()

@@ -1,0 +1,102 @@
+"""A kind of teacher is one class in one file: nothing else knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pytest
+import torch
+from commands import Terrine
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from terrine_models.data.arrays import Dataset
+from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.storage.manifests import CONFIG, FeatureSpec, StoreError
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.manifests import (
+    KINDS,
+    Limits,
+    Stored,
+    TeacherKind,
+    Trained,
+    Voting,
+    teacher_kind,
+)
+from terrine_models.teachers.shards import Shards
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Centroids:
+    """The nearest class mean."""
+
+    shrink: Annotated[float, Field(ge=0, le=1, description="Towards the mean of all.")] = 0.0
+    kind = "centroids"
+
+    def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
+        return None
+
+    def teacher(
+        self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
+    ) -> CentroidTeachers:
+        return CentroidTeachers(shrink=self.shrink)
+
+
+class CentroidTeachers(TeacherKind):
+    kind: Literal["centroids"] = "centroids"
+    features: None = None
+    shrink: float
+    settings = Centroids
+
+    def train(self, shards: Shards, run: range) -> Trained:
+        made = []
+        for teacher in run:
+            x, y = shards.of(teacher)
+            flat, mean = x.flatten(1), x.flatten(1).mean(0)
+            own = [flat[y == c] for c in range(len(shards.data.classes))]
+            rows = [each.mean(0) if len(each) else mean for each in own]
+            made.append((1 - self.shrink) * torch.stack(rows) + self.shrink * mean)
+        return {"means": torch.stack(made)}
+
+    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+        spec, classes = stored.manifest.input, len(stored.manifest.classes)
+        size = int(np.prod(spec.shape))
+        means = stored.stacked({"means": (classes, size)})["means"]
+
+        def choose(x: torch.Tensor) -> torch.Tensor:
+            return torch.cdist(x.float().flatten(1), means).argmin(2).T
+
+        return Voting(choose, limits.block(1000, 16), "cpu")
+
+
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    teacher_kind(CentroidTeachers)
+    yield
+    del KINDS["centroids"]
+
+
+def test_a_kind_in_this_file_is_trained_shown_verified_registered_and_votes(
+    terrine: Terrine, tmp_path: Path, digits: Dataset
+) -> None:
+    x, y = digits.inputs[:600], digits.labels[:600]
+    np.savez(tmp_path / "private.npz", x=x, y=y, classes=digits.classes)
+    train = ("ensemble", "train", tmp_path / "private.npz", "--name", "d", "--teachers", 5)
+    assert "shrink" in terrine("ensemble", "kinds", "centroids").fine
+    assert "5 (centroids)" in terrine(*train, "--kind", "centroids:shrink=0.1").fine
+    assert "all 1 files match" in terrine("ensemble", "verify", "d").fine
+    directory = tmp_path / "data" / "ensembles" / "d"
+    assert load_manifest(directory).teacher == CentroidTeachers(shrink=0.1)
+    votes = Ensemble.load(directory).votes(digits.inputs[600:])
+    assert (votes.sum(1) == 5).all()
+    assert (votes.argmax(1) == digits.labels[600:]).mean() > 0.8
+    assert terrine("init").fine
+    assert terrine("ensemble", "register", "d", "--epsilon", 4, "--delta", 1e-4).fine
+    del KINDS["centroids"]
+    with pytest.raises(StoreError, match=r"'centroids'.*does not match any of the expected tags"):
+        load_manifest(directory)
+    teacher_kind(CentroidTeachers)

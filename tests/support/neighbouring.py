@@ -1,0 +1,145 @@
+"""Small projects whose units vote, on a ledger without a server: people in two classes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from books import FACTS, RECORDS, digest
+from migrated import SECRET_KEY, migrated
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from terrine_protocol import InputSpec
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.voters import Neighbourhood, Voters
+from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, ProjectRecord, connect
+from terrine_server.ledger.store.tables import unit_accounts
+from terrine_server.metrics import Metrics
+from terrine_server.planning.opening import choose
+from terrine_server.privacy import Units, build_mechanism, cap
+
+PEOPLE, CLASSES = 12, 2
+NEIGHBOURS: dict[str, Any] = {"name": "neighbours", "sigma": 15.0, "queries": 40}
+CAP = cap(20.0, 1e-5)
+
+
+class People:
+    """People 0 to 11 with a record each, and a second of another class for every third person.
+
+    An input is twelve numbers: the weight of each person's records.
+    """
+
+    def __init__(self) -> None:
+        pairs = sorted(
+            [(person, person % CLASSES) for person in range(PEOPLE)]
+            + [(person, (person + 1) % CLASSES) for person in range(0, PEOPLE, 3)]
+        )
+        self.units = np.array([person for person, _ in pairs], dtype=np.int32)
+        self.labels = np.array([label for _, label in pairs], dtype=np.int16)
+
+    def weights(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return x.reshape(len(x), PEOPLE)[:, self.units]
+
+    def near(self, *people: int) -> NDArray[np.uint8]:
+        """An input that these people alone are near."""
+        x = np.zeros(PEOPLE, dtype=np.uint8)
+        x[list(people)] = 1
+        return x
+
+
+class TheirVoters(Voters):
+    """People vote in this process; there is nobody else."""
+
+    def __init__(self, people: People) -> None:
+        self.people = people
+        self.found = Neighbourhood(people, Units.of(people.units, people.labels, PEOPLE))
+
+    def check(self, record: EnsembleRecord) -> None:
+        if record.facts.kind != "neighbours":
+            raise EnsembleUnavailable("Only people are here.")
+
+    def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
+        return self.found
+
+
+@dataclass
+class Opened:
+    """A ledger with one project, `study`, whose units are people."""
+
+    url: str
+    ledger: Ledger
+    people: People
+    voters: TheirVoters
+    project: ProjectRecord
+
+    def labeling(self, ledger: Ledger | None = None) -> Labeling:
+        return Labeling(ledger or self.ledger, self.voters, Metrics(), max_batch=1000)
+
+    def ask(self, inputs: Sequence[NDArray[np.uint8]], key: str | None = None) -> Any:
+        """What the service answers to one request, by another replica each time."""
+        labeling = self.labeling(Ledger(connect(self.url), SECRET_KEY))
+        (answer,) = labeling.answer("study", [labeling.check("study", np.stack(inputs), key=key)])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def stored(self) -> NDArray[np.uint32]:
+        """The accounts, as they are in the database."""
+        return np.frombuffer(self.row().accounts, dtype="<u4")
+
+    def row(self) -> Any:
+        with connect(self.url).connect() as connection:
+            return connection.execute(
+                select(unit_accounts).where(unit_accounts.c.project_id == self.project.id)
+            ).one()
+
+    @property
+    def allowance(self) -> int:
+        found = self.project.terms.allowance
+        assert found is not None
+        return found.most
+
+
+def open_people(
+    url: str, epsilon: float = 1.0, spec: dict[str, Any] = NEIGHBOURS, shape: int = PEOPLE
+) -> Opened:
+    ledger = Ledger(migrated(url), SECRET_KEY)
+    facts = FACTS.model_copy(
+        update={
+            "kind": "neighbours",
+            "teachers": PEOPLE,
+            "classes": ["no", "yes"],
+            "input": InputSpec(shape=[shape], dtype="uint8", low=0, high=255),
+        }
+    )
+    ledger.register_ensemble(
+        "people", "ensembles/people", digest("people").hex(), facts, RECORDS, CAP
+    )
+    people = People()
+    return Opened(url, ledger, people, TheirVoters(people), open_study(ledger, epsilon, spec))
+
+
+def open_study(
+    ledger: Ledger, epsilon: float = 1.0, spec: dict[str, Any] = NEIGHBOURS, name: str = "study"
+) -> ProjectRecord:
+    mechanism = build_mechanism(spec, teachers=PEOPLE, classes=CLASSES)
+    terms = choose(mechanism, epsilon, 1e-6, cap_rule=CAP.rule).terms
+    return ledger.open_project(NewProject(name, "people", spec, terms))
+
+
+def many(people: People, count: int, salt: object = "") -> list[NDArray[np.uint8]]:
+    """Different inputs that each have some people near, the same for the same arguments."""
+    found, seen = [], set()
+    for number in range(100 * count):
+        bits = np.frombuffer(hashlib.sha256(f"{number} {salt}".encode()).digest(), np.uint8) & 1
+        if bits[:PEOPLE].tobytes() not in seen:
+            seen.add(bits[:PEOPLE].tobytes())
+            found.append(bits[:PEOPLE])
+        if len(found) == count:
+            return found
+    raise ValueError("there are not so many")

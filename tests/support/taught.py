@@ -1,0 +1,42 @@
+"""Students that tests train on labels, without a service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from terrine_models.data.arrays import InputSpec
+from terrine_models.students.answers import Answers, Ints
+from terrine_models.students.methods import METHODS
+from terrine_models.students.models import Student
+from terrine_models.students.selection import Made, choose
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
+
+
+def taught(
+    method: str,
+    x: NDArray[Any],
+    labels: Ints,
+    spec: InputSpec,
+    classes: tuple[str, ...],
+    seed: int = 0,
+    **settings: Any,
+) -> Student:
+    """A student of one method, neither compared nor calibrated."""
+    task, training = Task(x, spec, classes, seed=seed), Training(method, **settings)
+    return METHODS[method](training).fit(task, Answers.of_labels(labels, len(classes)))
+
+
+def chosen(
+    method: str,
+    x: NDArray[Any],
+    labels: Ints,
+    spec: InputSpec,
+    classes: tuple[str, ...],
+    **settings: Any,
+) -> Made:
+    """A student as it is returned."""
+    answers = Answers.of_labels(labels, len(classes))
+    return choose(Task(x, spec, classes), answers, Training(method, **settings))

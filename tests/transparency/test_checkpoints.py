@@ -1,0 +1,240 @@
+"""The owner's checkpoints: signed only if they continue the last, cosigned by whoever answers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from books import NOISY, answered, open_ledger, open_project, unguarded
+from commands import Terrine
+from forging import cut
+from logged import LOG, RunningWitness, policy_of, publisher, witnessing
+from migrated import SECRET_KEY
+from sqlalchemy import Connection, text, update
+
+from terrine_protocol.transparency.checkpoints import Checkpoint, opened
+from terrine_protocol.transparency.notes import Kind, Note, SignerKey
+from terrine_protocol.transparency.policies import Policy
+from terrine_server.errors import TerrineError
+from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger.store.tables import tree_head, tree_leaves, tree_nodes
+from terrine_server.owner import checkpoints
+from terrine_server.owner.checkpoints import (
+    CheckpointError,
+    LogState,
+    Publisher,
+    load_checkpoint_key,
+    load_policy,
+)
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Iterator[Ledger]:
+    made = open_ledger(database_url)
+    open_project(made, 5000, NOISY)
+    yield made
+    made._engine.dispose()
+
+
+def charge(ledger: Ledger, *queries: object) -> None:
+    ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
+
+
+def last(ledger: Ledger) -> Note:
+    note = ledger.checkpoint()
+    assert note is not None
+    return Note.parse(note)
+
+
+def cosigners(ledger: Ledger, policy: Policy) -> set[str]:
+    return set(policy.cosigned(last(ledger)))
+
+
+def test_each_round_signs_the_tree_as_it_is(ledger: Ledger) -> None:
+    owner = publisher(ledger)
+    for step in range(3):
+        charge(ledger, *(f"{step} {n}" for n in range(150)))
+        owner.round()
+        found = opened(last(ledger), LOG.verifier)
+        assert found.size == ledger.grow_tree()
+        assert found.root == ledger.tree_root(found.size)
+    before = ledger.checkpoint()
+    owner.round()
+    assert ledger.checkpoint() == before, "what has not changed is not signed again"
+
+
+def test_witnesses_cosign_what_they_can_and_nobody_waits(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "LONGEST_PAUSE_SECONDS", 0)
+    with ExitStack() as stack, witnessing(tmp_path / "a", "a") as a, socket.socket() as silent:
+        b = stack.enter_context(witnessing(tmp_path / "b", "b"))
+        silent.bind(("127.0.0.1", 0))  # nobody listens
+        port = silent.getsockname()[1]
+        key = SignerKey("c", Kind.COSIGNATURE, b"c" * 32).verifier
+        c = RunningWitness("c", f"http://127.0.0.1:{port}", key, a.witness)
+        policy = policy_of(a, b, c, quorum="2")
+        owner = publisher(ledger, policy)
+        charge(ledger, *range(300))
+        owner.round()
+        assert cosigners(ledger, policy) == {"a", "b"}
+        assert policy.opened(last(ledger)).checkpoint.size > 300
+        stack.close()  # b goes away
+        charge(ledger, "more")
+        owner.round()
+        assert cosigners(ledger, policy) == {"a"}
+        state = LogState.of(ledger.checkpoint(), policy)
+        assert state is not None
+        assert state.missing == ("b", "c")
+        with witnessing(tmp_path / "b", "b", port=int(b.url.rpartition(":")[2])):
+            owner.round()  # the log has not grown
+            assert cosigners(ledger, policy) == {"a", "b"}
+            # Another process of the service knows nothing of the witnesses, and asks them.
+            charge(ledger, "still more")
+            publisher(ledger, policy).round()
+            assert cosigners(ledger, policy) == {"a", "b"}
+
+
+def test_a_cosignature_is_renewed_once_it_is_old(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with witnessing(tmp_path) as witness:
+        policy = policy_of(witness)
+        owner = publisher(ledger, policy)
+        owner.round()
+        before = ledger.checkpoint()
+        owner.round()
+        assert ledger.checkpoint() == before
+        monkeypatch.setattr("terrine_server.witness.time.time", lambda: 2e9)
+        monkeypatch.setattr(checkpoints, "REFRESH_SECONDS", -1e9)
+        owner.round()
+        assert policy.cosigned(last(ledger)) == {"w": 2_000_000_000}
+        assert len(last(ledger).signatures) == 2
+
+
+@pytest.mark.parametrize("answer", ["wrong key", "wrong text", "garbage", "too long", "status"])
+def test_what_a_witness_should_not_answer_is_no_cosignature(
+    answer: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from terrine_server.witness import Answer, HTTPStatus, Witness
+
+    policy_key = SignerKey("w.example", Kind.COSIGNATURE, b"w".ljust(32, b"."))
+    stranger = SignerKey("w.example", Kind.COSIGNATURE, b"x" * 32)
+    texts = {
+        "wrong key": str(stranger.sign("text", 1)),
+        "wrong text": str(policy_key.sign("another\n", 1)),
+        "garbage": "\0\xff\n\n",
+        "too long": "x" * 100_000,
+        "status": "",
+    }
+    status = HTTPStatus.IM_A_TEAPOT if answer == "status" else HTTPStatus.OK
+    monkeypatch.setattr(Witness, "add", lambda *_: Answer(status, texts[answer]))
+    with witnessing(tmp_path) as witness:
+        policy = policy_of(witness)
+        publisher(ledger, policy).round()
+        assert cosigners(ledger, policy) == set()
+        assert opened(last(ledger), LOG.verifier)
+
+
+def test_only_one_process_signs_at_a_time(ledger: Ledger, database_url: str) -> None:
+    other = Ledger(connect(database_url), SECRET_KEY)
+    with ledger.growing() as mine:
+        assert mine
+        publisher(other).round()
+        assert other.checkpoint() is None
+    publisher(other).round()
+    assert other.checkpoint() is not None
+
+
+@contextmanager
+def forging(database_url: str, with_key: bool = False) -> Iterator[Connection]:
+    with unguarded(database_url, with_key) as connection:
+        if connection.dialect.name != "sqlite":
+            for table in (tree_leaves, tree_nodes, tree_head):
+                connection.execute(text(f"ALTER TABLE {table.name} DISABLE TRIGGER USER"))
+        yield connection
+
+
+def test_an_honest_service_signs_no_second_history(ledger: Ledger, database_url: str) -> None:
+    owner = publisher(ledger)
+    charge(ledger, *range(20))
+    owner.round()
+    signed = ledger.checkpoint()
+    with forging(database_url) as connection:
+        where = tree_leaves.c.position == 7
+        connection.execute(update(tree_leaves).where(where).values(entry=b"f" * 32))
+    charge(ledger, "more")
+    for anybody in (owner, publisher(ledger)):  # also one that starts now
+        with pytest.raises(CheckpointError, match="does not continue"):
+            anybody.round()
+    assert ledger.checkpoint() == signed
+
+
+def test_a_restored_backup_is_not_signed_and_charges_go_on(
+    ledger: Ledger, database_url: str
+) -> None:
+    owner = publisher(ledger)
+    charge(ledger, *range(20))
+    owner.round()
+    signed = ledger.checkpoint()
+    with forging(database_url) as connection:
+        connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 4))
+    owner.round()  # the same entries in the same order: the same tree
+    assert ledger.checkpoint() == signed
+    with forging(database_url, with_key=True) as connection:
+        cut(connection, 5)
+        connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 4))
+    for anybody in (owner, publisher(ledger)):
+        with pytest.raises(CheckpointError, match="older backup"):
+            anybody.round()
+    charge(ledger, "a charge needs no checkpoint")
+    assert ledger.checkpoint() == signed
+
+
+def test_a_new_key_begins_a_new_log(ledger: Ledger) -> None:
+    publisher(ledger).round()
+    new = SignerKey("log.example/2", Kind.ED25519, b"n" * 32)
+    charge(ledger, 1)
+    Publisher(ledger, new, None, 3600).round()
+    assert Checkpoint.parse(last(ledger).text).origin == "log.example/2"
+
+
+def test_init_makes_the_key_once(terrine: Terrine, tmp_path: Path) -> None:
+    said = terrine("--data-dir", tmp_path / "d", "init", "--origin", "labels.example/1").fine
+    key = load_checkpoint_key(tmp_path / "d" / "checkpoint.key")
+    assert key is not None
+    assert f"log {key.verifier}" in said
+    assert key.name == "labels.example/1"
+    assert (tmp_path / "d" / "checkpoint.key").stat().st_mode & 0o777 == 0o600
+    assert f"log {key.verifier}" in terrine("--data-dir", tmp_path / "d", "init").fine
+    terrine("--data-dir", tmp_path / "e", "init").fine  # noqa: B018 - it must succeed
+    other = load_checkpoint_key(tmp_path / "e" / "checkpoint.key")
+    assert other is not None
+    assert other.name != key.name
+    assert "name" in terrine("--data-dir", tmp_path / "f", "init", "--origin", "a b").refused
+
+
+def test_a_key_or_a_policy_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    assert load_checkpoint_key(path) is None
+    assert load_policy(None) is None
+    witness = SignerKey("w", Kind.COSIGNATURE, b"w" * 32)
+    for wrong in ("", "PRIVATE+KEY+x", LOG.secret[:-3], str(LOG.verifier), witness.secret, "\xff"):
+        path.write_text(wrong, encoding="latin-1")
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint_key(path)
+        assert LOG.secret.split("+")[-1] not in str(caught.value)
+    path.write_text("quorum nobody\n")
+    with pytest.raises(CheckpointError, match="line 1"):
+        load_policy(path)
+
+
+def test_what_is_wrong_is_raised_as_what_callers_know(ledger: Ledger, database_url: str) -> None:
+    with unguarded(database_url, with_key=False) as connection:
+        connection.execute(text("DROP TABLE tree_nodes"))
+    charge(ledger, *range(300))
+    with pytest.raises(TerrineError):
+        publisher(ledger).round()

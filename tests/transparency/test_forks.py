@@ -1,0 +1,261 @@
+"""An owner who tells two histories is found out: by a witness, by a student, by two students.
+
+The owner here has every key, rewrites the ledger so that it verifies, builds the tree anew over it,
+and restarts the service. Only what others keep can show it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from books import NOISY, answered, open_ledger, open_project, unguarded
+from forging import cut, rebuild, rewrite, rows_of
+from logged import LOG, RunningWitness, policy_of, policy_text, witnessing
+from migrated import SECRET_KEY
+from sqlalchemy import Connection, select, text, update
+
+from terrine_client import Client
+from terrine_protocol import LabelResult, Outcome, Role, TokenCreate
+from terrine_protocol.transparency.checkpoints import Checkpoint
+from terrine_protocol.transparency.notes import Note
+from terrine_server.audit.world import serving
+from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves, tree_nodes
+from terrine_server.owner.checkpoints import LogState
+from terrine_server.owner.tokens import Tokens
+from terrine_server.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+ENTRIES = 12
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A data owner with a ledger of a dozen entries, and a student's token."""
+
+    database_url: str
+    settings: Settings
+    ledger: Ledger
+    token: str
+
+    def charge(self, *queries: object) -> list[LabelResult]:
+        """Answer queries; return what the service would say of them."""
+        project = self.ledger.project("study")
+        receipt = self.ledger.charge(project.id, [answered(query) for query in queries])
+        return [
+            LabelResult(outcome=Outcome.ANSWERED, label=r.label, charge=r.seq, hash=r.hash)
+            for r in receipt.results
+        ]
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        with serving(self.settings) as url:
+            yield url
+
+
+@pytest.fixture
+def witness(tmp_path: Path) -> Iterator[RunningWitness]:
+    with witnessing(tmp_path / "witness") as running:
+        yield running
+
+
+@pytest.fixture
+def owner(database_url: str, tmp_path: Path, witness: RunningWitness) -> Iterator[Owner]:
+    policy = tmp_path / "policy"
+    policy.write_text(policy_text(witness))
+    settings = Settings(
+        data_dir=tmp_path,
+        database_url=database_url,
+        checkpoint_seconds=0.1,
+        log_policy_file=policy,
+    )
+    settings.secret_key_path.write_bytes(SECRET_KEY)
+    settings.checkpoint_key_path.write_text(LOG.secret)
+    ledger = open_ledger(database_url)
+    open_project(ledger, 200, NOISY)
+    tokens = Tokens(ledger, SECRET_KEY)
+    token = tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token
+    yield Owner(database_url, settings, ledger, token)
+    ledger._engine.dispose()
+
+
+@contextmanager
+def forging(owner: Owner) -> Iterator[Connection]:
+    """Rewrite the ledger with all keys, and grow another tree over it, under the same leaf keys."""
+    with unguarded(owner.database_url, with_key=False) as connection:
+        if connection.dialect.name != "sqlite":
+            for table in (tree_leaves, tree_nodes, tree_head):
+                connection.execute(text(f"ALTER TABLE {table.name} DISABLE TRIGGER USER"))
+        yield connection
+        row = connection.execute(select(projects)).one()._mapping
+        seal = Seals(SECRET_KEY).of("projects", row)
+        connection.execute(update(projects).values(seal=seal))
+        connection.execute(tree_leaves.delete())
+        connection.execute(tree_nodes.delete())
+        connection.execute(update(tree_head).values(checkpoint=None))
+    engine = connect(owner.database_url)
+    upgrade(engine, SECRET_KEY)  # the triggers are as they were, too
+    engine.dispose()
+
+
+def drop(connection: Connection) -> None:
+    entries = rows_of(connection)
+    rebuild(connection, entries[:4] + entries[5:])
+    gone = entries[4]
+    balance = {
+        name: projects.c[name] - gone[price]
+        for name, price in (("spent", "cost"), ("delta_spent", "delta"), ("cap_spent", "cap_cost"))
+    }
+    connection.execute(update(projects).values(charges=len(entries) - 1, **balance))
+
+
+def reorder(connection: Connection) -> None:
+    entries = rows_of(connection)
+    rebuild(connection, [*entries[:4], entries[5], entries[4], *entries[6:]])
+
+
+def back_date(connection: Connection) -> None:
+    day_before = rows_of(connection)[5]["created_at"] - timedelta(days=1)
+    rewrite(connection, 6, created_at=day_before)
+
+
+def tell_another_label(connection: Connection) -> None:
+    rewrite(connection, 3, label=rows_of(connection)[2]["label"] ^ 1)
+
+
+def roll_back(connection: Connection) -> None:
+    cut(connection, 6)
+
+
+FORGERIES: dict[str, tuple[Callable[[Connection], object], list[int]]] = {
+    "drops an entry": (drop, list(range(5, ENTRIES + 1))),
+    "reorders entries": (reorder, list(range(5, ENTRIES + 1))),
+    "back-dates an entry": (back_date, list(range(6, ENTRIES + 1))),
+    "tells another label": (tell_another_label, list(range(3, ENTRIES + 1))),
+    "rolls back": (roll_back, list(range(7, ENTRIES + 1))),
+}
+"""What an owner does, and the entries that are not those that were told any more."""
+
+
+def until(done: Callable[[], Any], seconds: float = 60) -> Any:
+    """Return what `done` does as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := done()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+    return found
+
+
+def logged(url: str, size: int) -> Checkpoint | None:
+    """The checkpoint that is served, if it has so many leaves."""
+    response = httpx.get(f"{url}/checkpoint")
+    if response.status_code != 200:
+        return None
+    found = Checkpoint.parse(Note.parse(response.text).text)
+    return found if found.size == size else None
+
+
+def log_entries(owner: Owner) -> int:
+    return len(owner.ledger.log(0, 1000))
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
+    forgery: str, owner: Owner, witness: RunningWitness
+) -> None:
+    forge, lost = FORGERIES[forgery]
+    witnessed, alone = policy_text(witness).encode(), policy_text().encode()
+    told = owner.charge(*range(ENTRIES))
+    with owner.serving() as url, Client(url, owner.token) as student:
+        student.receipts.keep(told)
+        report = until(lambda: (r := student.verify_receipts(witnessed)).proofs and r)
+        assert report.ok, str(report)
+        assert report.proofs.keys() == set(range(1, ENTRIES + 1))
+        kept, seen = student.receipts, student.receipts.checkpoint
+        assert seen is not None
+    before = witness.witness.last(LOG.verifier)
+    size = ENTRIES + log_entries(owner)
+    assert before == Checkpoint.parse(Note.parse(seen).text)
+    assert before.size == size
+
+    with forging(owner) as connection:
+        forge(connection)
+    assert owner.ledger.verify("study").ok, "the books alone look right"
+
+    with owner.serving() as url, Client(url, owner.token) as student:
+        after = owner.ledger.project("study").charges + log_entries(owner)
+        until(lambda: logged(url, after))
+        # The witness: it does not cosign, and everybody sees that it does not.
+        state = LogState.of(owner.ledger.checkpoint(), policy_of(witness))
+        assert state is not None
+        assert state.missing == (witness.name,)
+        assert witness.witness.last(LOG.verifier) == before
+        student.receipts = kept
+        report = student.verify_receipts(witnessed)
+        assert report.checkpoint is None
+        assert "not believed" in str(report)
+        # The student alone, who believes the log's signature: by the checkpoint of before.
+        report = student.verify_receipts(alone)
+        assert not report.ok
+        assert "TWO HISTORIES" in str(report)
+        assert [*report.missing, *report.waiting] == lost
+        assert student.receipts.checkpoint == seen
+        # Another student, who has seen nothing before, by the checkpoint of the first.
+        with Client(url, owner.token) as other:
+            assert other.verify_receipts(alone).ok
+            report = other.verify_receipts(alone, others=[seen])
+            assert "TWO HISTORIES" in str(report)
+            shown = other.receipts.checkpoint
+            assert shown is not None
+        # And the other way round, when the honest history is served again, or goes on.
+    with owner.serving() as url, Client(url, owner.token) as student:
+        owner.charge("more", "and more", *(f"later {n}" for n in range(10)))
+        after = owner.ledger.project("study").charges + log_entries(owner)
+        until(lambda: logged(url, after))
+        assert "TWO HISTORIES" in str(student.verify_receipts(alone, others=[seen]))
+        assert student.verify_receipts(alone, others=[shown]).ok
+        assert witness.witness.last(LOG.verifier) == before
+
+
+def test_an_older_backup_is_found(owner: Owner, witness: RunningWitness) -> None:
+    """The tree of a backup is a true beginning: until it goes on, it is only too short."""
+    alone = policy_text().encode()
+    told = owner.charge(*range(6))
+    with owner.serving() as url:
+        until(lambda: logged(url, 6 + log_entries(owner)))
+    with owner.ledger._engine.connect() as connection:
+        backup = connection.execute(select(tree_head.c.checkpoint)).scalar_one()
+    told += owner.charge(*range(6, ENTRIES))
+    with owner.serving() as url, Client(url, owner.token) as student:
+        student.receipts.keep(told)
+        report = until(lambda: (r := student.verify_receipts(alone)).proofs.get(ENTRIES) and r)
+        assert report.ok
+        kept = student.receipts
+    with forging(owner) as connection:
+        roll_back(connection)
+    owner.ledger.grow_tree()
+    owner.ledger.keep_checkpoint(backup, None)
+    with owner.serving() as url, Client(url, owner.token) as student:
+        until(lambda: logged(url, 6 + log_entries(owner)))
+        student.receipts = kept
+        report = student.verify_receipts(alone)
+        assert "TWO HISTORIES" in str(report)
+        assert [*report.missing, *report.waiting] == list(range(7, ENTRIES + 1))
+
+
+def test_two_hashes_for_one_entry_are_found(owner: Owner) -> None:
+    with Client("http://127.0.0.1:9", owner.token) as student:
+        told = owner.charge(1)
+        student.receipts.keep(told)
+        student.receipts.keep([told[0].model_copy(update={"hash": "00" * 32})])
+        assert student.receipts.contradicted == {1}

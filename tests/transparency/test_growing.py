@@ -1,0 +1,218 @@
+"""The tree in the database: every entry once, in order, whoever appends, dies, or is late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from books import (
+    COUNTED,
+    NOISY,
+    SECRET_KEY,
+    answered,
+    counted,
+    open_ledger,
+    open_project,
+    unguarded,
+)
+from ledger_workers import ask_and_log
+from log_workers import grow_until
+from processes import start
+from sqlalchemy import select, text
+from sqlalchemy.exc import DBAPIError
+
+from terrine_protocol.transparency import trees
+from terrine_protocol.transparency.leaves import commitment
+from terrine_protocol.transparency.tiles import WIDTH, Tile, Tiles, entries_in, tile_of
+from terrine_server.errors import DatabaseUnavailable, NotFound
+from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger.store.tables import administrative_log, charges, projects, tree_leaves
+from terrine_server.ledger.transparency import log as transparency
+
+TABLES = ("tree_leaves", "tree_nodes", "tree_head")
+
+
+def charge(ledger: Ledger, name: str, first: int, count: int) -> None:
+    project = ledger.project(name)
+    make = counted if project.noise_sigma is not None else answered
+    ledger.charge(project.id, [make(f"{name} {i}") for i in range(first, first + count)])
+
+
+def expected(ledger: Ledger) -> dict[int, list[bytes]]:
+    """The commitment of every entry of the ledger, by source, in order."""
+    log_key = ledger.leaf_key(None)
+    assert log_key is not None
+    with ledger._engine.connect() as connection:
+        rows = connection.execute(select(administrative_log.c.hash).order_by("seq"))
+        found = {0: [commitment(log_key, hash) for hash in rows.scalars()]}
+        for id, name in connection.execute(select(projects.c.id, projects.c.name)).all():
+            query = select(charges.c.hash).where(charges.c.project_id == id).order_by("seq")
+            key = ledger.leaf_key(name)
+            assert key is not None
+            hashes = connection.execute(query).scalars()
+            found[id] = [commitment(key, hash) for hash in hashes]
+    return found
+
+
+def check_whole(ledger: Ledger) -> list[bytes]:
+    """Check that every entry is in the tree once, in order; return its leaf hashes."""
+    logged: dict[int, list[bytes]] = {source: [] for source in expected(ledger)}
+    order = []
+    for source, seq, entry in ledger.leaves():
+        logged[source].append(entry)
+        assert seq == len(logged[source])
+        order.append(trees.leaf_hash(entry))
+    assert logged == expected(ledger)
+    return order
+
+
+def test_every_entry_is_logged_once_and_in_order(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transparency, "BATCH", 100)
+    ledger = open_ledger(database_url)
+    assert ledger.leaf_key(None) is None
+    open_project(ledger, 5000, NOISY, "one")
+    open_project(ledger, 5000, COUNTED, "two")
+    sizes = []
+    for step, count in enumerate([1, 254, 3, 300, 511, 0, 140]):
+        if count:
+            charge(ledger, "one", step * 1000, count)
+            charge(ledger, "two", step * 1000, 2)
+        sizes.append(ledger.grow_tree())
+        assert sizes[-1] == len(check_whole(ledger))
+    assert sizes == sorted(sizes)
+    leaves = check_whole(ledger)
+    assert len(leaves) > 4 * WIDTH
+    for size in sizes:
+        assert ledger.tree_root(size) == trees.root_of(leaves[:size])
+        proof = ledger.consistency(size, sizes[-1])
+        before, after = trees.root_of(leaves[:size]), trees.root_of(leaves)
+        trees.check_consistency(size, sizes[-1], before, after, proof)
+    tiles = Tiles(sizes[-1], ledger.tile)
+    assert trees.subtree(0, sizes[-1], tiles.perfect) == trees.root_of(leaves)
+    for index in (0, 4):
+        tile = tile_of(sizes[-1], 0, index)
+        assert ledger.tile(tile) == b"".join(leaves[index * WIDTH :][: tile.width])
+        bundle = ledger.tile(Tile(None, tile.index, tile.width))
+        hashes = [trees.leaf_hash(entry) for entry in entries_in(bundle)]
+        assert hashes == leaves[index * WIDTH :][: tile.width]
+    for missing in (Tile(0, 5), Tile(2, 0, 1), Tile(1, 0, 5), Tile(None, 10**15), Tile(8, 10**17)):
+        with pytest.raises(NotFound):
+            ledger.tile(missing)
+    with pytest.raises(trees.ProofError):
+        ledger.tree_root(sizes[-1] + 1)
+    positions = ledger.positions("two", 3, 4)
+    assert [seq for seq, _ in positions] == [4, 5, 6, 7]
+    key = ledger.leaf_key("two")
+    assert key is not None
+    for record, (_, position) in zip(ledger.charges("two", 3, 4), positions, strict=True):
+        entry = commitment(key, bytes.fromhex(record.hash))
+        assert trees.leaf_hash(entry) == leaves[position]
+
+
+def test_two_projects_with_the_same_entries_have_other_leaves(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    for name in ("one", "two"):
+        open_project(ledger, 10, NOISY, name)
+    ledger.grow_tree()
+    assert ledger.leaf_key("one") != ledger.leaf_key("two")
+    with pytest.raises(NotFound):
+        ledger.leaf_key("three")
+
+
+def test_the_database_refuses_to_change_what_is_logged(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    open_project(ledger, 5000, NOISY, "one")
+    charge(ledger, "one", 0, 300)
+    ledger.grow_tree()
+    with ledger._engine.connect() as connection:
+        for table in TABLES:
+            column = "blinding" if table == "tree_head" else "position"
+            value = "zeroblob(32)" if connection.dialect.name == "sqlite" else "'x'"
+            value = value if table == "tree_head" else "position + 1000"
+            for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET {column} = {value}"):
+                with pytest.raises(DBAPIError):
+                    connection.execute(text(statement))
+                connection.rollback()
+
+
+def test_a_checkpoint_is_kept_only_in_the_place_of_the_last(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    ledger.grow_tree()
+    assert ledger.checkpoint() is None
+    ledger.keep_checkpoint("one", None)
+    ledger.keep_checkpoint("two", "one")
+    for before in (None, "one"):
+        with pytest.raises(DatabaseUnavailable):
+            ledger.keep_checkpoint("three", before)
+    assert ledger.checkpoint() == "two"
+
+
+def test_one_process_at_a_time_has_the_turn(database_url: str) -> None:
+    ledger, other = open_ledger(database_url), Ledger(connect(database_url), SECRET_KEY)
+    with ledger.growing() as first, other.growing() as second:
+        assert (first, second) == (True, False)
+    with other.growing() as second:
+        assert second
+
+
+@pytest.mark.slow
+def test_processes_that_charge_grow_and_die_log_every_entry_once(
+    database_url: str, tmp_path: Path
+) -> None:
+    ledger = open_ledger(database_url)
+    one = open_project(ledger, 20_000, NOISY, "one")
+    two = open_project(ledger, 20_000, NOISY, "two")
+    stop = tmp_path / "stop"
+    chargers = [
+        start(ask_and_log, database_url, project.id, name, str(tmp_path / name))
+        for project, name in ((one, "a"), (one, "b"), (two, "c"))
+    ]
+    growers = [start(grow_until, database_url, str(stop), 7) for _ in range(3)]
+    for round in range(4):
+        size, deadline = ledger.grow_tree(), time.monotonic() + 60
+        while ledger.grow_tree() < size + 20 and time.monotonic() < deadline:
+            pass
+        for processes, work in ((growers, None), (chargers, round)):
+            victim = processes.pop(0)
+            assert victim.pid is not None
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.join()
+            if work is None:
+                growers.append(start(grow_until, database_url, str(stop), 5 + round))
+            else:
+                log = str(tmp_path / f"again {round}")
+                chargers.append(start(ask_and_log, database_url, two.id, log, log))
+    for charger in chargers:
+        charger.kill()
+        charger.join()
+    stop.touch()
+    for grower in growers:
+        grower.join(timeout=60)
+        assert grower.exitcode == 0
+    leaves = check_whole(ledger)
+    assert ledger.grow_tree() == len(leaves) > 200
+    assert ledger.tree_root(len(leaves)) == trees.root_of(leaves)
+    told = sum(
+        len(path.read_text().splitlines())
+        for path in tmp_path.iterdir()
+        if path != stop and not path.name.startswith("terrine")
+    )
+    entries = sum(len(expected(ledger)[project.id]) for project in (one, two))
+    assert told <= entries
+
+
+def test_leaves_that_a_forger_removed_are_noticed(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    open_project(ledger, 10, NOISY, "one")
+    ledger.grow_tree()
+    with unguarded(database_url) as connection:
+        if connection.dialect.name != "sqlite":
+            connection.execute(text("ALTER TABLE tree_leaves DISABLE TRIGGER USER"))
+        connection.execute(tree_leaves.delete().where(tree_leaves.c.position == 1))
+    with pytest.raises(NotFound):
+        list(ledger.leaves())

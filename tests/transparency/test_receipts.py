@@ -1,0 +1,191 @@
+"""Receipts, from a real answer to a proof that a stranger can check."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from logged import LOG, RunningWitness, policy_of, policy_text, witnessing
+
+from terrine_client import AsyncClient, Client, ConfigurationError, Receipts
+from terrine_client._receipts import WAIT_SECONDS, Receipt
+from terrine_protocol.transparency.notes import Kind, SignerKey
+from terrine_protocol.transparency.proofs import Proof
+
+if TYPE_CHECKING:
+    from digits import DigitsEnsemble
+    from server import RunningServer
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Served:
+    server: RunningServer
+    witness: RunningWitness
+    policy: Path
+
+
+@pytest.fixture
+def served(database_url: str, tmp_path: Path, digits_ensemble: DigitsEnsemble) -> Iterator[Served]:
+    """A real service with a log, and a witness that cosigns it."""
+    from server import running_server
+
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "checkpoint.key").write_text(LOG.secret)
+    policy = tmp_path / "policy"
+    with witnessing(tmp_path / "witness") as witness:
+        policy.write_text(policy_text(witness))
+        with running_server(
+            data,
+            database_url,
+            digits_ensemble,
+            checkpoint_seconds=0.1,
+            log_policy_file=policy,
+        ) as server:
+            server.open_project(mechanism={"name": "gnmax", "sigma": 4.0}, epsilon=20)
+            yield Served(server, witness, policy)
+
+
+def until(done: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := done()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
+    return found
+
+
+def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Path) -> None:
+    url, token = served.server.url, served.server.token()
+    x = served.server.ensemble.public
+    with Client(url, token, batch_size=16) as client:
+        client.label(x[:40])
+        assert sorted(client.receipts.entries) == list(range(1, 41))
+        stored = {c.seq: c.hash for c in served.server.ledger.charges("study", 0, 100)}
+        assert {n: r.hash for n, r in client.receipts.entries.items()} == stored
+        client.label(x[:40])  # for free, with the same receipts
+        assert not client.receipts.contradicted
+        report = until(lambda: (r := client.verify_receipts(served.policy)).proofs and r)
+        assert report.ok, str(report)
+        until(lambda: len(client.verify_receipts(served.policy).proofs) == 40)
+        client.receipts.save(tmp_path / "receipts")
+    ready = httpx.get(f"{url}/readyz").json()
+    assert ready["cosigned"] == ["w"]
+    assert ready["missing"] == []
+    # Another program, on another day; and a third party with nothing but a proof and a policy.
+    with Client(url, token) as client:
+        client.receipts = Receipts.load(tmp_path / "receipts")
+        client.label(x[40:41])
+        report = until(lambda: (r := client.verify_receipts(served.policy)).proofs.get(41) and r)
+        assert report.ok
+        assert report.cosigned.keys() == {"w"}
+    proof = Proof.parse(str(report.proofs[7]))
+    opening = json.loads(proof.extra or b"")
+    assert (opening["charge"], opening["hash"]) == (7, stored[7])
+    key, entry = bytes.fromhex(opening["leaf_key"]), bytes.fromhex(opening["hash"])
+    leaf = hmac.new(key, entry, hashlib.sha256).digest()
+    assert proof.check(leaf, policy_of(served.witness)) == report.checkpoint
+
+
+def test_both_clients_prove_the_same(served: Served) -> None:
+    url, token = served.server.url, served.server.token()
+
+    async def prove() -> Any:
+        async with AsyncClient(url, token) as client:
+            await client.label(served.server.ensemble.public[:3])
+            while True:
+                report = await client.verify_receipts(str(served.policy))
+                if len(report.proofs) == 3:
+                    return report
+                await asyncio.sleep(0.05)
+
+    report = asyncio.run(prove())
+    with Client(url, token) as client:
+        client.label(served.server.ensemble.public[:3])
+        assert client.verify_receipts(served.policy).proofs.keys() == report.proofs.keys()
+
+
+def test_what_is_not_in_the_log_waits_or_is_missing(served: Served) -> None:
+    url, token = served.server.url, served.server.token()
+    with Client(url, token) as client:
+        client.label(served.server.ensemble.public[:3])
+        until(lambda: len(client.verify_receipts(served.policy).proofs) == 3)
+        now = time.time()
+        client.receipts.entries[4] = Receipt("ab" * 32, now)
+        client.receipts.entries[5] = Receipt("cd" * 32, now - 2 * WAIT_SECONDS)
+        client.receipts.entries[2] = Receipt("ef" * 32, now)  # its place has another entry
+        report = client.verify_receipts(served.policy)
+        assert not report.ok
+        assert (report.waiting, report.missing) == ([4], [2, 5])
+        assert sorted(report.proofs) == [1, 3]
+        assert "entry 5 is not in the log" in str(report)
+
+
+def test_a_log_that_the_policy_does_not_know_is_not_believed(served: Served) -> None:
+    url, token = served.server.url, served.server.token()
+    stranger = SignerKey("log.example/1", Kind.ED25519, b"s" * 32)
+    more = policy_text(served.witness) + "# a comment\n"
+    with Client(url, token) as client:
+        client.label(served.server.ensemble.public[:1])
+        until(lambda: client.verify_receipts(more.encode()).proofs)
+        for text in (
+            policy_text(log=stranger),
+            policy_text(log=SignerKey("log.example/2", Kind.ED25519, bytes(range(32)))),
+            policy_text(served.witness).replace("group witnesses all w", _absent()),
+        ):
+            report = client.verify_receipts(text.encode())
+            assert not report.ok
+            assert report.checkpoint is None
+            assert "not believed" in str(report)
+        for wrong in (b"", b"quorum nobody", str(served.policy) + "x"):
+            with pytest.raises((ConfigurationError, OSError)):
+                client.verify_receipts(wrong)
+
+
+def _absent() -> str:
+    key = SignerKey("absent.example", Kind.COSIGNATURE, b"a" * 32).verifier
+    return f"witness absent {key}\ngroup witnesses all w absent"
+
+
+def test_receipts_are_for_those_who_may_see_the_entries(served: Served) -> None:
+    server = served.server
+    server.open_project("other", mechanism={"name": "gnmax", "sigma": 4.0}, epsilon=2)
+
+    def ask(token: str, **params: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.get(f"{server.url}/receipts", headers=headers, params=params)
+
+    with Client(server.url, server.token()) as client:
+        client.label(server.ensemble.public[:3])
+        until(lambda: len(client.verify_receipts(served.policy).proofs) == 3)
+    own = ask(server.token()).json()
+    assert [item["charge"] for item in own["items"]] == [1, 2, 3]
+    other = ask(server.token(project="other"))
+    assert other.json()["items"] == []
+    assert other.json()["leaf_key"] != own["leaf_key"]
+    assert ask(server.token(project="other"), project="study").status_code == 403
+    auditor = server.token("auditor")
+    assert ask(auditor, project="study").json() == own
+    assert ask(auditor).status_code == 404
+    assert ask(auditor, project="nobody").status_code == 404
+    page = ask(auditor, project="study", limit="2").json()
+    assert (len(page["items"]), page["next"]) == (2, "2")
+    assert [i["charge"] for i in ask(auditor, project="study", cursor="2").json()["items"]] == [3]
+
+
+def test_receipts_that_were_altered_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "receipts"
+    for text in ("", "{}", '{"format": "x"}', '{"format": "terrine-receipts/1", "entries": []}'):
+        path.write_text(text)
+        with pytest.raises(ConfigurationError):
+            Receipts.load(path)

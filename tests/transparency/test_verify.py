@@ -1,0 +1,276 @@
+"""Auditors: `terrine ledger verify --policy` at the database, and check_log.py from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from books import NOISY, answered, open_ledger, open_project, unguarded
+from forging import rebuild, rewrite, rows_of
+from logged import LOG, RunningWitness, policy_of, policy_text, publisher, signed, witness_key
+from logged import witnessing as witness_at
+from migrated import SECRET_KEY
+from sqlalchemy import Connection, insert, text, update
+from typer.testing import CliRunner
+
+from terrine_protocol.transparency.notes import Note
+from terrine_protocol.transparency.policies import Policy
+from terrine_server.audit.world import serving
+from terrine_server.cli.ledger import app
+from terrine_server.ledger import Ledger
+from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves, tree_nodes
+from terrine_server.owner import operations
+from terrine_server.settings import Settings
+
+CHECKER = Path(__file__).resolve().parents[2] / "docs" / "check_log.py"
+ENTRIES = 600
+
+
+@dataclass(frozen=True)
+class World:
+    """A ledger that was logged and cosigned, and what an auditor has."""
+
+    url: str
+    ledger: Ledger
+    settings: Settings
+    policy: Path
+    early: Path
+    directory: Path
+
+    def verify(self, *more: object) -> tuple[int, str]:
+        found = CliRunner().invoke(app, ["verify", "--policy", str(self.policy), *map(str, more)])
+        return found.exit_code, found.output
+
+    def exported(self) -> list[Path]:
+        files = {"study": operations.export(self.ledger, "study")}
+        files["log"] = operations.export_log(self.ledger)
+        for name, lines in files.items():
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (self.directory / name).write_text(text)
+        return [self.directory / name for name in files]
+
+
+@pytest.fixture
+def witness(tmp_path: Path) -> Iterator[RunningWitness]:
+    with witness_at(tmp_path / "witness") as running:
+        yield running
+
+
+@pytest.fixture
+def world(
+    database_url: str, tmp_path: Path, witness: RunningWitness, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    policy, early = tmp_path / "policy", tmp_path / "early"
+    policy.write_text(policy_text(witness))
+    settings = Settings(
+        data_dir=tmp_path,
+        database_url=database_url,
+        checkpoint_seconds=0.1,
+        log_policy_file=policy,
+    )
+    settings.secret_key_path.write_bytes(SECRET_KEY)
+    settings.checkpoint_key_path.write_text(LOG.secret)
+    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 5000, NOISY)
+    owner = publisher(ledger, policy_of(witness))
+    for step in range(3):
+        ledger.charge(project.id, [answered(f"{step} {n}") for n in range(ENTRIES // 3)])
+        owner.round()
+        if step == 0:
+            early.write_text(ledger.checkpoint() or "")
+    yield World(database_url, ledger, settings, policy, early, tmp_path)
+    ledger._engine.dispose()
+
+
+def test_an_honest_log_is_intact(world: World) -> None:
+    code, said = world.verify("--checkpoint", world.early)
+    assert code == 0, said
+    size = ENTRIES + len(world.ledger.log(0, 1000))
+    assert f"transparency log: intact, {size} entries, cosigned by w" in said
+    world.ledger.charge(world.ledger.project("study").id, [answered("new")])
+    code, said = world.verify()
+    assert code == 0
+    assert "1 entries are not in it yet" in said
+
+
+def forge_leaf(connection: Connection) -> None:
+    where = tree_leaves.c.position == 300
+    connection.execute(update(tree_leaves).where(where).values(entry=b"f" * 32))
+
+
+def swap_leaves(connection: Connection) -> None:
+    for old, new in ((300, 9999), (301, 300), (9999, 301)):
+        where = tree_leaves.c.position == old
+        connection.execute(update(tree_leaves).where(where).values(position=new))
+
+
+def forge_node(connection: Connection) -> None:
+    connection.execute(update(tree_nodes).where(tree_nodes.c.position == 0).values(hash=b"f" * 32))
+
+
+def cut_leaves(connection: Connection) -> None:
+    connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 400))
+
+
+def add_leaf(connection: Connection) -> None:
+    new = {"position": 1000, "source": 1, "seq": 9999, "entry": b"n" * 32}
+    connection.execute(insert(tree_leaves), new)
+
+
+def change_blinding(connection: Connection) -> None:
+    connection.execute(update(tree_head).values(blinding=b"b" * 32))
+
+
+def rewrite_ledger(connection: Connection) -> None:
+    rewrite(connection, 100, label=rows_of(connection)[99]["label"] ^ 1)
+
+
+def drop_entry(connection: Connection) -> None:
+    entries = rows_of(connection)
+    rebuild(connection, entries[:99] + entries[100:])
+    connection.execute(update(projects).values(charges=len(entries) - 1))
+
+
+def sign_other_root(connection: Connection) -> None:
+    connection.execute(update(tree_head).values(checkpoint=signed(500, b"r" * 32)))
+
+
+def remove_cosignature(connection: Connection) -> None:
+    row = connection.execute(tree_head.select()).one()
+    note = Note.parse(row.checkpoint)
+    alone = str(Note(note.text, note.signatures[:1]))
+    connection.execute(update(tree_head).values(checkpoint=alone))
+
+
+FORGERIES: dict[Callable[[Connection], None], str] = {
+    forge_leaf: "leaf 300, entry [0-9]+ of study, is not the entry that is in the ledger",
+    swap_leaves: "leaf 300, .* is out of order",
+    forge_node: "node 0 of level 1 is not that of its leaves",
+    cut_leaves: "leaves were removed, or an older backup was restored",
+    add_leaf: "leaf [0-9]+ is missing",
+    change_blinding: "is not the entry that is in the ledger",
+    rewrite_ledger: "entry 100 of study, is not the entry that is in the ledger",
+    drop_entry: "entry 100 of study, is not the entry that is in the ledger",
+    sign_other_root: "the quorum is witnesses",
+    remove_cosignature: "is cosigned by nobody; the quorum is witnesses",
+}
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_every_forgery_is_found(forge: Callable[[Connection], None], world: World) -> None:
+    with unguarded(world.url, with_key=False) as connection:
+        if connection.dialect.name != "sqlite":
+            for table in (tree_leaves, tree_nodes, tree_head):
+                connection.execute(text(f"ALTER TABLE {table.name} DISABLE TRIGGER USER"))
+        forge(connection)
+    found = world.ledger.check_tree(_policy(world), {})
+    assert any(re.search(FORGERIES[forge], problem) for problem in found.problems), found.problems
+    code, said = world.verify()
+    assert code == 1
+    assert "transparency log: NOT INTACT" in said
+
+
+def _policy(world: World) -> Policy:
+    return Policy.parse(world.policy.read_bytes())
+
+
+def test_a_checkpoint_of_another_history_is_found(world: World, tmp_path: Path) -> None:
+    forked = tmp_path / "forked"
+    forked.write_text(signed(300, b"o" * 32))
+    code, said = world.verify("--checkpoint", forked)
+    assert code == 1
+    assert "the log told two histories" in said
+    later = tmp_path / "later"
+    later.write_text(signed(9000, b"o" * 32))
+    code, said = world.verify("--checkpoint", world.early, "--checkpoint", later)
+    assert code == 1
+    assert "is of 9000 leaves, but there are" in said
+    stranger = tmp_path / "stranger"
+    stranger.write_text(world.early.read_text().replace("log.example/1", "log.example/2"))
+    assert world.verify("--checkpoint", stranger)[0] == 1
+
+
+def cosign(note: str, when: datetime) -> str:
+    parsed = Note.parse(note)
+    mine = witness_key("w").sign(parsed.text, int(when.timestamp()))
+    return str(Note(parsed.text, (parsed.signatures[0], mine)))
+
+
+def test_an_entry_that_was_back_dated_is_found(world: World, tmp_path: Path) -> None:
+    """It is dated before a checkpoint without it was cosigned; or after one with it."""
+    now = datetime.now(UTC)
+    for hours, expected in ((2, "it is back-dated"), (-2, "was cosigned with it before")):
+        kept = tmp_path / "kept"
+        kept.write_text(cosign(world.early.read_text(), now + timedelta(hours=hours)))
+        code, said = world.verify("--checkpoint", kept)
+        assert code == 1
+        assert expected in said
+    # The clocks differ a little, which is no forgery.
+    kept.write_text(cosign(world.early.read_text(), now + timedelta(minutes=3)))
+    assert world.verify("--checkpoint", kept)[0] == 0
+
+
+def outside(world: World, url: str, *more: object) -> tuple[int, str]:
+    """Run the checker as an auditor does, who has exports, a policy and the log's address."""
+    command = [sys.executable, CHECKER, "--policy", world.policy, "--log", url, *more]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_checker_agrees_from_outside(world: World, tmp_path: Path) -> None:
+    exports = world.exported()
+    with serving(world.settings) as url:
+        code, said = outside(world, url, "--checkpoint", world.early, *exports)
+        assert code == 0, said
+        assert f"{exports[0]}: {ENTRIES} entries are in the log, 0 not yet" in said
+        found = re.search("([0-9]+) entries of the log are not of these exports", said)
+        assert found is not None
+        assert int(found[1]) == 0
+        forked = tmp_path / "forked"
+        forked.write_text(signed(300, b"o" * 32))
+        code, said = outside(world, url, "--checkpoint", forked)
+        assert code != 0
+        assert "TWO HISTORIES" in said
+        kept = tmp_path / "kept"
+        kept.write_text(cosign(world.early.read_text(), datetime.now(UTC) + timedelta(hours=2)))
+        code, said = outside(world, url, "--checkpoint", kept, *exports)
+        assert code != 0
+        assert "back-dated" in said
+        lines = exports[0].read_text().splitlines(True)
+        exports[0].write_text("".join([*lines[:50], lines[51], lines[50], *lines[52:]]))
+        code, said = outside(world, url, *exports)
+        assert code != 0
+        assert "out of order" in said
+
+
+@pytest.mark.slow
+def test_tiles_are_served_to_everybody_for_ever(world: World) -> None:
+    with serving(world.settings) as url, httpx.Client(base_url=url) as http:
+        answer = http.get("/checkpoint")
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        assert "max-age=1" in answer.headers["cache-control"]
+        assert Note.parse(answer.text).signers([LOG.verifier])
+        for path, size in (("0/000", 8192), ("0/001.p/7", 224), ("1/000.p/2", 64)):
+            answer = http.get(f"/tile/{path}")
+            assert (answer.status_code, len(answer.content)) == (200, size)
+            assert answer.headers["content-type"] == "application/octet-stream"
+            assert "immutable" in answer.headers["cache-control"]
+            assert http.get(f"/tile/{path}").content == answer.content
+        assert len(http.get("/tile/entries/000").content) == 256 * 34
+        for path in ("0/900", "0/000.p/0", "5/000", "x", "0/x001/000", "entries/000.p/999"):
+            answer = http.get(f"/tile/{path}")
+            assert answer.status_code == 404
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "immutable" not in answer.headers["cache-control"]
+        assert http.get("/receipts").status_code == 401
