@@ -210,7 +210,7 @@ def test_what_is_no_csv_file_is_said_whatever_the_command(
         assert said in terrine(*label).refused
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adult_needs_no_word(terrine: Terrine, hospital: Path, shared_data: Path) -> None:
     names = (
         "age,workclass,fnlwgt,education,education-num,marital-status,occupation,relationship,"

@@ -86,7 +86,7 @@ def test_a_single_row_is_enough() -> None:
     np.testing.assert_allclose(fitted.shares, [[0.2, 0.8]])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_votes_too_noisy_to_read_become_good_labels(shared_data: Path) -> None:
     """1,000 teachers, ε = 0.3 for 10,000 images: the counts alone give one label in five."""
     (path,) = (shared_data / "mnist").glob("t10k-images*")

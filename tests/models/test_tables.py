@@ -130,7 +130,7 @@ def test_a_schema_fitted_on_the_private_table_is_refused(tmp_path: Path) -> None
         train_ensemble(load_table(path, by_accident), tmp_path / "out", name="t", teachers=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adult_trains_by_the_public_table_end_to_end(tmp_path: Path, shared_data: Path) -> None:
     public_csv = shared_data / "adult" / "adult.test.gz"
     schema = propose_schema(public_csv, label="income", columns=ADULT).schema

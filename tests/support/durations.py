@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -63,10 +62,10 @@ class Cheapest:
 
     @classmethod
     def parse(cls, text: str) -> Cheapest:
-        """Parse KIND=SECONDS. Raises the error that argparse prints."""
+        """Parse KIND=SECONDS."""
         wanted, _, seconds = text.partition("=")
         if wanted not in KINDS or not seconds.isdecimal():
-            raise argparse.ArgumentTypeError(f"{text!r}: expected {'|'.join(KINDS)}=SECONDS")
+            raise pytest.UsageError(f"{text!r}: expected {'|'.join(KINDS)}=SECONDS")
         return cls(wanted, float(seconds))
 
     def left_out(self, durations: dict[str, Duration]) -> set[str]:
@@ -84,7 +83,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("durations")
     group.addoption(
         "--cheapest",
-        type=Cheapest.parse,
         metavar="KIND=SECONDS",
         help="run tests of a kind, fast, slow or nightly: the files that take these seconds of it",
     )
@@ -92,7 +90,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_Order(config.getoption("cheapest")), "order")
+    given: str | None = config.getoption("cheapest")
+    config.pluginmanager.register(_Order(Cheapest.parse(given) if given else None), "order")
     if config.getoption("write_durations"):
         config.pluginmanager.register(_Meter(), "meter")
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from replicas import Replicas
     from witness import Witness
 
-KILLS = 200
-"""Default number of kills under load in a run; `make torture` uses 1,000."""
+KILLS, AT_NIGHT = 20, 200
+"""Kills under load in a run, unless `--kills` says how many; `make torture` uses 1,000."""
 
 
 def whole(text: str) -> int:
@@ -31,7 +31,7 @@ def whole(text: str) -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torture")
     group.addoption(
-        "--kills", type=whole, default=KILLS, help=f"kills under load (default {KILLS})"
+        "--kills", type=whole, help=f"kills under load (default: {KILLS}, then {AT_NIGHT} at night)"
     )
     group.addoption("--seed", type=int, help="repeat the schedule of an earlier run")
 
@@ -52,10 +52,18 @@ def seed(request: pytest.FixtureRequest, testrun_uid: str, tally: Callable[[str]
     return seed
 
 
-@pytest.fixture(scope="session")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kills" in metafunc.fixturenames:
+        # Absent if pytest loaded these options only after it had parsed the command line.
+        given: int | None = metafunc.config.getoption("kills", default=None)
+        usual = [KILLS, pytest.param(AT_NIGHT, marks=pytest.mark.nightly)]
+        metafunc.parametrize("kills", [given] if given else usual, indirect=True)
+
+
+@pytest.fixture
 def kills(request: pytest.FixtureRequest) -> Callable[[float], int]:
     """Returns a test's share of all kills: at least one."""
-    total: int = request.config.getoption("kills", default=KILLS)
+    total: int = request.param
     return lambda share: max(1, round(total * share))
 
 

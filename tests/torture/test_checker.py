@@ -73,7 +73,7 @@ def test_books_that_do_not_balance_are_found(books: str, forgery: str, found: st
     assert any(found in problem for problem in discrepancies(books, "study", TRUTH))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("flaw", [None, *FLAWS])
 def test_a_crowd_and_kills_reveal_a_flawed_ledger(flaw: str | None, tmp_path: Path) -> None:
     """The crash tests' clients, kills and checker, on workers with a bug and without one."""
