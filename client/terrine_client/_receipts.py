@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -177,7 +178,7 @@ def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[Re
         try:
             path = yield from tiles.of(
                 checkpoint.size,
-                lambda perfect, index=index: trees.prove_inclusion(index, checkpoint.size, perfect),
+                partial(trees.prove_inclusion, index, checkpoint.size),
             )
             trees.check_inclusion(leaf, index, checkpoint.size, checkpoint.root, path)
         except (trees.ProofError, NotFound):
@@ -249,9 +250,7 @@ def _contradiction(
         return [f"a checkpoint {whose} is of another log, {earlier.origin}"]
     old, new = sorted((earlier, current), key=lambda checkpoint: checkpoint.size)
     try:
-        proof = yield from tiles.of(
-            new.size, lambda perfect: trees.prove_consistency(old.size, new.size, perfect)
-        )
+        proof = yield from tiles.of(new.size, partial(trees.prove_consistency, old.size, new.size))
         trees.check_consistency(old.size, new.size, old.root, new.root, proof)
     except (trees.ProofError, NotFound):
         return [

@@ -128,7 +128,7 @@ def test_no_other_mechanism_sends_counts(terrine_server: RunningServer, call: Ca
     reply = call().label(terrine_server.ensemble.public[:2])
     assert set(reply.json()) == {"results", "budget"}
     for result in results(reply):
-        assert set(result) == {"outcome", "label", "charge", "replayed"}
+        assert set(result) == {"outcome", "label", "charge", "hash", "replayed"}
 
 
 def test_counts_are_the_students_and_the_owners_alone(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_cosignature_is_renewed_once_it_is_old(
 def test_what_a_witness_should_not_answer_is_no_cosignature(
     answer: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from terrine_server.witness import Answer, HTTPStatus, Witness
+    from terrine_server.witness import Answer, Witness
 
     policy_key = SignerKey("w.example", Kind.COSIGNATURE, b"w".ljust(32, b"."))
     stranger = SignerKey("w.example", Kind.COSIGNATURE, b"x" * 32)

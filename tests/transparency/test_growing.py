@@ -11,7 +11,6 @@ import pytest
 from books import (
     COUNTED,
     NOISY,
-    SECRET_KEY,
     answered,
     counted,
     open_ledger,
@@ -20,6 +19,7 @@ from books import (
 )
 from ledger_workers import ask_and_log
 from log_workers import grow_until
+from migrated import SECRET_KEY
 from processes import start
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError

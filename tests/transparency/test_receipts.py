@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
     ready = httpx.get(f"{url}/readyz").json()
     assert ready["cosigned"] == ["w"]
     assert ready["missing"] == []
+    auditor = {"Authorization": f"Bearer {served.server.token('auditor')}"}
+    metrics = httpx.get(f"{url}/metrics", headers=auditor).text
+    assert 'terrine_log_cosigned{witness="w"} 1.0' in metrics
+    assert re.search("^terrine_log_entries [0-9]+", metrics, re.MULTILINE)
     # Another program, on another day; and a third party with nothing but a proof and a policy.
     with Client(url, token) as client:
         client.receipts = Receipts.load(tmp_path / "receipts")

@@ -12,10 +12,12 @@ from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 
 from terrine_protocol import ProjectStatus, Ready
+from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import Ledger, ProjectRecord
+from terrine_server.owner.checkpoints import LogState
 
 router = APIRouter(tags=["operation"])
 
@@ -45,8 +47,9 @@ async def readyz(services: ServicesDep) -> Ready:
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
 def metrics(services: ServicesDep, _: Auditor) -> Response:
-    """Return Prometheus metrics: requests, stages, outcomes, and each project's public account."""
-    text = services.metrics.text(AccountMetrics(services.ledger))
+    """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account."""
+    log = LogMetrics(services.ledger, services.readiness.policy)
+    text = services.metrics.text(AccountMetrics(services.ledger), log)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
@@ -70,6 +73,27 @@ class AccountMetrics(Collector):
         while page := self._ledger.projects(after, PAGE):
             yield from (p for p in page if p.status is not ProjectStatus.CLOSED)
             after = page[-1].name
+
+
+class LogMetrics(Collector):
+    """What the transparency log's last checkpoint says, read at each scrape."""
+
+    def __init__(self, ledger: Ledger, policy: Policy | None) -> None:
+        self._ledger = ledger
+        self._policy = policy
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield its size, and whether each witness of the policy cosigned it."""
+        log = LogState.of(self._ledger.checkpoint(), self._policy)
+        entries = GaugeMetricFamily("terrine_log_entries", "Entries under the last checkpoint.")
+        meaning = "Whether the witness cosigned the last checkpoint."
+        cosigned = GaugeMetricFamily("terrine_log_cosigned", meaning, labels=["witness"])
+        if log is not None:
+            entries.add_metric([], log.size)
+            for witness in (*log.cosigned, *log.missing):
+                cosigned.add_metric([witness], float(witness in log.cosigned))
+        yield entries
+        yield cosigned
 
 
 PAGE = 1000

@@ -26,7 +26,7 @@ class Readiness:
         self._engine = engine
         self._ledger = ledger
         self._voters = voters
-        self._policy = policy
+        self.policy = policy
         self._log: LogState | None = None
         self._thread = CapacityLimiter(1)
         self._found: asyncio.Task[TerrineError | None] | None = None
@@ -59,7 +59,7 @@ class Readiness:
             check_writable(self._engine)
             for ensemble in self._ledger.ensembles():
                 self._voters.check(ensemble)
-            self._log = LogState.of(self._ledger.checkpoint(), self._policy)
+            self._log = LogState.of(self._ledger.checkpoint(), self.policy)
         except TerrineError as error:
             return error
         return None

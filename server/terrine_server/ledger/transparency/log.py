@@ -13,6 +13,7 @@ from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.policies import Policy
 from terrine_protocol.transparency.tiles import HEIGHT, Tile
 from terrine_server.errors import DatabaseUnavailable, NotFound
+from terrine_server.ledger.administration import START
 from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.store import turns
 from terrine_server.ledger.store.database import reading, snapshot, write, writing
@@ -140,7 +141,7 @@ class Transparency(Handle):
 
     def _source(self, connection: Connection, project: str | None) -> tree.Source:
         if project is None:
-            return tree.Source(tree.LOG, tree.START, 0)
+            return tree.Source(tree.LOG, START, 0)
         query = select(projects.c.id, projects.c.genesis).where(projects.c.name == project)
         row = connection.execute(query).one_or_none()
         if row is None:
