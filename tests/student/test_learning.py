@@ -49,7 +49,7 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def learn_moons(method: str) -> float:
     x, labels, truth = moons()
-    options = {"steps": 600, "learning_rate": 0.01, "radius": 0.12}
+    options: dict[str, Any] = {"steps": 600, "learning_rate": 0.01, "radius": 0.12}
     return taught(method, x, labels, PLANE, MOONS, **options).accuracy(x, truth)
 
 

@@ -323,8 +323,10 @@ def connected(context: typer.Context) -> AbstractContextManager[Client]:
 
 def threshold_of(text: str) -> Threshold:
     """Read `--threshold`."""
-    if text == "prior" or text == "accuracy":
-        return text
+    if text == "prior":
+        return "prior"
+    if text == "accuracy":
+        return "accuracy"
     try:
         value = float(text)
     except ValueError:
