@@ -16,6 +16,7 @@ from terrine_server.cli.votes import VotesAre, check_origin
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
+    from terrine_models.tables.columns import Note
     from terrine_models.teachers.agreement import Agreement
     from terrine_models.teachers.manifests import Manifest
 
@@ -76,7 +77,7 @@ def evaluate(
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
     manifest = loaded.manifest
-    labelled = _labelled(data, manifest)
+    labelled = _labelled(data, manifest, tables.note_aside if as_json else tables.note)
     counts = loaded.votes(labelled.inputs)
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
@@ -95,13 +96,13 @@ def evaluate(
     )
 
 
-def _labelled(path: Path, manifest: Manifest) -> Dataset:
+def _labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
     from terrine_models.data.arrays import load_idx, load_npz
     from terrine_models.data.images import load_image_classes
     from terrine_models.tables.loading import load_table
 
     if manifest.encoding is not None:
-        data = load_table(path, manifest.encoding, tables.note)
+        data = load_table(path, manifest.encoding, note)
     elif manifest.image is not None and path.is_dir():
         data = load_image_classes(path, manifest.image, classes=manifest.classes)
     elif path.suffix == ".npz":

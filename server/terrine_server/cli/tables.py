@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.bars import stages_bar
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console, errors, fail
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
@@ -89,6 +89,11 @@ def show(proposal: SchemaProposal, public: Path, out: Path) -> None:
 def note(sentence: str) -> None:
     """Print how a file was read."""
     console.print(escape(sentence), soft_wrap=True, highlight=False)
+
+
+def note_aside(sentence: str) -> None:
+    """Print it on stderr, as stdout is for JSON."""
+    errors.print(escape(sentence), soft_wrap=True)
 
 
 def split(text: str | None) -> list[str] | None:
