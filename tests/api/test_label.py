@@ -82,7 +82,6 @@ def test_a_query_twice_in_one_batch_is_paid_once(terrine_server: RunningServer, 
     assert terrine_server.ledger.project("study").charges == 1
 
 
-@pytest.mark.usefixtures("each_database_url")
 def test_simultaneous_first_requests_are_charged_once(
     terrine_server: RunningServer, call: Call
 ) -> None:

@@ -257,7 +257,6 @@ async def test_all_tokens_are_listed_however_many_pages_they_take(
         assert await client.tokens() == listed
 
 
-@pytest.mark.usefixtures("each_database_url")
 async def test_async_students_who_send_the_same_inputs_at_once_pay_once(
     terrine_server: RunningServer,
 ) -> None:

@@ -18,6 +18,7 @@ from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.students.settings import Training
 from terrine_models.teachers.kinds import Heads
 
+pytestmark = pytest.mark.nightly
 SETUP = Setup("folds", "neighbours", epsilon=1.0, delta=1e-5, runs=1)
 
 

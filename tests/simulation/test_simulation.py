@@ -19,7 +19,7 @@ from terrine_server.ledger.records import Recorded, Result
 from terrine_server.ledger.store import database
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_books_are_right_whatever_fails(tmp_path: Path, seed: int) -> None:
     world = simulate(tmp_path / "terrine.sqlite", seed, 1200)
     assert min(world.counts.values()) > 0, world.counts
