@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terrine_models.data.arrays import Dataset, row_digests
 from terrine_models.features.maps import PublicData
@@ -56,20 +57,49 @@ class Preview:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class StandIns:
+    """What teachers of public records say of other public ones."""
+
+    teachers: int
+    votes: NDArray[np.int64]
+    """[K, m]."""
+    asked: NDArray[np.int64]
+    """[K], the rows of the public records on which they voted."""
+    matches_prior: bool
+
+
 def stand_in(public: Dataset, rows: int, config: Settings, seed: int) -> Agreement | None:
     """How far teachers of `rows` public records each agree on other public records.
 
-    One half of the records is partitioned among at most 40 teachers. They vote on the other half,
-    and the feature map is fitted on those of it that differ from theirs. None if there are not
-    enough records for five teachers, or no others.
+    None if there are not enough of them: see `stand_ins`.
+    """
+    found = stand_ins(public, rows, config, seed)
+    if found is None:
+        return None
+    return Agreement.of(found.votes, public.labels[found.asked], public.classes)
+
+
+def stand_ins(
+    public: Dataset, rows: int, config: Settings, seed: int, most: int = MOST
+) -> StandIns | None:
+    """Let at most `most` teachers of `rows` public records each vote on other public records.
+
+    One half of the records is partitioned among them. They vote on the other half, and the feature
+    map is fitted on those of it that differ from theirs. None if there are not enough records for
+    five teachers, or no others.
     """
     order = np.random.default_rng(seed).permutation(len(public))
-    teachers = min(MOST, len(public) // 2 // rows)
+    teachers = min(most, len(public) // 2 // rows)
     if teachers < LEAST:
         return None
     own, others = order[: teachers * rows], order[len(public) // 2 :][:MOST_ROWS]
     sample = Dataset(
-        public.inputs[own], public.labels[own], public.classes, public.spec, name=public.name
+        public.inputs[own],
+        public.labels[own],
+        public.classes,
+        public.spec,
+        name=public.name,
     )
     inputs = public.inputs[others]
     fresh = inputs[~np.isin(row_digests(inputs), row_digests(sample.inputs))]
@@ -78,8 +108,9 @@ def stand_in(public: Dataset, rows: int, config: Settings, seed: int) -> Agreeme
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / NAME
         _train(sample, out, teachers, config, PublicData.declare(NAME, fresh), seed)
-        votes = Ensemble.load(out, device="cpu").votes(inputs)
-    return Agreement.of(votes, public.labels[others], public.classes)
+        ensemble = Ensemble.load(out, device="cpu")
+        votes = ensemble.votes(inputs)
+    return StandIns(teachers, votes, others, ensemble.manifest.teacher.matches_prior)
 
 
 def _train(

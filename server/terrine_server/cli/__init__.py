@@ -21,6 +21,7 @@ from terrine_server.cli import (
     owners,
     plan,
     project,
+    quickstart,
     request,
     serve,
     student,
@@ -36,6 +37,7 @@ app = typer.Typer(
     help="Serve labels from private teachers within a privacy budget, or learn from them.",
 )
 
+app.command()(quickstart.quickstart)
 app.command()(serve.init)
 app.command()(serve.serve)
 app.command()(doctor.doctor)

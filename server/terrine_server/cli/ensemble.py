@@ -324,6 +324,7 @@ def schema(
         )
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, public, out)
+    tables.note(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")
 
 
 def show_manifest(directory: Path, manifest: Manifest) -> None:

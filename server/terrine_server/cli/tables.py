@@ -79,9 +79,6 @@ def show(proposal: SchemaProposal, public: Path, out: Path) -> None:
             "No column identifies people, so the guarantee will protect single rows. If a person "
             "can have several rows, name the column that identifies people with --group."
         )
-    sentences.append(
-        f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}"
-    )
     for sentence in sentences:
         console.print(escape(sentence), soft_wrap=True, highlight=False)
 

@@ -1,0 +1,378 @@
+"""`terrine quickstart`: from private records to an open project, asking two questions."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from terrine_server.bars import stages_bar, teachers_bar
+from terrine_server.cli import arrays, serve, tables
+from terrine_server.cli.console import console, fail
+
+if TYPE_CHECKING:
+    from terrine_models.data.arrays import Dataset
+    from terrine_models.features.maps import PublicData
+    from terrine_protocol import EnsembleRegister, ProjectOpen
+    from terrine_server.ledger import Ledger, ProjectRecord
+    from terrine_server.planning.first_project import FirstProject
+    from terrine_server.settings import Settings
+
+LABEL = "quickstart"
+"""Of the token, for the owner's records."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says about the data."""
+
+    private: Path
+    public: Path
+    label: str | None
+    group: str | None
+    columns: str | None
+    classes: str | None
+    images: str | None
+
+    def proposing(self, schema: Path) -> list[object]:
+        """The command that proposes the schema of a table."""
+        told = {"--label": self.label, "--group": self.group, "--columns": self.columns}
+        options = [word for key, value in told.items() if value for word in (key, value)]
+        return ["ensemble", "schema", self.public, *options, "--out", schema]
+
+    @property
+    def formats(self) -> list[str]:
+        """The options of `ensemble train` that say how arrays and pictures are read."""
+        classes = ["--classes", self.classes] if self.classes else []
+        return classes + (["--images", self.images] if self.images else [])
+
+
+def quickstart(
+    private: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PRIVATE", help="Private records, in a format that `ensemble train` reads."
+        ),
+    ],
+    public: Annotated[
+        Path,
+        typer.Option(
+            metavar="POOL",
+            help="Public data, on all of which students will ask: rows of the same kind. With "
+            "labels, they foretell what the project buys.",
+        ),
+    ],
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Of a table: the column that names whose a row is, if several."
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Names of the columns of CSV files without a header."),
+    ] = None,
+    classes: arrays.Classes = None,
+    images: arrays.Images = None,
+    epsilon: Annotated[
+        float, typer.Option(help="ε of the project: how much it may tell about one person.")
+    ] = 1.0,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the ensemble and the project. Default: that of PRIVATE."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, for scripts.")] = False,
+) -> None:
+    """Go from private records to a project that students can ask, with one command.
+
+    It proposes a schema, teachers, noise and a cap, says what they protect and should buy, and asks
+    before it trains and before the budget is fixed for good. If interrupted, run it again.
+
+    [bold]Examples[/bold]
+
+      terrine quickstart patients.csv --public census-sample.csv --label income
+
+      terrine quickstart scans.npz --public pool.npz --classes benign,malignant --epsilon 0.5
+    """
+    from terrine_protocol import EnsembleRegister
+    from terrine_server.errors import NotFound
+    from terrine_server.owner.operations import open_ledger
+    from terrine_server.planning.first_project import CAP
+    from terrine_server.settings import Settings
+
+    if not yes and not sys.stdin.isatty():
+        fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
+    given = Given(private, public, label, group, columns, classes, images)
+    for path in (private, public):
+        if not path.exists():
+            fail(f"There is no {path}.")
+    name = _name(private) if name is None else name
+    cap = EnsembleRegister(name=name, epsilon=CAP * epsilon, delta=1e-5, rule="gdp")
+    settings = Settings()
+    serve.init()
+    ledger = open_ledger(settings)
+    try:
+        record = ledger.project(name)
+    except NotFound:
+        record = _open(given, ledger, settings, cap, epsilon, yes=yes)
+        _say(f"Project {name} is open.")
+    else:
+        if record.terms.epsilon != epsilon:
+            fail(
+                f"{name} is open with ε = {record.terms.epsilon:g}, for good. Leave --epsilon "
+                "as it was, or choose another --name."
+            )
+        _say(f"Project {name} is open already, with ε = {epsilon:g}.")
+    _finish(given, ledger, settings, record)
+
+
+def _open(
+    given: Given,
+    ledger: Ledger,
+    settings: Settings,
+    cap: EnsembleRegister,
+    epsilon: float,
+    *,
+    yes: bool,
+) -> ProjectRecord:
+    """Do all that is missing until the project is open."""
+    from terrine_models.teachers.preview import Preview
+    from terrine_models.teachers.shards import unit_count
+    from terrine_protocol import NoisyVotesSpec, ProjectOpen
+    from terrine_server.owner.operations import open_project, register_ensemble
+    from terrine_server.planning.first_project import FirstProject
+
+    name, directory = cap.name, settings.ensembles_dir / cap.name
+    schema = _schema(given, settings, name)
+    private, pool, labelled = _load(given, schema)
+    pool.check_disjoint(private)
+    first = FirstProject.of(
+        units=unit_count(private),
+        rows=len(pool.inputs),
+        classes=len(private.classes),
+        epsilon=epsilon,
+    )
+    cap = cap.model_copy(update={"delta": first.delta})
+    opening = ProjectOpen(
+        name=name,
+        ensemble=name,
+        mechanism=NoisyVotesSpec(name="noisy_votes", sigma=first.sigma),
+        epsilon=epsilon,
+        delta=first.delta,
+    )
+    records = max(1, Preview.of(private, first.teachers, 0).rows[1])
+    _explain(given, private, labelled, records, first)
+    registered = name in {each.name for each in ledger.ensembles()}
+    if directory.exists():
+        _check_same(directory, private, first)
+    else:
+        _ask(f"Train {first.teachers:,} teachers in {directory}?", yes)
+        _train(private, pool, directory, name, first)
+    if not registered:
+        _ask(
+            f"Fix the cap of {name} at ε = {cap.epsilon:g}, δ = {cap.delta:g}, and open a project "
+            f"of ε = {epsilon:g}? Neither can be changed.",
+            yes,
+        )
+        register_ensemble(ledger, settings, cap)
+    record = open_project(ledger, opening)
+    _by_hand(given, schema, first, cap, opening)
+    return record
+
+
+def _schema(given: Given, settings: Settings, name: str) -> Path | None:
+    """Return the schema of a table, which is proposed if there is none yet."""
+    from terrine_models.storage.manifests import write_atomically
+    from terrine_models.tables.loading import is_table
+    from terrine_models.tables.roles import propose_schema
+
+    if not is_table(given.private):
+        if given.label or given.group or given.columns:
+            fail("--label, --group and --columns are for tables.")
+        return None
+    if given.classes or given.images:
+        fail("--classes and --images are for images and arrays; a table has a schema.")
+    out = settings.data_dir.parent / f"{name}-schema.json"
+    if out.exists():
+        _say(f"Using the schema {out}. To have another proposed, remove it.")
+        return out
+    if given.label is None:
+        fail("Which column is to be predicted? Name it with --label.")
+    with stages_bar(console, f"Reading {given.public.name}") as (progress,):
+        proposal = propose_schema(
+            given.public,
+            label=given.label,
+            group=given.group,
+            columns=tables.split(given.columns),
+            note=tables.note,
+            progress=progress,
+        )
+    write_atomically(out, proposal.to_json().encode(), public=True)
+    tables.show(proposal, given.public, out)
+    _say(f"To change it, answer no below, edit {out}, and run this again.")
+    return out
+
+
+def _load(given: Given, schema: Path | None) -> tuple[Dataset, PublicData, Dataset | None]:
+    if schema is not None:
+        private, pool, labelled = tables.load(given.private, schema, given.public)
+    else:
+        options = arrays.Arrays(given.public, given.classes, given.images)
+        private, pool, labelled = arrays.load(given.private, options)
+    if pool is None:
+        raise RuntimeError("--public was read, and is not there")
+    return private, pool, labelled
+
+
+def _explain(
+    given: Given, private: Dataset, labelled: Dataset | None, records: int, first: FirstProject
+) -> None:
+    """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
+    from terrine_server.planning.first_project import right_at_most
+
+    whose = "" if private.groups is None else f", {private.group_column or 'group'}"
+    unit = f"{'record' if private.groups is None else 'person'}{whose}"
+    right = right_at_most(first.epsilon, first.delta)
+    lines = {
+        "Protected": f"one {unit}: {first.units:,} of them.",
+        "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Who knows everybody else's, and "
+        f"guesses between two equally likely versions of one, is right at most {right:.1%} of the "
+        "time, instead of 50 %.",
+        "By what": f"{first.teachers:,} teachers, each of its own {first.units // first.teachers} "
+        f"or more; noisy counts of their votes on all {first.rows:,} public rows, σ = "
+        f"{first.sigma:g}.",
+        "It buys": _foreseen(labelled, records, first),
+        "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g} on all that these "
+        "teachers ever tell, to whomever. The cap leaves room for later projects; it is final.",
+    }
+    for heading, text in lines.items():
+        console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+
+
+def _foreseen(labelled: Dataset | None, records: int, first: FirstProject) -> str:
+    from terrine_server.owner.foreseen import DRAWS, foresee
+
+    if labelled is None:
+        return (
+            "what cannot be foreseen. Only labels of public rows could tell: to try it on private "
+            "ones would disclose something about them."
+        )
+    with console.status("Simulating students on public rows"):
+        found = foresee(labelled, records, first)
+    if found is None:
+        return f"what cannot be foreseen: {len(labelled):,} labelled public rows are too few."
+    accuracy, balanced = (
+        f"{least:.1%} to {most:.1%}" for least, most in (found.accuracy, found.balanced_accuracy)
+    )
+    return (
+        f"a student that is right on {accuracy}, balanced accuracy {balanced}; the largest class "
+        f"alone is {found.majority:.1%}. Simulated {DRAWS} times with {found.stand_ins} stand-ins "
+        "for the teachers, if private rows are like the public ones."
+    )
+
+
+def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
+    from terrine_models.teachers.kinds import load_manifest
+
+    manifest = load_manifest(directory)
+    have = manifest.teachers, manifest.units, manifest.input, manifest.classes
+    if have != (first.teachers, first.units, private.spec, private.classes):
+        fail(
+            f"{directory} holds {manifest.teachers:,} teachers of {manifest.units:,} other units. "
+            "Choose another --name, or give the data that they were trained on."
+        )
+    _say(f"Trained already: {directory}.")
+
+
+def _ask(question: str, yes: bool) -> None:
+    if not yes and not typer.confirm(question):
+        fail("Nothing further was done. Run the same command to continue.")
+
+
+def _train(
+    private: Dataset, pool: PublicData, directory: Path, name: str, first: FirstProject
+) -> None:
+    from terrine_models.teachers.training import train_ensemble
+
+    with teachers_bar(console, first.teachers) as on_trained:
+        train_ensemble(
+            private,
+            directory,
+            name=name,
+            teachers=first.teachers,
+            public=pool,
+            on_trained=on_trained,
+        )
+
+
+def _by_hand(
+    given: Given,
+    schema: Path | None,
+    first: FirstProject,
+    cap: EnsembleRegister,
+    opening: ProjectOpen,
+) -> None:
+    """Print the commands that do the same."""
+    name, budget = cap.name, ["--delta", f"{first.delta:g}"]
+    train = ["ensemble", "train", given.private, "--name", name, "--teachers", first.teachers]
+    train += ["--public", given.public, *given.formats]
+    register = ["ensemble", "register", name, "--epsilon", f"{cap.epsilon:g}", *budget]
+    mechanism = f"noisy_votes:sigma={first.sigma!r}"
+    project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
+    acts: list[list[object]] = [
+        ["init"],
+        *([given.proposing(schema)] if schema and given.label else []),
+        [*train, *(["--schema", schema] if schema else [])],
+        [*register, "--rule", "gdp"],
+        [*project, "--epsilon", f"{opening.epsilon:g}", *budget],
+        ["token", "create", "--role", "student", "--project", name],
+    ]
+    _say("By hand, this was:")
+    for act in acts:
+        _say(f"  {shlex.join(['terrine', *map(str, act)])}")
+
+
+def _finish(given: Given, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
+    """Make the student's token, unless there was one, and say what remains to be done."""
+    from terrine_protocol import Role, TokenCreate
+    from terrine_server.owner.tokens import Tokens, load_secret_key
+
+    name, secret = record.name, "…"
+    if ledger.list_tokens(name):
+        _say(
+            "Its token was shown when it was made, and cannot be again. Another: terrine token "
+            f"create --role student --project {name}"
+        )
+    else:
+        tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
+        wanted = TokenCreate(role=Role.STUDENT, project=name, label=LABEL)
+        secret = tokens.create(wanted).token
+        _say("The student's token is in the second line, and will not be shown again.")
+    default = settings.data_dir == type(settings).model_fields["data_dir"].default
+    where = [] if default else ["--data-dir", str(settings.data_dir)]
+    url = f"http://{settings.host}:{settings.port}"
+    _say("What remains is for you, and for the student:")
+    _say(f"  {shlex.join(['terrine', *where, 'serve'])}")
+    _say(
+        f"  TERRINE_URL={url} TERRINE_TOKEN={secret} "
+        f"{shlex.join(['terrine', 'student', 'train', str(given.public)])}"
+    )
+
+
+def _name(private: Path) -> str:
+    """Return a name for the ensemble of a file or a folder."""
+    stem = private.absolute().name.partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or "private"
+
+
+def _say(text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,106 @@
+"""What a first project is opened with, if nobody wants to choose: from public figures alone.
+
+    first = FirstProject.of(units=32_561, rows=13_000, classes=2, epsilon=1)
+    first.teachers, first.sigma, first.delta, first.cap
+
+Noisy counts of the whole public pool, from trained teachers: of all mechanisms the one whose
+student depends least on how far teachers agree (docs/results.md). Neighbours are not proposed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from terrine_server.planning.counts import fitted_noise, sigma_for_rows
+from terrine_server.planning.remaining import FEW
+from terrine_server.privacy.budget.quoting import Cap, cap, quote
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
+from terrine_server.privacy.parameters import ParameterError
+
+MOST, USUAL = 2_000, 1_000
+"""Teachers. On Adult, 500 to 1,400 of them differ by less than 0.3 points."""
+FEWEST_UNITS, MANY_UNITS = 4, 30
+"""Units of a teacher: how few still help if teachers are few, and for more teachers than usual."""
+CAP = 3.0
+"""The cap's ε, in those of the first project."""
+FEATURES = 30
+"""Of a model so small that it says little, but something, of most tables."""
+TOO_NOISY = 0.25
+"""Noise of a share of the teachers, fitted to so few features, above which little is learned. At
+this noise, students of 120 teachers of digits are right on about 7 of 10."""
+
+
+@dataclass(frozen=True)
+class FirstProject:
+    """A project and its ensemble's cap."""
+
+    units: int
+    rows: int
+    classes: int
+    teachers: int
+    epsilon: float
+    delta: float
+    sigma: float
+    cap: Cap
+    share: float
+    """Of the cap, that the project reserves."""
+
+    @classmethod
+    def of(cls, *, units: int, rows: int, classes: int, epsilon: float) -> FirstProject:
+        """Propose one for private units (records or people), and public rows that are all asked.
+
+        Raises `ParameterError` for what cannot work, which says what would.
+        """
+        if rows < FEW * classes:
+            raise ParameterError(
+                f"Too small: {rows:,} public rows for {classes:,} classes teach a student nothing. "
+                f"At least {FEW * classes:,} are needed, and thousands are better."
+            )
+        teachers, delta = teachers_for(units, classes), delta_for(units)
+        total = cap(CAP * epsilon, delta)
+        sigma = sigma_for_rows(rows, teachers, classes, epsilon, delta)
+        noise = fitted_noise(rows, teachers, sigma, FEATURES)
+        if noise > TOO_NOISY:
+            times = noise / TOO_NOISY
+            raise ParameterError(
+                f"Too small: of {units:,} private units, {teachers:,} teachers of "
+                f"{units // teachers} can be trained, and at ε = {epsilon:g} the noise would "
+                f"drown their votes. It needs about {_up(units * times):,} units at this ε, or an "
+                f"ε of about {epsilon * times:.2g}."
+            )
+        terms = quote(NoisyVotes(teachers, classes, sigma), epsilon, delta, cap_rule=total.rule)
+        share = max(terms.cap_budget / total.budget, terms.delta_budget / total.delta_budget)
+        return cls(units, rows, classes, teachers, epsilon, delta, sigma, total, share)
+
+    @property
+    def fitted_noise(self) -> float:
+        """σ/(n·√rows), the noise of a fitted share for each √feature, whatever the rows."""
+        return fitted_noise(self.rows, self.teachers, self.sigma, 1)
+
+
+def teachers_for(units: int, classes: int) -> int:
+    """Return how many teachers to train on so many units, at most one for each few of them.
+
+    Noise falls with their number, as long as a teacher knows something: so up to 1,000 of four
+    units each, or one for each class; more, up to 2,000, only where each still has thirty.
+    """
+    few = units // max(FEWEST_UNITS, classes)
+    many = units // max(MANY_UNITS, classes)
+    return max(1, min(USUAL, few), min(MOST, many))
+
+
+def delta_for(units: int) -> float:
+    """Return the largest power of ten that is at most 1/(10·units)."""
+    return float(f"1e-{len(str(10 * units - 1))}")
+
+
+def right_at_most(epsilon: float, delta: float) -> float:
+    """Return how often a guess between two equally likely versions of a unit is right, at most."""
+    return (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
+
+
+def _up(number: float) -> int:
+    """Round up to two digits."""
+    step = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return math.ceil(number / step) * step
