@@ -6,6 +6,7 @@ second, a whole server in a third of a second.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import resource
@@ -13,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -77,6 +79,31 @@ def command(
     if SEED in environment:
         seed_noise(pytest.MonkeyPatch(), int(environment[SEED]))
     main()
+
+
+def killed_at(
+    directory: Path,
+    place: tuple[str, str],
+    after: bool,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: str,
+) -> None:
+    """Run a `command` in a directory, killed where one function is called, or `after` it returns.
+
+    `place`: its module and its name there.
+    """
+    os.chdir(directory)
+    module, name = importlib.import_module(place[0]), place[1]
+    original = getattr(module, name)
+
+    def die(*given: Any, **named: Any) -> None:
+        if after:
+            original(*given, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(module, name, die)
+    command(arguments, environment, log)
 
 
 def die_before_call(number: int, work: FunctionType, *arguments: Any) -> None:

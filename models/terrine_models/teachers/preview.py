@@ -81,25 +81,27 @@ def stand_in(public: Dataset, rows: int, config: Settings, seed: int) -> Agreeme
 
 
 def stand_ins(
-    public: Dataset, rows: int, config: Settings, seed: int, most: int = MOST
+    public: Dataset,
+    rows: int,
+    config: Settings,
+    seed: int,
+    *,
+    most: int = MOST,
+    most_rows: int = MOST_ROWS,
 ) -> StandIns | None:
     """Let at most `most` teachers of `rows` public records each vote on other public records.
 
-    One half of the records is partitioned among them. They vote on the other half, and the feature
-    map is fitted on those of it that differ from theirs. None if there are not enough records for
-    five teachers, or no others.
+    One half of the records is partitioned among them. They vote on at most `most_rows` of the other
+    half, and the feature map is fitted on those that differ from theirs. None if there are not
+    enough records for five teachers, or no others.
     """
     order = np.random.default_rng(seed).permutation(len(public))
     teachers = min(most, len(public) // 2 // rows)
     if teachers < LEAST:
         return None
-    own, others = order[: teachers * rows], order[len(public) // 2 :][:MOST_ROWS]
+    own, others = order[: teachers * rows], order[len(public) // 2 :][:most_rows]
     sample = Dataset(
-        public.inputs[own],
-        public.labels[own],
-        public.classes,
-        public.spec,
-        name=public.name,
+        public.inputs[own], public.labels[own], public.classes, public.spec, name=public.name
     )
     inputs = public.inputs[others]
     fresh = inputs[~np.isin(row_digests(inputs), row_digests(sample.inputs))]

@@ -106,7 +106,7 @@ def quickstart(
     from terrine_protocol import EnsembleRegister
     from terrine_server.errors import NotFound
     from terrine_server.owner.operations import open_ledger
-    from terrine_server.planning.first_project import CAP
+    from terrine_server.privacy.parameters import check_epsilon
     from terrine_server.settings import Settings
 
     if not yes and not sys.stdin.isatty():
@@ -116,14 +116,15 @@ def quickstart(
         if not path.exists():
             fail(f"There is no {path}.")
     name = _name(private) if name is None else name
-    cap = EnsembleRegister(name=name, epsilon=CAP * epsilon, delta=1e-5, rule="gdp")
+    check_epsilon(epsilon)
+    name = EnsembleRegister(name=name, epsilon=epsilon, delta=1e-5).name  # before anything is made
     settings = Settings()
     serve.init()
     ledger = open_ledger(settings)
     try:
         record = ledger.project(name)
     except NotFound:
-        record = _open(given, ledger, settings, cap, epsilon, yes=yes)
+        record = _open(given, ledger, settings, name, epsilon, yes=yes)
         _say(f"Project {name} is open.")
     else:
         if record.terms.epsilon != epsilon:
@@ -139,7 +140,7 @@ def _open(
     given: Given,
     ledger: Ledger,
     settings: Settings,
-    cap: EnsembleRegister,
+    name: str,
     epsilon: float,
     *,
     yes: bool,
@@ -147,11 +148,11 @@ def _open(
     """Do all that is missing until the project is open."""
     from terrine_models.teachers.preview import Preview
     from terrine_models.teachers.shards import unit_count
-    from terrine_protocol import NoisyVotesSpec, ProjectOpen
+    from terrine_protocol import EnsembleRegister, NoisyVotesSpec, ProjectOpen
     from terrine_server.owner.operations import open_project, register_ensemble
     from terrine_server.planning.first_project import FirstProject
 
-    name, directory = cap.name, settings.ensembles_dir / cap.name
+    directory = settings.ensembles_dir / name
     schema = _schema(given, settings, name)
     private, pool, labelled = _load(given, schema)
     pool.check_disjoint(private)
@@ -161,7 +162,7 @@ def _open(
         classes=len(private.classes),
         epsilon=epsilon,
     )
-    cap = cap.model_copy(update={"delta": first.delta})
+    cap = EnsembleRegister(name=name, epsilon=first.cap.epsilon, delta=first.cap.delta, rule="gdp")
     opening = ProjectOpen(
         name=name,
         ensemble=name,
@@ -171,7 +172,7 @@ def _open(
     )
     records = max(1, Preview.of(private, first.teachers, 0).rows[1])
     _explain(given, private, labelled, records, first)
-    registered = name in {each.name for each in ledger.ensembles()}
+    registered = _registered(ledger, cap)
     if directory.exists():
         _check_same(directory, private, first)
     else:
@@ -187,6 +188,22 @@ def _open(
     record = open_project(ledger, opening)
     _by_hand(given, schema, first, cap, opening)
     return record
+
+
+def _registered(ledger: Ledger, cap: EnsembleRegister) -> bool:
+    from terrine_server.errors import NotFound
+
+    try:
+        found = ledger.ensemble(cap.name)
+    except NotFound:
+        return False
+    if (found.epsilon, found.delta) != (cap.epsilon, cap.delta):
+        fail(
+            f"{cap.name} is registered with a cap of ε = {found.epsilon:g}, δ = {found.delta:g}, "
+            f"for good; this would need ε = {cap.epsilon:g}, δ = {cap.delta:g}. Give the --epsilon "
+            "that you began with, or choose another --name."
+        )
+    return True
 
 
 def _schema(given: Given, settings: Settings, name: str) -> Path | None:
@@ -277,6 +294,7 @@ def _foreseen(labelled: Dataset | None, records: int, first: FirstProject) -> st
         f"a student that is right on {accuracy}, balanced accuracy {balanced}; the largest class "
         f"alone is {found.majority:.1%}. Simulated {DRAWS} times with {found.stand_ins} stand-ins "
         "for the teachers, if private rows are like the public ones."
+        + (" That is next to nothing: more records or a larger ε would help." * found.useless)
     )
 
 

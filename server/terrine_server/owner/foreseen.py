@@ -19,25 +19,34 @@ from terrine_models.students.task import Task
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.preview import StandIns, stand_ins
 from terrine_server.planning.first_project import FirstProject
+from terrine_server.planning.remaining import FEW
 from terrine_server.privacy import NoisyVotes
 from terrine_server.privacy.parameters import MIN_SIGMA
 
 DRAWS = 3
-MOST = 200
-"""Stand-ins: of fewer than the teachers, each share varies more, so a student is foreseen worse."""
+MOST, MOST_ROWS = 400, 4_000
+"""Stand-ins, and rows on which they vote. With fewer than in the project, each share varies more
+and fewer rows fit the features, so a student is rather foreseen worse."""
+USELESS = 0.1
+"""Balanced accuracy above that of guessing, without which nothing was learned."""
 TESTED = 4
 """One in so many of the rows that are voted on tests the student, which does not see it."""
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """Figures of students [least, most] over a few draws of stand-ins, rows and noise."""
+    """Figures of students over a few draws of stand-ins, rows and noise.
+
+    Each [least, most], and two standard errors of all tested rows further: few rows tell little.
+    """
 
     accuracy: tuple[float, float]
     balanced_accuracy: tuple[float, float]
     majority: float
     """Share of the most frequent class: what a constant answer is right on."""
     stand_ins: int
+    useless: bool
+    """Whether no student is much better than a constant answer."""
 
 
 def foresee(public: Dataset, records: int, first: FirstProject) -> Foreseen | None:
@@ -45,16 +54,24 @@ def foresee(public: Dataset, records: int, first: FirstProject) -> Foreseen | No
 
     None if there are too few public ones.
     """
-    figures, teachers = [], 0
+    figures, teachers, tested, classes = [], 0, 0, len(public.classes)
+    most = min(MOST, first.teachers)
     for seed in range(DRAWS):
-        found = stand_ins(public, records, Heads(), seed, most=min(MOST, first.teachers))
-        if found is None or len(found.asked) < TESTED * len(public.classes):
+        found = stand_ins(public, records, Heads(), seed, most=most, most_rows=MOST_ROWS)
+        if found is None or len(found.asked) < TESTED * FEW * classes:
             return None
         figures.append(_student(public, found, first, seed))
-        teachers = found.teachers
-    (low, worse), (high, better) = np.min(figures, axis=0), np.max(figures, axis=0)
+        teachers, tested = found.teachers, tested + len(found.asked) // TESTED
+    accuracy, balanced = (_range(values, tested) for values in zip(*figures, strict=True))
     majority = float(np.bincount(public.labels).max() / len(public))
-    return Foreseen((low, high), (worse, better), majority, teachers)
+    useless = max(values[1] for values in figures) < 1 / classes + USELESS
+    return Foreseen(accuracy, balanced, majority, teachers, useless)
+
+
+def _range(values: tuple[float, ...], tested: int) -> tuple[float, float]:
+    least, most = min(values), max(values)
+    error = 2 * float(np.sqrt(np.mean(values) * (1 - np.mean(values)) / tested))
+    return max(0.0, least - error), min(1.0, most + error)
 
 
 def _student(

@@ -16,7 +16,7 @@ from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.planning.remaining import FEW
 from terrine_server.privacy.budget.quoting import Cap, cap, quote
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
-from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError, check_epsilon
 
 MOST, USUAL = 2_000, 1_000
 """Teachers. On Adult, 500 to 1,400 of them differ by less than 0.3 points."""
@@ -52,23 +52,20 @@ class FirstProject:
 
         Raises `ParameterError` for what cannot work, which says what would.
         """
+        epsilon = check_epsilon(epsilon)
         if rows < FEW * classes:
             raise ParameterError(
                 f"Too small: {rows:,} public rows for {classes:,} classes teach a student nothing. "
                 f"At least {FEW * classes:,} are needed, and thousands are better."
             )
-        teachers, delta = teachers_for(units, classes), delta_for(units)
-        total = cap(CAP * epsilon, delta)
-        sigma = sigma_for_rows(rows, teachers, classes, epsilon, delta)
-        noise = fitted_noise(rows, teachers, sigma, FEATURES)
+        teachers, delta, sigma, noise = _counts(units, rows, classes, epsilon)
         if noise > TOO_NOISY:
-            times = noise / TOO_NOISY
             raise ParameterError(
                 f"Too small: of {units:,} private units, {teachers:,} teachers of "
-                f"{units // teachers} can be trained, and at ε = {epsilon:g} the noise would "
-                f"drown their votes. It needs about {_up(units * times):,} units at this ε, or an "
-                f"ε of about {epsilon * times:.2g}."
+                f"{units // teachers} can be trained, and at ε = {epsilon:g} noise would drown "
+                f"their votes. It needs {_enough(units, rows, classes, epsilon)}."
             )
+        total = cap(min(CAP * epsilon, MAX_EPSILON), delta)
         terms = quote(NoisyVotes(teachers, classes, sigma), epsilon, delta, cap_rule=total.rule)
         share = max(terms.cap_budget / total.budget, terms.delta_budget / total.delta_budget)
         return cls(units, rows, classes, teachers, epsilon, delta, sigma, total, share)
@@ -100,7 +97,25 @@ def right_at_most(epsilon: float, delta: float) -> float:
     return (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
 
 
-def _up(number: float) -> int:
+def _counts(units: int, rows: int, classes: int, epsilon: float) -> tuple[int, float, float, float]:
+    """Return teachers, δ, σ, and the noise of a share that few features are fitted to."""
+    teachers, delta = teachers_for(units, classes), delta_for(units)
+    sigma = sigma_for_rows(rows, teachers, classes, epsilon, delta)
+    return teachers, delta, sigma, fitted_noise(rows, teachers, sigma, FEATURES)
+
+
+def _enough(units: int, rows: int, classes: int, epsilon: float) -> str:
+    """Say how many units, or what ε, would do."""
+    more, larger = float(units), epsilon
+    while _counts(_whole(more), rows, classes, epsilon)[-1] > TOO_NOISY:
+        more *= 1.05
+    while larger <= MAX_EPSILON and _counts(units, rows, classes, larger)[-1] > TOO_NOISY:
+        larger = float(f"{larger * 1.1:.2g}")
+    other = f", or --epsilon {larger:g}" if larger <= MAX_EPSILON else ""
+    return f"about {_whole(more):,} units at this ε{other}"
+
+
+def _whole(number: float) -> int:
     """Round up to two digits."""
     step = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / step) * step

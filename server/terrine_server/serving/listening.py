@@ -195,4 +195,5 @@ def _taken(port: int) -> CannotListen:
 def _announce(sockets: list[socket.socket]) -> None:
     for own in sockets:
         host, port = own.getsockname()[:2]
-        log.info(f"Terrine running on http://{f'[{host}]' if ':' in host else host}:{port}")
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        log.info(f"Terrine running on {url} (pages for its owner: {url}/admin)")

@@ -1,0 +1,221 @@
+"""`terrine quickstart`: from files that nobody here has seen to a student, in two commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Terrine
+from machine import Machine
+from processes import in_processes, killed_at
+from seeded_noise import REPEATED, SEED
+from serving import serving
+from sklearn.datasets import load_digits
+
+from terrine_models.teachers.kinds import load_manifest
+from terrine_server.cli import quickstart
+from terrine_server.ledger import Ledger, connect
+from terrine_server.owner.tokens import load_secret_key
+
+EPSILON = 3
+DIGITS = ("quickstart", "digits.npz", "--public", "pool.npz", "--classes", "10", "--epsilon", "3")
+TABLE = ("quickstart", "visits.csv", "--public", "survey.csv", "--label", "ill", "--epsilon", "3")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine) -> Machine:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SEED, "0")
+    return Machine(tmp_path / "data", f"sqlite:///{tmp_path / 'data' / 'terrine.sqlite'}", terrine)
+
+
+@pytest.fixture
+def digits(machine: Machine) -> Machine:
+    """1,200 digits, 400 labelled public ones, and 197 of a student's own."""
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    images, labels = data.images.astype(np.uint8)[order], data.target[order].astype(np.int64)
+    for name, rows in (
+        ("digits", slice(1200)),
+        ("pool", slice(1200, 1600)),
+        ("own", slice(1600, None)),
+    ):
+        np.savez(f"{name}.npz", x=images[rows], y=labels[rows])
+    return machine
+
+
+@pytest.fixture
+def table(machine: Machine) -> Machine:
+    """2,000 visits of 500 people, of whom three in ten are ill; and 1,200 of others."""
+    random = np.random.default_rng(0)
+
+    def write(name: str, people: np.ndarray) -> None:
+        ill = random.random(len(people)) < 0.3
+        age = np.clip(random.normal(40 + 25 * ill, 10), 0, 100).round(1)
+        weight = random.normal(70, 10, len(people)).round(5)
+        ward = np.where(random.random(len(people)) < 0.8, np.where(ill, "A", "B"), "C")
+        rows = zip(people, age, weight, ward, np.where(ill, "yes", "no"), strict=True)
+        lines = ["patient,age,weight,ward,ill", *(",".join(map(str, row)) for row in rows)]
+        Path(name).write_text("\n".join(lines) + "\n")
+
+    write("visits.csv", np.repeat(np.arange(500), 4))
+    write("survey.csv", np.arange(10_000, 10_800))
+    write("own.csv", np.arange(20_000, 20_400))
+    return machine
+
+
+def ledger(machine: Machine) -> Ledger:
+    return Ledger(connect(machine.database_url), load_secret_key(machine.data / "secret.key"))
+
+
+def learned(machine: Machine, said: str, own: str) -> dict[str, Any]:
+    """Do what the command says is left, on a free port, and return the student's report."""
+    line = re.search(r"TERRINE_URL=\S+ TERRINE_TOKEN=(\S+) terrine (student train .*)", said)
+    assert line is not None, said
+    assert re.search(r"^  terrine .*serve$", said, re.MULTILINE)
+    with serving(machine) as server:
+        assert server.entries(f"{re.escape(server.url)}/admin")
+        variables = {"TERRINE_URL": server.url, "TERRINE_TOKEN": line[1]}
+        machine.run(*shlex.split(line[2]), "--held-out", own, **variables).fine  # noqa: B018
+    report: dict[str, Any] = json.loads(Path("student/report.json").read_text())
+    return report
+
+
+def test_a_student_of_pictures_is_as_good_as_was_foretold(digits: Machine) -> None:
+    said = digits.run(*DIGITS, "--yes").fine
+    assert "one record: 1,200 of them" in said
+    assert "95.3% of the time" in said, "docs/adoption.md's odds"
+    assert "120 teachers" in said
+    # 400 public rows are too few to test students of ten classes on.
+    assert "cannot be foreseen" in said
+    assert learned(digits, said, "own.npz")["accuracy"] > 0.8
+
+
+def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(table: Machine) -> None:
+    said = table.run(*TABLE, "--group", "patient", "--yes").fine
+    assert "one person, patient: 500 of them" in said, "people, not rows"
+    foretold = re.search(r"right on ([\d.]+)% to ([\d.]+)%, balanced accuracy ([\d.]+)%", said)
+    assert foretold is not None, said
+    report = learned(table, said, "own.csv")
+    assert report["accuracy"] > max(float(foretold[1]) / 100, 0.8)
+    assert load_manifest(table.data / "ensembles" / "visits").units == 500
+    assert report["epsilon_spent"] <= EPSILON
+
+
+OPERATIONS = "terrine_server.owner.operations"
+STEPS = [
+    (("terrine_server.owner.tokens", "make_secret_key"), True),
+    (("terrine_models.teachers.training", "save_tensors"), True),
+    (("terrine_models.teachers.training", "save_manifest"), False),
+    ((OPERATIONS, "register_ensemble"), False),
+    ((OPERATIONS, "register_ensemble"), True),
+    ((OPERATIONS, "open_project"), True),
+]
+"""Where it is killed, in the order of the run."""
+
+
+def test_killed_at_any_step_the_same_command_continues(digits: Machine, tmp_path: Path) -> None:
+    variables = {**os.environ, **REPEATED, "TERRINE_DATA_DIR": str(digits.data)}
+    trained = digits.data / "ensembles" / "digits" / "manifest.json"
+    first = None
+    for place, after in STEPS:
+        log = tmp_path / f"{place[1]}.log"
+        run = ((*DIGITS, "--yes"), variables, str(log))
+        [process] = in_processes(killed_at, (tmp_path, place, after, *run))
+        assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
+        if trained.exists():
+            first = first or trained.stat()
+    said = digits.run(*DIGITS, "--yes").fine
+    assert "is open already" in said
+    assert "TERRINE_TOKEN=terrine_" in said, "the token is made once the project is open"
+    assert first is not None
+    assert trained.stat().st_mtime_ns == first.st_mtime_ns, "it was not trained again"
+    again = digits.run(*DIGITS, "--yes").fine
+    assert "terrine_" not in again.replace("terrine_student", ""), "it is shown once"
+    assert "terrine token create --role student --project digits" in again
+    books = ledger(digits)
+    assert [each.name for each in books.ensembles()] == ["digits"]
+    assert [each.name for each in books.projects(None, 10)] == ["digits"]
+    assert len(books.list_tokens()) == 1
+    actions = [line.get("action") for line in books.export_log()]
+    assert actions[2:] == ["ensemble-registered", "project-opened", "token-created"]
+
+
+def test_two_questions_and_no_is_an_answer(
+    digits: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def answers(*replies: bool) -> None:
+        left = list(replies)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        monkeypatch.setattr(
+            quickstart.typer, "confirm", lambda question: asked.append(question) or left.pop(0)
+        )
+
+    answers(False)
+    assert "Run the same command to continue" in digits.run(*DIGITS).err
+    assert not (digits.data / "ensembles" / "digits").exists()
+    answers(True, False)
+    assert "Nothing further was done" in digits.run(*DIGITS).err
+    assert (digits.data / "ensembles" / "digits").exists()
+    assert ledger(digits).ensembles() == []
+    answers(True)
+    digits.run(*DIGITS).fine  # noqa: B018 - asserts
+    assert len(asked) == 4
+    assert "Neither can be changed" in asked[-1]
+
+
+def test_nobody_to_ask_and_bad_input_are_said_before_anything_is_made(
+    table: Machine, digits: Machine
+) -> None:
+    assert "Add --yes" in digits.run(*DIGITS).refused
+    missing = ("quickstart", "nowhere.csv", "--public", "pool.npz", "--yes")
+    assert "There is no nowhere.csv" in digits.run(*missing).refused
+    assert "epsilon" in digits.run(*DIGITS, "--epsilon", 0, "--yes").refused
+    assert "name" in digits.run(*DIGITS, "--name", "No!", "--yes").refused
+    assert not digits.data.exists()
+    for wrong, said in (
+        ((*DIGITS, "--label", "y"), "for tables"),
+        ((*TABLE[:4], "--yes"), "--label"),
+        ((*TABLE, "--classes", "2"), "a table has a schema"),
+        ((*TABLE, "--group", "nobody"), "nobody"),
+        (("quickstart", "digits.npz", "--public", "digits.npz", "--classes", "10"), "private data"),
+    ):
+        done = digits.run(*wrong, "--yes")
+        assert done.code == 1
+        assert said in done.err
+    assert not list((digits.data / "ensembles").iterdir())
+    assert ledger(digits).ensembles() == []
+
+
+def test_too_small_is_said_before_it_trains_and_before_a_cap_is_fixed(digits: Machine) -> None:
+    with np.load("digits.npz") as full:
+        np.savez("few.npz", x=full["x"][:341], y=full["y"][:341])
+    done = digits.run("quickstart", "few.npz", "--public", "pool.npz", "--classes", "10", "--yes")
+    assert done.code == 1
+    assert "Too small" in done.err
+    assert not list((digits.data / "ensembles").iterdir())
+    assert ledger(digits).ensembles() == []
+
+
+def test_a_name_stays_with_its_data_and_its_budget(digits: Machine) -> None:
+    digits.run(*DIGITS, "--yes").fine  # noqa: B018 - asserts
+    other = digits.run(*DIGITS[:-1], "2", "--yes")
+    assert "open with ε = 3, for good" in other.err
+    with np.load("digits.npz") as full:
+        np.savez("fewer.npz", x=full["x"][:1000], y=full["y"][:1000])
+    (digits.data / "ensembles" / "fewer").mkdir()
+    wrong = ("quickstart", "fewer.npz", *DIGITS[2:], "--yes")
+    assert digits.run(*wrong).code == 1, "a directory that is no ensemble"
+    (digits.data / "ensembles" / "fewer").rmdir()
+    (digits.data / "ensembles" / "digits").rename(digits.data / "ensembles" / "fewer")
+    assert "other units" in digits.run(*wrong).err
