@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from commands import Terrine
 from machine import Machine
 from processes import in_processes, killed_at
@@ -21,7 +22,6 @@ from serving import serving
 from sklearn.datasets import load_digits
 
 from terrine_models.teachers.kinds import load_manifest
-from terrine_server.cli import quickstart
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.tokens import load_secret_key
 
@@ -156,10 +156,13 @@ def test_two_questions_and_no_is_an_answer(
 
     def answers(*replies: bool) -> None:
         left = list(replies)
+
+        def confirm(question: str) -> bool:
+            asked.append(question)
+            return left.pop(0)
+
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-        monkeypatch.setattr(
-            quickstart.typer, "confirm", lambda question: asked.append(question) or left.pop(0)
-        )
+        monkeypatch.setattr(typer, "confirm", confirm)
 
     answers(False)
     assert "Run the same command to continue" in digits.run(*DIGITS).err

@@ -117,5 +117,5 @@ def _enough(units: int, rows: int, classes: int, epsilon: float) -> str:
 
 def _whole(number: float) -> int:
     """Round up to two digits."""
-    step = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    step = int(10 ** max(0, math.floor(math.log10(number)) - 1))
     return math.ceil(number / step) * step
