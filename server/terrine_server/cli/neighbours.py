@@ -88,7 +88,7 @@ def build(
         from terrine_server.settings import Settings
 
         out = Settings().ensembles_dir / name
-    private, pool = _loaded(data, public, schema, classes, images)
+    private, pool, _ = loaded(data, public, schema, classes, images)
     with console.status("Placing the records"):
         settings = Neighbours(near=near, backbone=backbone)
         manifest = place(private, out, name=name, public=pool, settings=settings)
@@ -105,19 +105,20 @@ def build(
     )
 
 
-def _loaded(
+def loaded(
     data: Path, public: Path, schema: Path | None, classes: str | None, images: str | None
-) -> tuple[Dataset, PublicData]:
+) -> tuple[Dataset, PublicData, Dataset | None]:
+    """Return private records, and public ones: as inputs, and with labels if they have any."""
     from terrine_models.tables.loading import is_table
 
     if is_table(data):
         if classes or images:
             fail("--classes and --images are for images and arrays; a table has a schema.")
-        private, pool, _ = tables.load(data, schema, public)
+        private, pool, labelled = tables.load(data, schema, public)
     else:
         if schema:
             fail("--schema is for tables only.")
-        private, pool, _ = arrays.load(data, arrays.Arrays(public, classes, images))
+        private, pool, labelled = arrays.load(data, arrays.Arrays(public, classes, images))
     if pool is None:
         raise RuntimeError("--public was read, and is not there")
-    return private, pool
+    return private, pool, labelled

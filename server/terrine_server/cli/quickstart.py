@@ -13,13 +13,12 @@ import typer
 from rich.markup import escape
 
 from terrine_server.bars import stages_bar, teachers_bar
-from terrine_server.cli import arrays, serve, tables
+from terrine_server.cli import arrays, neighbours, serve, tables
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_models.features.maps import PublicData
-    from terrine_protocol import EnsembleRegister, ProjectOpen
+    from terrine_protocol import EnsembleRegister
     from terrine_server.ledger import Ledger, ProjectRecord
     from terrine_server.planning.first_project import FirstProject
     from terrine_server.settings import Settings
@@ -148,13 +147,16 @@ def _open(
     """Do all that is missing until the project is open."""
     from terrine_models.teachers.preview import Preview
     from terrine_models.teachers.shards import unit_count
+    from terrine_models.teachers.training import train_ensemble
     from terrine_protocol import EnsembleRegister, NoisyVotesSpec, ProjectOpen
     from terrine_server.owner.operations import open_project, register_ensemble
     from terrine_server.planning.first_project import FirstProject
 
     directory = settings.ensembles_dir / name
     schema = _schema(given, settings, name)
-    private, pool, labelled = _load(given, schema)
+    private, pool, labelled = neighbours.loaded(
+        given.private, given.public, schema, given.classes, given.images
+    )
     pool.check_disjoint(private)
     first = FirstProject.of(
         units=unit_count(private),
@@ -177,7 +179,15 @@ def _open(
         _check_same(directory, private, first)
     else:
         _ask(f"Train {first.teachers:,} teachers in {directory}?", yes)
-        _train(private, pool, directory, name, first)
+        with teachers_bar(console, first.teachers) as on_trained:
+            train_ensemble(
+                private,
+                directory,
+                name=name,
+                teachers=first.teachers,
+                public=pool,
+                on_trained=on_trained,
+            )
     if not registered:
         _ask(
             f"Fix the cap of {name} at ε = {cap.epsilon:g}, δ = {cap.delta:g}, and open a project "
@@ -186,7 +196,7 @@ def _open(
         )
         register_ensemble(ledger, settings, cap)
     record = open_project(ledger, opening)
-    _by_hand(given, schema, first, cap, opening)
+    _by_hand(given, settings, schema, first, cap)
     return record
 
 
@@ -237,17 +247,6 @@ def _schema(given: Given, settings: Settings, name: str) -> Path | None:
     tables.show(proposal, given.public, out)
     _say(f"To change it, answer no below, edit {out}, and run this again.")
     return out
-
-
-def _load(given: Given, schema: Path | None) -> tuple[Dataset, PublicData, Dataset | None]:
-    if schema is not None:
-        private, pool, labelled = tables.load(given.private, schema, given.public)
-    else:
-        options = arrays.Arrays(given.public, given.classes, given.images)
-        private, pool, labelled = arrays.load(given.private, options)
-    if pool is None:
-        raise RuntimeError("--public was read, and is not there")
-    return private, pool, labelled
 
 
 def _explain(
@@ -316,28 +315,12 @@ def _ask(question: str, yes: bool) -> None:
         fail("Nothing further was done. Run the same command to continue.")
 
 
-def _train(
-    private: Dataset, pool: PublicData, directory: Path, name: str, first: FirstProject
-) -> None:
-    from terrine_models.teachers.training import train_ensemble
-
-    with teachers_bar(console, first.teachers) as on_trained:
-        train_ensemble(
-            private,
-            directory,
-            name=name,
-            teachers=first.teachers,
-            public=pool,
-            on_trained=on_trained,
-        )
-
-
 def _by_hand(
     given: Given,
+    settings: Settings,
     schema: Path | None,
     first: FirstProject,
     cap: EnsembleRegister,
-    opening: ProjectOpen,
 ) -> None:
     """Print the commands that do the same."""
     name, budget = cap.name, ["--delta", f"{first.delta:g}"]
@@ -351,12 +334,12 @@ def _by_hand(
         *([given.proposing(schema)] if schema and given.label else []),
         [*train, *(["--schema", schema] if schema else [])],
         [*register, "--rule", "gdp"],
-        [*project, "--epsilon", f"{opening.epsilon:g}", *budget],
+        [*project, "--epsilon", f"{first.epsilon:g}", *budget],
         ["token", "create", "--role", "student", "--project", name],
     ]
     _say("By hand, this was:")
     for act in acts:
-        _say(f"  {shlex.join(['terrine', *map(str, act)])}")
+        _say(f"  {_typed(settings, *act)}")
 
 
 def _finish(given: Given, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
@@ -375,15 +358,20 @@ def _finish(given: Given, ledger: Ledger, settings: Settings, record: ProjectRec
         wanted = TokenCreate(role=Role.STUDENT, project=name, label=LABEL)
         secret = tokens.create(wanted).token
         _say("The student's token is in the second line, and will not be shown again.")
-    default = settings.data_dir == type(settings).model_fields["data_dir"].default
-    where = [] if default else ["--data-dir", str(settings.data_dir)]
     url = f"http://{settings.host}:{settings.port}"
     _say("What remains is for you, and for the student:")
-    _say(f"  {shlex.join(['terrine', *where, 'serve'])}")
+    _say(f"  {_typed(settings, 'serve')}")
     _say(
         f"  TERRINE_URL={url} TERRINE_TOKEN={secret} "
         f"{shlex.join(['terrine', 'student', 'train', str(given.public)])}"
     )
+
+
+def _typed(settings: Settings, *words: object) -> str:
+    """Return a command as the owner types it."""
+    default = settings.data_dir == type(settings).model_fields["data_dir"].default
+    where = [] if default else ["--data-dir", settings.data_dir]
+    return shlex.join(map(str, ["terrine", *where, *words]))
 
 
 def _name(private: Path) -> str:
