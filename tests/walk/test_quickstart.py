@@ -16,6 +16,7 @@ import pytest
 import typer
 from commands import Terrine
 from machine import Machine
+from PIL import Image
 from processes import in_processes, killed_at
 from seeded_noise import REPEATED, SEED
 from serving import serving
@@ -108,6 +109,26 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(table: Machin
     assert report["accuracy"] > max(float(foretold[1]) / 100, 0.8)
     assert load_manifest(table.data / "ensembles" / "visits").units == 500
     assert report["epsilon_spent"] <= EPSILON
+
+
+def test_pictures_and_idx_files_are_asked_as_the_student_reads_them(machine: Machine) -> None:
+    data = load_digits()
+    for place, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
+        folder = Path("scans" if place < 1300 else "public") / f"n{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 15).astype(np.uint8)).save(folder / f"{place}.png")
+    pictures = ("quickstart", "scans", "--public", "public", "--images", "8x8:grey")
+    said = machine.run(*pictures, "--epsilon", EPSILON, "--yes").fine
+    assert "one flat folder" in said
+    assert len(load_manifest(machine.data / "ensembles" / "scans").classes) == 10
+    for name, rows in (("idx", slice(1300)), ("pool", slice(1300, None))):
+        Path(name).mkdir()
+        for what, array in (("images", data.images[rows]), ("labels", data.target[rows])):
+            dimensions = np.array(array.shape, dtype=">u4").tobytes()
+            head = bytes([0, 0, 8, array.ndim]) + dimensions
+            (Path(name) / f"train-{what}").write_bytes(head + array.astype(np.uint8).tobytes())
+    said = machine.run("quickstart", "idx", "--public", "pool", "--epsilon", EPSILON, "--yes").fine
+    assert "terrine student train pool/train-images" in said
 
 
 OPERATIONS = "terrine_server.owner.operations"

@@ -358,13 +358,16 @@ def _finish(given: Given, ledger: Ledger, settings: Settings, record: ProjectRec
         wanted = TokenCreate(role=Role.STUDENT, project=name, label=LABEL)
         secret = tokens.create(wanted).token
         _say("The student's token is in the second line, and will not be shown again.")
+    pool = next(given.public.glob("train-images*"), given.public)  # of IDX, the file is asked
     url = f"http://{settings.host}:{settings.port}"
     _say("What remains is for you, and for the student:")
     _say(f"  {_typed(settings, 'serve')}")
     _say(
         f"  TERRINE_URL={url} TERRINE_TOKEN={secret} "
-        f"{shlex.join(['terrine', 'student', 'train', str(given.public)])}"
+        f"{shlex.join(['terrine', 'student', 'train', str(pool)])}"
     )
+    if pool.is_dir() and any(path.is_dir() for path in pool.iterdir()):
+        _say(f"The student's pictures lie in one flat folder: give it those of {pool} so.")
 
 
 def _typed(settings: Settings, *words: object) -> str:
