@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from terrine_server.planning.opening import (
     MOST_EXPENSIVE,
+    Quote,
     choose,
+    expected_answers,
     expected_pass_rate,
 )
 from terrine_server.privacy import (
@@ -125,6 +127,33 @@ def test_what_a_lower_price_of_labels_buys(
     found = choose(low, 1.0, DELTA, cap_rule=CAP, pass_rate=rate).answers
     assert found == pytest.approx(now, rel=0.02)
     assert found > 0.98 * before
+
+
+@pytest.mark.parametrize(
+    ("threshold", "sigma1", "sigma2"),
+    [(1600, 400.0, 300.0), (1000, 400.0, 300.0), (1400, 100.0, 100.0)],
+)
+def test_without_an_expectation_no_pass_rate_is_a_disaster(
+    threshold: int, sigma1: float, sigma2: float
+) -> None:
+    """Neither outcome costs four times the other, and the worst regret is less than a guess's."""
+    mechanism = confident(threshold=threshold, sigma1=sigma1, sigma2=sigma2)
+    rates = (0.1, 0.3, 0.5, 0.7, 0.95)
+    steady = choose(mechanism, 1.0, DELTA, cap_rule=CAP)
+    guess = choose(mechanism, 1.0, DELTA, cap_rule=CAP, pass_rate=expected_pass_rate(mechanism))
+    costs = [price.cost for price in steady.terms.prices.values()]
+    assert max(costs) <= 4 * min(costs) * (1 + 1e-9)
+
+    def regret(quoted: Quote) -> float:
+        """How many times the answers, at the worst rate, were to be had by expecting that rate."""
+        return max(
+            choose(mechanism, 1.0, DELTA, cap_rule=CAP, pass_rate=rate).answers
+            / expected_answers(quoted.terms, rate)
+            for rate in rates
+        )
+
+    assert regret(steady) <= regret(guess) * 1.01
+    assert regret(steady) < 6
 
 
 def test_a_low_threshold_gains_little_and_is_still_sound() -> None:

@@ -51,6 +51,14 @@ SHARES = tuple(
     float(f"{share:.3g}") for share in np.geomspace(MOST_EXPENSIVE, MIN_ANSWER_SHARE, 36)
 )
 
+PASS_RATES = tuple(float(f"{rate:.3g}") for rate in np.linspace(0.1, 0.95, 18))
+"""What may come, if nobody says what is expected: a project is then opened at the prices whose mean
+cost is, at the worst of these rates, the least multiple of the best for that rate."""
+
+MOST_UNEQUAL = 4.0
+"""What an outcome then costs at most, in those of the other. Prices that suit a guess could make an
+abstention four hundred times as dear as an answer, and a wrong guess cost ten times the queries."""
+
 EXPECTED_STUDENT = 0.9
 """The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
 
@@ -96,13 +104,16 @@ def choose(
 ) -> Quote:
     """Return the best of the `quotes`, with all of them in its terms.
 
-    `pass_rate`: by default what `DEFAULT_CONSENSUS` makes of the mechanism.
+    `pass_rate`: without one, prices suit any of `PASS_RATES`, and what they are expected to buy is
+    by what `DEFAULT_CONSENSUS` makes of the mechanism.
     """
     if pass_rate is not None:
         why = "it is the share of queries that are expected to be answered"
         pass_rate = within("expected_pass_rate", pass_rate, 1e-6, 1, why)
     rate = expected_pass_rate(mechanism) if pass_rate is None else pass_rate
-    found = quotes(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=rate)
+    found = quotes(
+        mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=rate, guessed=pass_rate is None
+    )
     choice = RuleChoice(rate, tuple(quoted.considered for quoted in found))
     return replace(found[0], terms=replace(found[0].terms, choice=choice))
 
@@ -115,15 +126,17 @@ def quotes(
     cap_rule: Rule,
     pass_rate: float,
     order: float | None = None,
+    guessed: bool = False,
 ) -> list[Quote]:
     """Return the sound ways to open a project, the most expected answers first.
 
     `pass_rate`: the share of queries that are expected to be answered, a public guess. `order`: the
-    order of rules in Rényi DP; by default the best is searched for. Raises `ParameterError` if the
-    budget does not pay for a single query.
+    order of rules in Rényi DP; by default the best is searched for. `guessed`: whether the rate is
+    nobody's expectation, so that joint prices suit any of `PASS_RATES`. Raises `ParameterError` if
+    the budget does not pay for a single query.
     """
     found, problem = [], ParameterError("There is no rule to open this project under.")
-    for variant, rule in _variants(mechanism, epsilon, delta, cap_rule, pass_rate, order):
+    for variant, rule in _variants(mechanism, epsilon, delta, cap_rule, pass_rate, order, guessed):
         try:
             terms = quote(variant, epsilon, delta, cap_rule=cap_rule, rule=rule)
         except ParameterError as error:
@@ -185,6 +198,7 @@ def _variants(
     cap_rule: Rule,
     pass_rate: float,
     order: float | None,
+    guessed: bool,
 ) -> list[tuple[Mechanism, Rule | None]]:
     """Return each way to price the mechanism, with its rule; None: what `quote` chooses.
 
@@ -204,7 +218,10 @@ def _variants(
             conversion,
             lambda a: _best_share(mechanism, a, pass_rate, shares, _rough_costs)[0],
         )
-        share = _best_share(mechanism, found, pass_rate, shares, outcome_costs)[1]
+        if guessed and given is None:
+            share = _steady_share(mechanism, found)
+        else:
+            share = _best_share(mechanism, found, pass_rate, shares, outcome_costs)[1]
         return [*variants, (replace(mechanism, answer_share=share), Rule("rdp", found))]
     if mechanism.opening is not None:
         return variants
@@ -248,16 +265,45 @@ def _best_share(
     costs_of: Callable[[ConfidentMax, float], OutcomeCosts | None],
 ) -> tuple[float, float]:
     """Return the least mean cost of a query at an order, and the share of an answer that has it."""
-    found = (math.inf, 1.0)
+    found = _allowed(mechanism, order, shares, costs_of)
+    means = ((_mean(costs, pass_rate), share) for share, costs in found.items())
+    return min(means, default=(math.inf, 1.0))
+
+
+def _steady_share(mechanism: Thresholded, order: float) -> float:
+    """Return the share of an answer by which the wrong pass rate costs least: `PASS_RATES`."""
+    found = _allowed(mechanism, order, SHARES, outcome_costs)
+    best = {rate: min(_mean(each, rate) for each in found.values()) for rate in PASS_RATES}
+
+    def regret(share: float) -> tuple[bool, float]:
+        costs = found[share]
+        dearer, cheaper = sorted((costs.abstention, costs.answer), reverse=True)
+        worst = max(_mean(costs, rate) / best[rate] for rate in PASS_RATES)
+        return dearer > MOST_UNEQUAL * cheaper, worst
+
+    return min(found, key=regret, default=1.0)
+
+
+def _allowed(
+    mechanism: Thresholded,
+    order: float,
+    shares: Sequence[float],
+    costs_of: Callable[[ConfidentMax, float], OutcomeCosts | None],
+) -> dict[float, OutcomeCosts]:
+    """Return what both outcomes cost, by share of an answer, where neither costs too much."""
+    found = {}
     for share in shares:
         event = replace(mechanism, answer_share=share).events()[VoteOutcome.ANSWERED]
         costs = costs_of(event, order) if isinstance(event, ConfidentMax) else None
         if costs is None:
             continue
         if len(shares) == 1 or max(costs.abstention, costs.answer) <= _most(mechanism, order):
-            mean = pass_rate * costs.answer + (1 - pass_rate) * costs.abstention
-            found = min(found, (mean, share))
+            found[share] = costs
     return found
+
+
+def _mean(costs: OutcomeCosts, pass_rate: float) -> float:
+    return pass_rate * costs.answer + (1 - pass_rate) * costs.abstention
 
 
 @lru_cache(maxsize=1024)
