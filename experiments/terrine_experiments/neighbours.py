@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from terrine_experiments.experiment import Experiment, Run
-from terrine_experiments.lesson import Answers, Bought
+from terrine_experiments.lesson import Bought
 from terrine_experiments.setup import Setup
 from terrine_experiments.sources import Source
+from terrine_models.students.answers import Answers
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
 from terrine_server.privacy import Units
@@ -32,7 +33,7 @@ from terrine_server.privacy.parameters import ParameterError
 
 LASTING = 0.5
 """Share of the public inputs that, as private ones, would still take part in the last query."""
-IMAGES = ((0.1, 240), (0.3, 120), (math.inf, 60))
+IMAGES = ((0.1, 480), (0.3, 240), (math.inf, 120))
 NEAR: dict[str, tuple[tuple[float, int], ...]] = {
     "mnist": IMAGES,
     "fashion": IMAGES,
@@ -133,7 +134,9 @@ class NeighbourExperiment(Experiment):
             made = []
             for weights in self.weights():
                 counts, accounts = mechanism.cast(weights, units, accounts, found.most)
-                made.append(mechanism.release(counts).counts)
+                released = mechanism.release(counts).counts
+                if released is not None:
+                    made.append(released)
             retired = float((accounts >= found.most).mean())
             self._say(f"{retired:.0%} of the private records took part until they had retired.")
             np.save(file, np.concatenate(made))
@@ -143,12 +146,8 @@ class NeighbourExperiment(Experiment):
             f"{foretold.votes:.0f} votes a query by public inputs."
         )
         return Bought(
-            answers=Answers(
-                labels=noisy.argmax(1),
-                teachers=max(1, round(foretold.votes)),
-                noisy_counts=noisy,
-                noise_sigma=found.sigma,
-                matches_prior=False,
+            answers=Answers.of_counts(
+                noisy, teachers=max(1, round(foretold.votes)), sigma=found.sigma
             ),
             outcomes={"answered": len(noisy)},
             epsilon_spent=setup.epsilon,
@@ -176,7 +175,7 @@ class NeighbourExperiment(Experiment):
         return float(np.concatenate(right).mean())
 
     def _papers_epsilon(
-        self, setup: Setup, specification: dict[str, Any], bought: Bought
+        self, setup: Setup, specification: dict[str, Any], bought: Bought, teachers: int
     ) -> float | None:
         """None: the papers have no accounts."""
         return None

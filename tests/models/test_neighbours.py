@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from commands import Terrine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -222,7 +224,7 @@ def test_one_altered_byte_in_any_file_is_refused(built: Path, tmp_path: Path) ->
     ],
 )
 def test_a_manifest_by_hand_does_not_spare_records_the_check(
-    tmp_path: Path, change: dict, said: str
+    tmp_path: Path, change: dict[str, Callable[[torch.Tensor], torch.Tensor]], said: str
 ) -> None:
     out = tmp_path / "t"
     manifest = build(people(3), out, name="t", public=POOL, settings=Neighbours(near=5))

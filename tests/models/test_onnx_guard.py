@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from inspect import getclosurevars
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,12 @@ def wait_until_ended(pid: int) -> None:
     while not ended(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def guarded_by(ensemble: Ensemble) -> GuardedTeachers:
+    guarded = getclosurevars(ensemble.voting.choose).nonlocals["guarded"]
+    assert isinstance(guarded, GuardedTeachers)
+    return guarded
 
 
 def pid_of(teachers: GuardedTeachers) -> int:
@@ -177,8 +184,9 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     voters = LocalVoters(settings.data_dir)
     service = Labeling(ledger, voters, Metrics(), 4096)
     ask = service.check("study", X[:1])
-    teachers = voters.loaded(ledger.ensemble("ward")).ensemble.imported
-    assert teachers is not None
+    loaded = voters.loaded(ledger.ensemble("ward")).ensemble
+    assert isinstance(loaded, Ensemble)
+    teachers = guarded_by(loaded)
     os.kill(pid_of(teachers), signal.SIGSTOP)
     teachers._seconds = 0.5
     with pytest.raises(EnsembleUnavailable, match="Nothing was charged") as refused:
@@ -197,8 +205,7 @@ def test_an_ensemble_lets_its_process_end_with_it(tmp_path: Path, out: Path) -> 
     declared = Declared(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
     import_ensemble([path], out, "made", declared)
     ensemble = Ensemble.load(out)
-    assert ensemble.imported is not None
-    pid = pid_of(ensemble.imported)
+    pid = pid_of(guarded_by(ensemble))
     ensemble.votes(X)
     del ensemble
     wait_until_ended(pid)

@@ -137,12 +137,12 @@ def open_study(
 
 def many(people: People, count: int, salt: object = "") -> list[NDArray[np.uint8]]:
     """Different inputs that each have some people near, the same for the same arguments."""
-    found, seen = [], set()
+    found, seen = list[NDArray[np.uint8]](), set[bytes]()
     for number in range(100 * count):
         bits = np.frombuffer(hashlib.sha256(f"{number} {salt}".encode()).digest(), np.uint8) & 1
         if bits[:PEOPLE].tobytes() not in seen:
             seen.add(bits[:PEOPLE].tobytes())
-            found.append(bits[:PEOPLE])
+            found.append(bits[:PEOPLE].astype(np.uint8))
         if len(found) == count:
             return found
     raise ValueError("there are not so many")

@@ -191,6 +191,6 @@ def _session(data: bytes) -> Any:
         raise ModelError(f"onnxruntime cannot load it: {first_line(error)}") from None
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's text, at most 300 characters."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
