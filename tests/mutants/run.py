@@ -50,8 +50,7 @@ SLOW = {
     "privacy_data_dependent -k 'not postgresql'",
     "terrine_server.privacy": "ledger/test_publishing.py audit/test_books_audit.py "
     "-k 'not postgresql'",
-    "terrine_server.labeling": "ledger/test_publishing.py api/test_queueing.py "
-    "-k 'not postgresql'",
+    "terrine_server.labeling": "ledger/test_publishing.py api/test_queueing.py -k 'not postgresql'",
 }
 """Tests for the survivors of a module; the first name that fits counts."""
 LONGEST = 120
