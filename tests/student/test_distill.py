@@ -69,6 +69,7 @@ def test_a_student_queries_until_it_is_refused_and_trains(
     assert written["epsilon_spent"] == report.epsilon_spent
     assert [each["method"] for each in written["choice"]["judged"]] == ["ridge", "vat"]
     assert written["choice"]["chosen"] in ("ridge", "vat")
+    assert made.report.plain is not None
     assert written["plain"] == made.report.plain > 0.5
     assert written["mechanism"].items() >= CONFIDENT.items()
     assert (tmp_path / "s" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
