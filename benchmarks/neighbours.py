@@ -84,7 +84,8 @@ def made(random: np.random.Generator, records: int, coordinates: int) -> Neighbo
 def unit(random: np.random.Generator, rows: int, coordinates: int) -> np.ndarray:
     """Points of unit length."""
     points = random.standard_normal((rows, coordinates), dtype=np.float32)
-    return points / np.linalg.norm(points, axis=1, keepdims=True)
+    found: np.ndarray = points / np.linalg.norm(points, axis=1, keepdims=True)
+    return found
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -48,6 +48,7 @@ def test_public_rows_choose_the_terms_and_accounts_bound_every_record(
     assert counts.shape == (400, 10)
     assert np.array_equal(bought.answers.labels, counts.argmax(1))
     again = experiment._bought(SETUP, run, {}).answers.noisy_counts
+    assert again is not None
     assert np.array_equal(counts, again), "what was released once is looked up"
     assert experiment._plurality(run, np.arange(400)) > 0.9
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -177,8 +178,9 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     voters = LocalVoters(settings.data_dir)
     service = Labeling(ledger, voters, Metrics(), 4096)
     ask = service.check("study", X[:1])
-    teachers = voters.loaded(ledger.ensemble("ward")).ensemble.imported
-    assert teachers is not None
+    loaded = voters.loaded(ledger.ensemble("ward")).ensemble
+    assert isinstance(loaded, Ensemble)
+    teachers = guarded(loaded)
     os.kill(pid_of(teachers), signal.SIGSTOP)
     teachers._seconds = 0.5
     with pytest.raises(EnsembleUnavailable, match="Nothing was charged") as refused:
@@ -191,14 +193,20 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     engine.dispose()
 
 
+def guarded(ensemble: Ensemble) -> GuardedTeachers:
+    """The teachers that an ensemble asks."""
+    found = inspect.getclosurevars(ensemble.voting.choose).nonlocals["guarded"]
+    assert isinstance(found, GuardedTeachers)
+    return found
+
+
 def test_an_ensemble_lets_its_process_end_with_it(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "0.onnx"
     path.write_bytes(mlp(0).SerializeToString())
     declared = Declared(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
     import_ensemble([path], out, "made", declared)
     ensemble = Ensemble.load(out)
-    assert ensemble.imported is not None
-    pid = pid_of(ensemble.imported)
+    pid = pid_of(guarded(ensemble))
     ensemble.votes(X)
     del ensemble
     wait_until_ended(pid)

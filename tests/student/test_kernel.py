@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +14,12 @@ from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
 from terrine_models.features.augment import DRAWS, distort
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.features.nystrom import choose_landmarks, nystrom
-from terrine_models.storage.manifests import MANIFEST
 from terrine_models.students.kernel import PENALTIES, KernelStudents
 from terrine_models.students.models import Student
 from terrine_models.students.networks import Training, train_student
 from terrine_models.students.selection import choose_student
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.kinds import Heads, HeadTeachers
 from terrine_models.teachers.training import train_ensemble
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
@@ -133,34 +130,12 @@ def test_teachers_can_have_a_kernel_and_say_so(
     manifest = train_ensemble(
         private, tmp_path / "e", name="e", teachers=12, config=how, public=public
     )
-    assert manifest.features is not None
-    assert (manifest.features.projection, manifest.features.landmarks) == ("nystrom", 120)
-    assert manifest.training.rotation == 5.0
+    kind = manifest.teacher
+    assert isinstance(kind, HeadTeachers)
+    assert (kind.features.projection, kind.features.landmarks) == ("nystrom", 120)
+    assert kind.rotation == 5.0
     votes = Ensemble.load(tmp_path / "e").votes(x[:POOL])
     assert (votes.argmax(1) == truth[:POOL]).mean() > 0.9
-
-
-def test_a_manifest_from_before_distortions_were_recorded_keeps_its_meaning(
-    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
-) -> None:
-    x, truth = digits
-    private = Dataset(x[POOL:], truth[POOL:], DIGITS, SPEC)
-    public = PublicData.declare("pool", x[:POOL])
-    usual, less = Heads(width=30, augmentations=1), Heads(width=30, augmentations=1, rotation=0.0)
-    votes = {}
-    for name, how in (("usual", usual), ("less", less), ("plain", replace(less, augmentations=0))):
-        train_ensemble(private, tmp_path / name, name=name, teachers=12, config=how, public=public)
-        votes[name] = Ensemble.load(tmp_path / name).votes(x[:POOL])
-    assert (votes["usual"] != votes["less"]).any()
-    path = tmp_path / "usual" / MANIFEST
-    content = json.loads(path.read_text())
-    assert (content["training"].pop("rotation"), content["training"].pop("elastic")) == (15, 0.036)
-    for new in ("landmarks", "gamma"):
-        content["features"].pop(new)
-    path.write_text(json.dumps(content))
-    old = Ensemble.load(tmp_path / "usual")
-    assert old.manifest.training.rotation is None
-    assert (old.votes(x[:POOL]) == votes["usual"]).all()
 
 
 def test_an_image_that_is_not_distorted_stays_as_it_is() -> None:
