@@ -32,7 +32,7 @@ from terrine_server.privacy.parameters import ParameterError
 
 LASTING = 0.5
 """Share of the public inputs that, as private ones, would still take part in the last query."""
-IMAGES = ((0.1, 240), (0.3, 120), (math.inf, 60))
+IMAGES = ((0.1, 960), (0.3, 240), (math.inf, 120))
 NEAR: dict[str, tuple[tuple[float, int], ...]] = {
     "mnist": IMAGES,
     "fashion": IMAGES,
@@ -133,7 +133,9 @@ class NeighbourExperiment(Experiment):
             made = []
             for weights in self.weights():
                 counts, accounts = mechanism.cast(weights, units, accounts, found.most)
-                made.append(mechanism.release(counts).counts)
+                released = mechanism.release(counts).counts
+                if released is not None:
+                    made.append(released)
             retired = float((accounts >= found.most).mean())
             self._say(f"{retired:.0%} of the private records took part until they had retired.")
             np.save(file, np.concatenate(made))

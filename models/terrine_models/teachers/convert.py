@@ -63,11 +63,10 @@ def to_onnx(model: Any, path: Path | str, shape: int | Sequence[int]) -> None:
     Path(path).write_bytes(proto.SerializeToString())
 
 
-def _cause(error: BaseException) -> BaseException:
+def _cause(error: Exception) -> Exception:
     """What it began with: what is said of it later may quote the whole model."""
-    while error.__cause__ is not None or error.__context__ is not None:
-        error = error.__cause__ or error.__context__ or error
-    return error
+    before = error.__cause__ or error.__context__
+    return _cause(before) if isinstance(before, Exception) else error
 
 
 def _export_torch(model: Any, path: Path, sizes: tuple[int, ...]) -> None:
