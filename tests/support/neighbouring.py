@@ -137,12 +137,14 @@ def open_study(
 
 def many(people: People, count: int, salt: object = "") -> list[NDArray[np.uint8]]:
     """Different inputs that each have some people near, the same for the same arguments."""
-    found, seen = list[NDArray[np.uint8]](), set[bytes]()
+    found: list[NDArray[np.uint8]] = []
+    seen: set[bytes] = set()
     for number in range(100 * count):
-        bits = np.frombuffer(hashlib.sha256(f"{number} {salt}".encode()).digest(), np.uint8) & 1
+        drawn = np.frombuffer(hashlib.sha256(f"{number} {salt}".encode()).digest(), np.uint8)
+        bits: NDArray[np.uint8] = (drawn % 2).astype(np.uint8)
         if bits[:PEOPLE].tobytes() not in seen:
             seen.add(bits[:PEOPLE].tobytes())
-            found.append(bits[:PEOPLE].astype(np.uint8))
+            found.append(bits[:PEOPLE])
         if len(found) == count:
             return found
     raise ValueError("there are not so many")
