@@ -112,6 +112,12 @@ def open_people(
     url: str, epsilon: float = 1.0, spec: dict[str, Any] = NEIGHBOURS, shape: int = PEOPLE
 ) -> Opened:
     ledger = Ledger(migrated(url), SECRET_KEY)
+    register_people(ledger, shape)
+    people = People()
+    return Opened(url, ledger, people, TheirVoters(people), open_study(ledger, epsilon, spec))
+
+
+def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
     facts = FACTS.model_copy(
         update={
             "kind": "neighbours",
@@ -123,8 +129,6 @@ def open_people(
     ledger.register_ensemble(
         "people", "ensembles/people", digest("people").hex(), facts, RECORDS, CAP
     )
-    people = People()
-    return Opened(url, ledger, people, TheirVoters(people), open_study(ledger, epsilon, spec))
 
 
 def open_study(
