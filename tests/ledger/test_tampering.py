@@ -870,10 +870,10 @@ NOT_IN_THE_BOOKS = {
     "unit_accounts": {"filled", "accounts", "seal"},
 }
 """What whoever has the key, too, may edit. What people have spent follows from their records, by
-which `verify --accounts` recomputes it (tests/api/test_neighbours.py). What was kept of a key must be possible, and is compared
-with charges when it is used (tests/ledger/test_keys.py). An anchor tells whether a closed project
-was reopened; files are compared with their digest; the rest is what the administrative log had,
-which is written anew: a signed anchor of the log shows that."""
+which `verify --accounts` recomputes it (tests/api/test_neighbours.py). What was kept of a key must
+be possible, and is compared with charges when it is used (tests/ledger/test_keys.py). An anchor
+tells whether a closed project was reopened; files are compared with their digest; the rest is what
+the administrative log had, which is written anew: a signed anchor of the log shows that."""
 OF_THE_LOG = {"tokens", "requests", "administrative_log", "log_head"}
 
 
