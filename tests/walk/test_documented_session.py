@@ -42,7 +42,7 @@ EXAMPLE = "https://labels.example.org"
 NOT_RUN = {
     "pip install": "takes too long; tests/packaging builds the wheel and looks into it",
     "terrine serve": "does not end; here it runs in a process of its own",
-    "terrine student train": "takes a minute; test_hospital.py and test_adult.py run it",
+    "terrine student": "takes a minute; test_hospital.py and test_adult.py run it",
     "from terrine_models.tables.loading import": "needs a table; test_hospital.py runs them on one",
     "from terrine_models.data.images": "needs a folder of pictures; test_pictures.py has one",
     "from terrine_client.estimator import": "needs labelled data; tests/client/test_estimator.py",
