@@ -180,7 +180,7 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     ask = service.check("study", X[:1])
     loaded = voters.loaded(ledger.ensemble("ward")).ensemble
     assert isinstance(loaded, Ensemble)
-    teachers = guarded(loaded)
+    teachers = asked_by(loaded)
     os.kill(pid_of(teachers), signal.SIGSTOP)
     teachers._seconds = 0.5
     with pytest.raises(EnsembleUnavailable, match="Nothing was charged") as refused:
@@ -193,7 +193,7 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     engine.dispose()
 
 
-def guarded(ensemble: Ensemble) -> GuardedTeachers:
+def asked_by(ensemble: Ensemble) -> GuardedTeachers:
     """The teachers that an ensemble asks."""
     found = inspect.getclosurevars(ensemble.voting.choose).nonlocals["guarded"]
     assert isinstance(found, GuardedTeachers)
@@ -206,7 +206,7 @@ def test_an_ensemble_lets_its_process_end_with_it(tmp_path: Path, out: Path) -> 
     declared = Declared(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
     import_ensemble([path], out, "made", declared)
     ensemble = Ensemble.load(out)
-    pid = pid_of(guarded(ensemble))
+    pid = pid_of(asked_by(ensemble))
     ensemble.votes(X)
     del ensemble
     wait_until_ended(pid)
