@@ -262,11 +262,15 @@ def answers_of(
     facts = project.ensemble
     if noisy_counts is None or noise_sigma is None:
         return Answers.of_labels(labels, len(facts.classes))
+    known, teachers = labels >= 0, facts.teachers
+    if project.mechanism.name == "neighbours":
+        # Few units are near a query: shares are of those that vote, on average over the queries.
+        teachers = max(1, round(float(noisy_counts[known].sum(axis=1).mean())))
     return Answers.of_counts(
         noisy_counts,
-        teachers=facts.teachers,
+        teachers=teachers,
         sigma=noise_sigma,
-        known=labels >= 0,
+        known=known,
         matches_prior=facts.matches_prior,
     )
 

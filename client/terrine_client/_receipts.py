@@ -137,7 +137,7 @@ def read_policy(policy: Policy | Path | str | bytes) -> Policy:
     """
     if find_spec("cryptography") is None:
         raise ConfigurationError(
-            "Signatures are checked with cryptography: pip install 'terrine[witness]'."
+            "Signatures are checked with cryptography. In a checkout: pip install '.[witness]'"
         )
     if isinstance(policy, Policy):
         return policy

@@ -51,7 +51,7 @@ class Column(Record):
     it, the middle of the range does, and nothing says that it was missing."""
 
     order: Annotated[DateOrder | None, Field(exclude_if=absent)] = None
-    """Of dates: how they are written. Years have four digits; the hour of a day is read."""
+    """Of dates: how they are written. A year has four digits. Of a time of day the hour is read."""
     since: Annotated[date | None, Field(exclude_if=absent)] = None
     """Of dates: the day from which days are counted."""
     parts: Annotated[

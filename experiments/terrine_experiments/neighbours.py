@@ -33,7 +33,7 @@ from terrine_server.privacy.parameters import ParameterError
 
 LASTING = 0.5
 """Share of the public inputs that, as private ones, would still take part in the last query."""
-IMAGES = ((0.1, 480), (0.3, 240), (math.inf, 120))
+IMAGES = ((0.1, 960), (0.3, 240), (math.inf, 120))
 NEAR: dict[str, tuple[tuple[float, int], ...]] = {
     "mnist": IMAGES,
     "fashion": IMAGES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -24,13 +23,12 @@ from publishing import (
     voted,
 )
 
-from terrine_protocol import Outcome, ProjectOpen, ProjectStatus
+from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.audit.ledger import check_project
-from terrine_server.errors import BudgetExhausted, Conflict, InvalidTerms
+from terrine_server.errors import BudgetExhausted, Conflict
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Recorded
 from terrine_server.ledger.charging.admission import Admission, admit
 from terrine_server.ledger.charging.tallies import SecretTally
-from terrine_server.owner.operations import open_project
 from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, quote
 from terrine_server.privacy.published.release import ActualCost
 from terrine_server.privacy.published.tally import Meter
@@ -248,43 +246,6 @@ def test_a_charge_that_fails_publishes_nothing(
 
 
 # ------------------------------------------------------------------------- what makes no sense
-
-
-@pytest.mark.parametrize(
-    ("publishing", "why"),
-    [
-        ({"beta": 0.06, "sigma": 40, "schedule": [200]}, "must be below 1"),
-        ({"beta": 0.02, "sigma": 40, "schedule": [400, 200]}, "must grow"),
-        ({"beta": 0.02, "sigma": 40, "schedule": [200, 200]}, "must grow"),
-        ({"beta": 0.02, "sigma": 1e12, "schedule": [200]}, "sigma"),
-        ({"beta": 0.02, "sigma": 1e5, "schedule": [200]}, 'accounting "worst_case"'),
-        ({"beta": 0.02, "sigma": 0.01, "schedule": [200]}, 'accounting "worst_case"'),
-        ({"beta": 0.02, "sigma": 40, "schedule": [10**9]}, 'accounting "worst_case"'),
-    ],
-)
-def test_a_release_that_cannot_work_or_pay_is_refused(
-    ledger: Ledger, publishing: dict[str, Any], why: str
-) -> None:
-    asked = {
-        "name": "study",
-        "ensemble": "thousand",
-        "mechanism": GNMAX,
-        "epsilon": EPSILON,
-        "delta": DELTA,
-        "accounting": "data_dependent",
-        "publishing": publishing,
-    }
-    with pytest.raises(InvalidTerms, match=re.escape(why)):
-        open_project(ledger, ProjectOpen.model_validate(asked))
-    assert ledger.ensemble("thousand").reserved == 0
-    assert TERMS.schedule is not None
-    release = TERMS.schedule.publication
-    asked["publishing"] = {
-        "beta": release.beta,
-        "sigma": release.sigma,
-        "schedule": list(TERMS.schedule.counts),
-    }
-    assert open_project(ledger, ProjectOpen.model_validate(asked)).terms == TERMS
 
 
 # ------------------------------------------------------------------------------- what is forged

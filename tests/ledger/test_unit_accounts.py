@@ -281,7 +281,7 @@ def test_accounts_that_were_edited_answer_nothing_and_verify_says_so(
     inputs = many(opened.people, 6)
     opened.ask(inputs[:4])
     values = EDITS[edit](opened.row())
-    with unguarded(opened.url) as connection:
+    with unguarded(opened.url, with_key=False) as connection:
         if values is None:
             connection.execute(delete(unit_accounts))
         else:

@@ -131,9 +131,9 @@ def test_nothing_is_charged_before_clipped_numbers_are_confirmed(
     token = next(word for word in made.split() if word.startswith("terrine_"))
     Path("token").write_text(token)
     with serving(Settings()) as url, Client(url, token) as client:
-        at = ("--url", url, "--token-file", "token")
-        label = ("student", "label", "pool.csv", "--out", "labels.csv", *at)
-        learn = ("student", "train", "pool.csv", "--method", "ridge", "--rounds", 1, *at)
+        at = ("student", "--url", url, "--token-file", "token")
+        label = (*at, "label", "pool.csv", "--out", "labels.csv")
+        learn = (*at, "train", "pool.csv", "--method", "ridge", "--rounds", 1)
         for command in (label, learn, (*learn, "--dry-run")):
             refused = terrine(*command)
             assert "60 of 60 values are outside the schema's range, 0 to 23" in refused.out

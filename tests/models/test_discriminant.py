@@ -18,6 +18,7 @@ from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student
 from terrine_models.students.selection import choose
+from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.heads import HeadTeachers
@@ -129,7 +130,7 @@ def test_neighbours_average_noise_away(digits: Digits, tmp_path: Path) -> None:
     counts = np.rint(teachers * shares + noise).astype(np.int64)
     assert (counts.argmax(1) == truth).mean() < 0.35
     answers = Answers.of_counts(counts, teachers=teachers, sigma=sigma)
-    made = choose(Task(x, SPEC, MANY_NAMES), answers)
+    made = choose(Task(x, SPEC, MANY_NAMES), answers, Training("neighbours"))
     assert made.choice.chosen == "neighbours"
     assert (made.student.predict(x) == truth).mean() > 0.8
     assert made.student.accuracy(digits[0][POOL:], digits[1][POOL:]) > 0.75

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import Terrine
 
+import terrine_experiments.students  # noqa: F401 - which makes the forest a method
 from terrine_client import Client
 from terrine_models.data.arrays import Dataset
 from terrine_models.students.models import Student

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors
+from terrine_models.teachers import neighbours
 from terrine_models.teachers.ensemble import Ensemble, load
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import save_manifest
@@ -163,6 +164,28 @@ def test_replacing_one_person_changes_no_other_vote(
                 before.labels[before.units == unit], after.labels[after.units == unit]
             )
             assert np.array_equal(ours[:, before.units == unit], now[:, after.units == unit])
+
+
+def test_a_record_without_a_place_votes_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, place = people(4), neighbours.mapped
+
+    def broken(features: FeatureMap, x: NDArray[np.float32], *more: int) -> NDArray[np.float32]:
+        found = place(features, x, *more)
+        found[(x[:, 0] > 0.9) & (len(x) < 100)] = np.nan  # of private rows alone
+        return found
+
+    build(data, tmp_path / "whole", name="t", public=POOL, settings=Neighbours(near=5))
+    monkeypatch.setattr(neighbours, "mapped", broken)
+    build(data, tmp_path / "less", name="t", public=POOL, settings=Neighbours(near=5))
+    monkeypatch.undo()
+    whole_, less = (NeighbourEnsemble.load(tmp_path / name) for name in ("whole", "less"))
+    assert less.manifest.units == whole_.manifest.units == 25
+    lost = len(whole_.labels) - len(less.labels)
+    assert lost == (np.asarray(data.inputs, np.float32)[:, 0] > 0.9).sum() > 0
+    totals = [each.weights(POOL.inputs).sum() for each in (whole_, less)]
+    assert totals[1] <= totals[0]
 
 
 def test_no_sum_is_rounded() -> None:

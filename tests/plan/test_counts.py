@@ -60,10 +60,10 @@ def test_fitted_shares_have_the_noise_that_is_announced() -> None:
 def test_the_command_prints_it_and_says_what_does_not_fit(terrine: Terrine) -> None:
     plan = ("plan", "noisy_votes", "--teachers", "1000", "--epsilon", "1")
     shown = terrine(*plan, "--rows", "9000").fine
-    assert "pays for each of 9,000 rows once" in shown
+    assert "each of 9,000 rows" in shown
     assert "noisy_votes:sigma=501 --epsilon 1" in shown
     for wrong in (
         ("plan", "gnmax", *plan[2:], "--rows", "9"),
-        (*plan, "--rows", "9", "--grid", "sigma=4"),
+        ("plan", "noisy_votes:sigma=4", *plan[2:], "--rows", "9"),
     ):
         assert "--rows goes with noisy_votes" in terrine(*wrong).refused

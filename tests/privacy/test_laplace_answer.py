@@ -243,7 +243,10 @@ def test_the_price_grows_with_the_order_and_log_moments_are_convex(
     price = rdp(LaplaceArgmax(gamma), alpha)
     assert np.all(np.diff(price) >= -1e-9 * price[1:])
     first, middle, last = (alpha - 1) * price
-    assert middle <= (first + last) / 2 * (1 + 1e-3), "but for the division of diagonals"
+    # Beyond some order hardly more than 2γ-DP is known, and the price steps up to that.
+    known = price[1] < 2 * gamma * (1 - 1e-4)
+    convex = middle <= (first + last) / 2 * (1 + 1e-3)  # but for the division of diagonals
+    assert convex or not known
 
 
 def test_small_noise_scales_alike() -> None:

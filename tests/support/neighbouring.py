@@ -112,6 +112,12 @@ def open_people(
     url: str, epsilon: float = 1.0, spec: dict[str, Any] = NEIGHBOURS, shape: int = PEOPLE
 ) -> Opened:
     ledger = Ledger(migrated(url), SECRET_KEY)
+    register_people(ledger, shape)
+    people = People()
+    return Opened(url, ledger, people, TheirVoters(people), open_study(ledger, epsilon, spec))
+
+
+def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
     facts = FACTS.model_copy(
         update={
             "kind": "neighbours",
@@ -123,8 +129,6 @@ def open_people(
     ledger.register_ensemble(
         "people", "ensembles/people", digest("people").hex(), facts, RECORDS, CAP
     )
-    people = People()
-    return Opened(url, ledger, people, TheirVoters(people), open_study(ledger, epsilon, spec))
 
 
 def open_study(
@@ -137,12 +141,14 @@ def open_study(
 
 def many(people: People, count: int, salt: object = "") -> list[NDArray[np.uint8]]:
     """Different inputs that each have some people near, the same for the same arguments."""
-    found, seen = list[NDArray[np.uint8]](), set[bytes]()
+    found: list[NDArray[np.uint8]] = []
+    seen: set[bytes] = set()
     for number in range(100 * count):
-        bits = np.frombuffer(hashlib.sha256(f"{number} {salt}".encode()).digest(), np.uint8) & 1
+        drawn = np.frombuffer(hashlib.sha256(f"{number} {salt}".encode()).digest(), np.uint8)
+        bits: NDArray[np.uint8] = (drawn % 2).astype(np.uint8)
         if bits[:PEOPLE].tobytes() not in seen:
             seen.add(bits[:PEOPLE].tobytes())
-            found.append(bits[:PEOPLE].astype(np.uint8))
+            found.append(bits[:PEOPLE])
         if len(found) == count:
             return found
     raise ValueError("there are not so many")

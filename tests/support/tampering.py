@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from books import (
     CONFIDENT,
     COUNTED,
@@ -21,16 +22,22 @@ from books import (
     terms,
 )
 from migrated import SECRET_KEY, migrated
+from neighbouring import People, TheirVoters, many, open_study, register_people
 from publishing import CAP, TEACHERS, open_published, published_terms, voted
 from sqlalchemy import select
 
 from terrine_protocol import ProjectStatus, Role, TokenCreate
+from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord
 from terrine_server.ledger.store.tables import metadata
+from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Tokens
 
 Row = dict[str, Any]
-TABLES = metadata.tables
+TREE = ("tree_leaves", "tree_nodes", "tree_head")
+"""They repeat what the others hold, and are believed by nobody who does not check them against a
+policy: tests/transparency/test_verify.py edits them."""
+TABLES = {name: table for name, table in metadata.tables.items() if name not in TREE}
 ASKED = {"mechanism": GNMAX, "epsilon": 2.0, "delta": 1e-6}
 ENTRIES = 8
 """Charges of `study`."""
@@ -58,6 +65,7 @@ class World:
             open_project(ledger, 3, LNMAX, name=name)
         noisy = open_project(ledger, 10, COUNTED, name="counted")
         epochs = open_project(ledger, 2, EPOCHS, name="epochs")
+        crowd = self.open_crowd(ledger)
         ledger.open_project(NewProject("unused", "mnist", GNMAX, terms(3), "Unused", "To learn"))
         secret, schedule = open_published(ledger, "secret"), published_terms().schedule
         assert schedule is not None
@@ -73,6 +81,7 @@ class World:
         ledger.charge(epochs.id, [answered(query, epoch=query // 3) for query in range(5)])
         ledger.charge(ledger.project("other").id, [answered("other")])
         ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
+        self.ask_crowd(ledger, crowd)
         self.before = self.rows()
         ledger.charge(study.id, [answered("last")])
         ledger.charge(secret.id, voted(secret, ["last"]))
@@ -92,6 +101,17 @@ class World:
 
     def open_study(self) -> ProjectRecord:
         return open_project(self.ledger(), 20, CONFIDENT)
+
+    def open_crowd(self, ledger: Ledger) -> People:
+        """A project whose units have accounts."""
+        register_people(ledger)
+        open_study(ledger, name="crowd")
+        return People()
+
+    def ask_crowd(self, ledger: Ledger, people: People) -> None:
+        labeling = Labeling(ledger, TheirVoters(people), Metrics(), max_batch=100)
+        inputs = np.stack(many(people, 3))
+        labeling.answer("crowd", [labeling.check("crowd", inputs)])
 
     def ask_first(self, study: ProjectRecord) -> None:
         batch = [answered(1, 1), answered(2, 2), answered(3, 3)]

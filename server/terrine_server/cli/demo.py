@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,15 +32,11 @@ def demo(
             "terrine-demo-2, … if it exists.",
         ),
     ] = None,
-    teachers: Annotated[int | None, typer.Option(min=10, help="Number of teachers.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The project's budget: ε.")] = None,
-    mnist_url: Annotated[
-        str, typer.Option(envvar="TERRINE_MNIST_URL", help="Where to download MNIST from.")
-    ] = MIRROR,
 ) -> None:
     """Run all of Terrine once: train teachers, serve, teach a student, verify the ledger.
 
-    Uses MNIST from --data, from your cache or downloaded; otherwise scikit-learn's digits.
+    Uses MNIST from --data, from your cache or downloaded (TERRINE_MNIST_URL names another mirror);
+    otherwise scikit-learn's digits.
 
     [bold]Examples[/bold]
 
@@ -55,12 +50,7 @@ def demo(
     from terrine_server.demo.process import ServerError
     from terrine_server.demo.story import Demo
 
-    material = choose(data, quick, mnist_url, console)
-    material = replace(
-        material,
-        teachers=teachers or material.teachers,
-        epsilon=material.epsilon if epsilon is None else epsilon,
-    )
+    material = choose(data, quick, os.environ.get("TERRINE_MNIST_URL", MIRROR), console)
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("SIGTERM", "SIGHUP"):  # the server must not outlive us
         if hasattr(signal, name):

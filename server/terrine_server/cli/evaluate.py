@@ -77,7 +77,7 @@ def evaluate(
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
     manifest = loaded.manifest
-    labelled = _labelled(data, manifest, tables.note_aside if as_json else tables.note)
+    labelled = _labelled(data, manifest, tables.note_aside if as_json() else tables.note)
     counts = loaded.votes(labelled.inputs)
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from terrine_server.planning.forecast import Votes
     from terrine_server.planning.plan import Plan
 
+ROWS = 10_000
+"""Public rows that are asked, if nothing is said."""
+
 
 @with_json
 def plan(
@@ -52,8 +55,11 @@ def plan(
         VotesAre | None, typer.Option(help="What the teachers of --votes were trained on.")
     ] = None,
     rows: Annotated[
-        int, typer.Option(min=1, help="For noisy_votes: public rows that are all asked once.")
-    ] = 10_000,
+        int | None,
+        typer.Option(
+            min=1, help="For noisy_votes: public rows that are all asked once. Default: 10,000."
+        ),
+    ] = None,
 ) -> None:
     """Plan a project: how many answers, how accurate, for which ε?
 
@@ -72,6 +78,12 @@ def plan(
 
     ensembles = _ensembles(_sizes(teachers), classes, consensus, votes, votes_are)
     origin = "assumed" if votes_are is None else votes_are.value
+    if rows is not None and mechanism not in (None, "noisy_votes"):
+        fail(
+            "--rows goes with noisy_votes, for which it chooses sigma, or with no MECHANISM, to "
+            "compare all."
+        )
+    rows = rows or ROWS
     if mechanism is not None:
         found = _one(mechanism, ensembles, epsilon, delta, rows)
         if as_json():

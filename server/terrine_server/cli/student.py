@@ -100,13 +100,6 @@ Public = Annotated[
         "(CSV, Parquet or Arrow), or a folder of PNG and JPEG files.",
     ),
 ]
-Schema = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="The data owner's public schema, for a table. Default: as the server says.",
-    ),
-]
 
 
 @app.command()
@@ -116,7 +109,6 @@ def train(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Directory for the student and its report.")
     ] = Path("student"),
-    schema: Schema = None,
     accept_clipped: AcceptClipped = False,
     held_out: Annotated[
         Path | None,
@@ -180,7 +172,7 @@ def train(
     kinds = dict.fromkeys(methods(), Training)
     training = built("--method", method, kinds, method=method.partition(":")[0].strip())
     training = replace(training, threshold=threshold_of(threshold))
-    source = StudentFiles(schema, accept_clipped)
+    source = StudentFiles(accept_clipped)
     source.check(public)
     with connected(context) as client:
         inputs, described = source.public(public, client)
@@ -230,7 +222,6 @@ def label(
     context: typer.Context,
     public: Public,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz or .csv file to write.")],
-    schema: Schema = None,
     accept_clipped: AcceptClipped = False,
 ) -> None:
     """Request labels for inputs and save them, in the order of the inputs.
@@ -248,7 +239,7 @@ def label(
     """
     if out.suffix not in (".npz", ".csv"):
         fail(f"--out must end in .npz or .csv; {out} does not.")
-    source = StudentFiles(schema, accept_clipped)
+    source = StudentFiles(accept_clipped)
     source.check(public)
     with connected(context) as client:
         inputs, _ = source.public(public, client)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 class StudentFiles:
     """How a student's files are read: what the command line says of it."""
 
-    schema: Path | None
-    accept_clipped: bool = False
+    accept_clipped: bool
 
     def check(self, path: Path) -> None:
         """Refuse what cannot be read, before anything else is asked for."""
@@ -49,7 +48,7 @@ class StudentFiles:
 
         if path.is_dir():
             return load_images(path, self._image(path, client)), None
-        if self.schema is None and not is_table(path):
+        if not is_table(path):
             return load_inputs(path), None
         schema = self._schema(path, client)
         return encode_table(path, schema, note, accept_clipped=self.accept_clipped), schema
@@ -62,7 +61,7 @@ class StudentFiles:
 
         ensemble = client.project().ensemble
         classes = ensemble.classes
-        if self.schema is not None or is_table(path):
+        if is_table(path):
             data = load_table(path, self._schema(path, client), note)
         elif path.suffix == ".npz":
             data = load_npz(path, classes=classes)
@@ -73,20 +72,11 @@ class StudentFiles:
         return data.inputs, data.labels
 
     def _schema(self, path: Path, client: Client) -> TableSchema:
-        from terrine_models.tables.loading import read_schema
-
-        served = client.project().ensemble.encoding
-        schema = served if self.schema is None else read_schema(self.schema)
+        schema = client.project().ensemble.encoding
         if schema is None:
             fail(
-                f"{path} is a table, and the server does not say how its rows are encoded. Give "
-                "--schema FILE, the public schema of the data owner."
-            )
-        if served is not None and schema != served:
-            fail(
-                f"{self.schema} is not the schema of the project's ensemble, so rows would be "
-                "encoded in another way than the teachers' were. Leave --schema out: the server "
-                "says it."
+                f"{path} is a table, and the server does not say how its rows are encoded. Send "
+                "arrays of the ensemble's shape (GET /project): .npy, or .npz with x."
             )
         return schema
 

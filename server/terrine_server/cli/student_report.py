@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from terrine_client._report import figures_line
-
 if TYPE_CHECKING:
     from terrine_client.distill import Report
 
 
 def summary(report: Report, out: Path) -> Table:
     """A table of what was bought and the result."""
+    from terrine_client._report import figures_line
+
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
     table = Table(show_header=False, box=None, pad_edge=False)
     if report.accuracy is not None:
