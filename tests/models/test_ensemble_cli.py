@@ -223,5 +223,5 @@ def test_adult_needs_no_word(terrine: Terrine, hospital: Path, shared_data: Path
     roles = [line.split("│")[2].strip() for line in said.splitlines() if line.startswith("│")]
     assert sorted(roles) == ["categorical"] * 8 + ["label"] + ["numeric"] * 6
     train = ("ensemble", "train", adult / "adult.data.gz", "--name", "t", "--teachers", 20)
-    known = ("--public", adult / "adult.test.gz", "--schema", "schema.json")
+    known = ("--public", adult / "adult.test.gz", "--schema", schema)
     assert "32561" in terrine(*train, *known).fine

@@ -78,11 +78,8 @@ def plan(
 
     ensembles = _ensembles(_sizes(teachers), classes, consensus, votes, votes_are)
     origin = "assumed" if votes_are is None else votes_are.value
-    if rows is not None and mechanism not in (None, "noisy_votes"):
-        fail(
-            "--rows goes with noisy_votes, for which it chooses sigma, or with no MECHANISM, to "
-            "compare all."
-        )
+    if rows is not None and not (mechanism or "noisy_votes").startswith("noisy_votes"):
+        fail("--rows goes with noisy_votes, or with no MECHANISM, to compare all.")
     rows = rows or ROWS
     if mechanism is not None:
         found = _one(mechanism, ensembles, epsilon, delta, rows)
