@@ -40,6 +40,13 @@ class Duration:
     def mean(self) -> float:
         return (self.fast + self.slow + self.nightly) / self.tests
 
+    def over(self, before: Duration | None) -> Duration:
+        """Return these figures, with those `before` of kinds that were not run."""
+        if before is None:
+            return self
+        seconds = [getattr(self, name) or getattr(before, name) for name in KINDS]
+        return Duration(max(self.tests, before.tests), *seconds)
+
 
 def recorded() -> dict[str, Duration]:
     """Return what is on record, by path relative to `tests`."""
@@ -154,7 +161,8 @@ class _Meter:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not hasattr(session.config, "workerinput"):
-            write(recorded() | self._spent)
+            before = recorded()
+            write(before | {name: its.over(before.get(name)) for name, its in self._spent.items()})
 
 
 _BEFORE = pytest.StashKey[float]()
