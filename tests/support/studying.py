@@ -13,8 +13,8 @@ from terrine_models.students.settings import Training
 
 QUICK = Training(method="supervised", steps=40)
 CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0}
-# Pays for 80 queries of CONFIDENT, whatever their outcomes.
-AMPLE = 20.0
+# Pays for 79 queries of CONFIDENT, whatever their outcomes.
+AMPLE = 15.0
 INTERACTIVE = {**CONFIDENT, "name": "interactive_gnmax", "threshold": 20, "confidence": 0.9}
 
 
