@@ -89,11 +89,18 @@ class PublicData:
     def check_disjoint(self, private: Dataset) -> None:
         """Refuse public data that contains private rows: two files were mixed up.
 
-        Rows of a table may coincide by chance, so 1 % is allowed there; images may not.
+        Images may not coincide. Rows of a table may by chance: 1 % of them, or twice as many as
+        public rows that coincide with each other foretell, but never half.
         """
         self.check_fits(private.spec)
-        shared = int(np.isin(row_digests(self.inputs), row_digests(private.inputs)).sum())
-        by_chance = len(self.inputs) // 100 if private.encoding is not None else 0
+        own = row_digests(self.inputs)
+        shared = int(np.isin(own, row_digests(private.inputs)).sum())
+        by_chance = 0
+        if private.encoding is not None:
+            repeats = np.unique(own, return_counts=True)[1]
+            pairs = int((repeats * (repeats - 1)).sum()) // 2
+            foretold = 2 * pairs * len(private) // len(own)
+            by_chance = min(max(len(own) // 100, 2 * foretold), len(own) // 2)
         if shared > by_chance:
             raise DataError(
                 f"{shared} of {len(self.inputs)} rows of the public data {self.source.name} "
