@@ -10,6 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Compile each module once: hundreds of processes would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure durations torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
@@ -67,11 +70,8 @@ test-all: venv ## Run every test, as the nightly workflow does: Docker, Ray, not
 durations: venv ## Write tests/durations.txt: the processor seconds of each file (ARGS=tests/api: of some)
 	$(PYTEST) --write-durations $(ARGS)
 
-test-sure: venv ## Show that no test fails by chance: statistical ones 200 times, all ten times and five beside load
-	for i in $$(seq 200); do $(PYTEST) -q -m statistical || exit 1; done
-	for i in $$(seq 10); do $(PYTEST) -q || exit 1; done
-	for i in 1 2; do (while kill -0 $$$$ 2> /dev/null; do :; done) & done; \
-	for i in $$(seq 5); do $(PYTEST) -q || exit 1; done
+test-sure: venv ## Show that no test fails by chance: days (ARGS="statistical=200 idle=10 busy=5": pieces)
+	$(BIN)/python tests/sure.py $(ARGS)
 
 torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
 	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)

@@ -46,6 +46,7 @@ LEVEL = 1e-9
 """Probability that one audit convicts what is sound."""
 DRAWS = 40_000
 BY_TITLE = {case.title: case for case in CASES}
+MANY_DRAWS = ("stable_svt", "confident_gnmax", "interactive_gnmax")
 SOUND = [title for title, case in BY_TITLE.items() if case.claim is None]
 sample = NoiseTable.sample
 
@@ -163,9 +164,17 @@ class TestPlantedDefects:
         replace_sampler(monkeypatch, lambda table, shape: np.rint(sample(table, shape) / 2))
         assert caught(title)
 
-    # The price of immutable Laplace is not tight enough to reveal this defect.
+    # The price of immutable Laplace is not tight enough to reveal this defect. It is half the noise
+    # again, of counts in another unit: by day only where few draws show it.
     @pytest.mark.slow
-    @pytest.mark.parametrize("title", [title for title in SOUND if title != "immutable, Laplace"])
+    @pytest.mark.parametrize(
+        "title",
+        [
+            pytest.param(title, marks=[pytest.mark.nightly] * (title in MANY_DRAWS))
+            for title in SOUND
+            if title != "immutable, Laplace"
+        ],
+    )
     def test_a_vote_that_counts_twice(self, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
         replace_in(
             monkeypatch,

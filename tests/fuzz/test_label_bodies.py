@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from caller import npy
 from digits import DigitsEnsemble
-from fuzzing import BODIES, CUT_OFF, answered, examples, tell, tireless_server
+from fuzzing import BODIES, CUT_OFF, SHARES, answered, examples, tell, tireless_server
 from hypothesis import example, given
 from hypothesis import strategies as st
 from label_bodies import (
@@ -78,10 +78,11 @@ class Student:
         assert self.server.ledger.verify("study").ok
 
 
-def test_no_body_costs_more_than_its_response_says(server: RunningServer) -> None:
+@SHARES
+def test_no_body_costs_more_than_its_response_says(server: RunningServer, share: int) -> None:
     student, before = Student(server), answered(server)
 
-    @examples(BODIES * 39 // 160)
+    @examples(BODIES * 39 // 160 // share)
     @given(INVALID_OR_NOT, FAULTS)
     @example((NPZ, archive([("inputs.npy", BOMB, zipfile.ZIP_DEFLATED)], b"")), [])
     @example(("text/plain", b""), [])
@@ -92,7 +93,7 @@ def test_no_body_costs_more_than_its_response_says(server: RunningServer) -> Non
             body = damaged(body, *fault)
             student.send(kind, body)
 
-    @examples(BODIES // 40)
+    @examples(BODIES // 40 // share)
     @given(valid(MANY))
     def valid_bytes(sent: Sent) -> None:
         assert student.send(*sent) == 200
@@ -105,7 +106,7 @@ def test_no_body_costs_more_than_its_response_says(server: RunningServer) -> Non
     student.settle()
     counts = answered(server) - before
     tell(counts)
-    assert counts.total() >= BODIES
+    assert counts.total() >= BODIES // share
 
 
 FRAMES = st.sampled_from(["short", "long", "chunks", "bad chunks", "unended chunks"])
@@ -128,10 +129,13 @@ def framed(token: str, body: bytes, frame: str, at: int, size: bytes) -> bytes:
     return label(token, joined, "Connection: close", "Transfer-Encoding: chunked")
 
 
-def test_bodies_that_are_truncated_or_framed_wrongly_cost_nothing(server: RunningServer) -> None:
+@SHARES
+def test_bodies_that_are_truncated_or_framed_wrongly_cost_nothing(
+    server: RunningServer, share: int
+) -> None:
     student, before = Student(server), answered(server)
 
-    @examples(CUT_OFF)
+    @examples(CUT_OFF // share)
     @given(images(MANY).map(npy), FRAMES, st.integers(0, 10**6), NO_SIZE)
     def framed_somehow(body: bytes, frame: str, at: int, size: bytes) -> None:
         wire = Wire(server)

@@ -3,7 +3,7 @@
 The mutation tester mutmut wants all sources under `src/`, so they are copied to `.mutants/` first.
 What is altered, and which tests run, is under `[tool.mutmut]` in pyproject.toml. Arguments are
 names of mutants such as `terrine_server.privacy.budget.*`; `--sample 150` runs so many of them,
-chosen at random, always the same ones. What survives the quick tests, or makes them run out of
+chosen at random, always the same ones. Only modules that the names fit are altered. What survives the quick tests, or makes them run out of
 time, then meets the slow ones that reach it (`SLOW`), PostgreSQL's among them. Survivors are listed
 at the end; README.md beside it has those of the last run, each with its reason.
 """
@@ -14,10 +14,12 @@ import argparse
 import math
 import os
 import random
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +34,7 @@ PACKAGES = (
     "client/terrine_protocol",
     "models/terrine_models",
 )
-BESIDE = ("tests", "benchmarks", "docs", "pyproject.toml", "README.md", "Makefile")
+BESIDE = ("tests", "benchmarks", "docs", "README.md", "Makefile")
 KILLED = {"killed", "caught by type check"}
 """Not "timeout": a test that takes long on a busy machine has noticed nothing."""
 FAILED, INTERRUPTED = 1, 2
@@ -56,18 +58,44 @@ SLOW = {
 LONGEST = 120
 FEW = "terrine_server.privacy.accounting.units.*"
 """Mutants that take little time: mutmut names all of them once it has run some."""
+ALTERED = re.compile(r"^only_mutate = \[\n(.*?)^\]\n", re.MULTILINE | re.DOTALL)
+"""In pyproject.toml: the patterns of the files that are altered."""
 SEED = 8
 
 
-def copy() -> None:
-    """Lay the sources out as mutmut wants them; results of an earlier run stay."""
+def copy(patterns: Sequence[str]) -> None:
+    """Lay the sources out as mutmut wants them; results of an earlier run of these stay."""
     for name in PACKAGES:
         fresh(REPOSITORY / name, WORK / "src" / Path(name).name)
     fresh(REPOSITORY / "migrations", WORK / "src" / "terrine_server" / "migrations")
     for name in BESIDE:
         fresh(REPOSITORY / name, WORK / name)
+    settings = WORK / "pyproject.toml"
+    before = settings.read_text() if settings.exists() else ""
+    settings.write_text(alter_only(patterns or ["*"]))
+    if settings.read_text() != before:  # mutmut takes what it left unaltered for altered
+        shutil.rmtree(WORK / "mutants", ignore_errors=True)
     # Which test reaches what is recorded anew: mutmut fails to add to a record of other tests.
     (WORK / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
+
+
+def alter_only(patterns: Sequence[str]) -> str:
+    """Return the project's settings, of which mutmut alters the modules of these mutants alone."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    altered = tomllib.loads(text)["tool"]["mutmut"]["only_mutate"]
+    files = [path.relative_to(WORK).as_posix() for path in sorted(WORK.glob("src/**/*.py"))]
+    files = [file for file in files if any(fnmatch(file, pattern) for pattern in altered)]
+    wanted = [file for file in files if of(file, patterns)]
+    if not wanted:
+        raise SystemExit(f"{patterns}: of no module that is altered; see [tool.mutmut]")
+    lines = "".join(f'    "{file}",\n' for file in wanted)
+    return ALTERED.sub(f"only_mutate = [\n{lines}]\n", text)
+
+
+def of(file: str, patterns: Sequence[str]) -> bool:
+    """Return whether one of these names may be of a mutant of this file."""
+    module = file.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    return any(fnmatch(f"{module}.x", p) or p.startswith(f"{module}.") for p in patterns)
 
 
 def fresh(source: Path, target: Path) -> None:
@@ -135,8 +163,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="names of mutants, which may contain *")
     parser.add_argument("--sample", type=int, help="run so many of them, chosen at random")
     arguments = parser.parse_args()
-    copy()
     names = arguments.names
+    copy([*names, FEW] if names and arguments.sample else names)
     if arguments.sample:
         if mutmut("run", FEW).returncode != 0:
             return 1

@@ -108,7 +108,6 @@ def visible_text(url: str, tokens: list[str], server: Serving) -> str:
     return "".join(str(reply.headers) + reply.text for reply in replies) + "".join(server.lines)
 
 
-@pytest.mark.usefixtures("each_database_url")
 def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
     thousand: Machine, served: Serving
 ) -> None:

@@ -67,7 +67,6 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("each_database_url")
 def test_workers_share_one_port_and_their_metrics(
     served_machine: Machine,
 ) -> None:

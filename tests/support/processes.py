@@ -6,6 +6,7 @@ second, a whole server in a third of a second.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -75,6 +76,7 @@ def command(
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
     os.environ.clear()  # it is of the test that started the first process
     os.environ.update(environment)
+    gc.freeze()  # a collection would go through all that was imported, and copy its pages
     sys.argv = ["terrine", *arguments]
     if SEED in environment:
         seed_noise(pytest.MonkeyPatch(), int(environment[SEED]))
