@@ -1,8 +1,8 @@
 """`make test-sure`: show that no test fails by chance, run by run, until one does.
 
 Pieces, as `PIECE=RUNS`: `statistical` are the tests of the operating system's randomness, `idle` is
-`make test`, and `busy` is `make test` beside two processes that do nothing but compute. The log of a
-run that fails is kept, with the seeds that it says; its name is printed.
+`make test`, and `busy` is `make test` beside two processes that do nothing but compute. The log of
+a run that fails is kept, with the seeds that it says; its name is printed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 LOGS = REPOSITORY / "build" / "sure"
 USUAL = ["statistical=200", "idle=10", "busy=5"]
-MARKED = {
-    "statistical": "statistical and not nightly",
-    "idle": "not nightly",
-    "busy": "not nightly",
-}
+BY_DAY = "not nightly"
+MARKED = {"statistical": f"statistical and {BY_DAY}", "idle": BY_DAY, "busy": BY_DAY}
 BUSY = 2
-COMPUTE = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+COMPUTE = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
 """Until whoever started it has ended, in whatever way."""
 
 
@@ -40,7 +37,8 @@ def piece(text: str) -> tuple[str, int]:
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
     """Keep so many processors busy."""
-    started = [subprocess.Popen([sys.executable, "-c", COMPUTE]) for _ in range(processes)]
+    command = [sys.executable, "-c", COMPUTE, str(os.getpid())]
+    started = [subprocess.Popen(command) for _ in range(processes)]
     try:
         yield
     finally:
@@ -49,10 +47,11 @@ def busy(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def run(name: str, number: int, runs: int, arguments: list[str]) -> int:
+def run(name: str, number: int, runs: int) -> int:
     """Run the tests of a piece once, and say how it went. Returns pytest's exit code."""
     log = LOGS / f"{name}-{number}.log"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", MARKED[name], *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", MARKED[name]]
+    command += ["-n", "3", "--dist", "worksteal"]
     began = time.monotonic()
     with log.open("w") as output, busy(BUSY if name == "busy" else 0):
         code = subprocess.run(command, cwd=REPOSITORY, stdout=output, stderr=output).returncode
@@ -71,11 +70,11 @@ def main() -> int:
     parser.add_argument(
         "pieces", nargs="*", type=piece, help=f"PIECE=RUNS; otherwise {' '.join(USUAL)}"
     )
-    ours, pytests = parser.parse_known_args()
+    given = parser.parse_args().pieces
     LOGS.mkdir(parents=True, exist_ok=True)
-    for name, runs in ours.pieces or map(piece, USUAL):
+    for name, runs in given or map(piece, USUAL):
         for number in range(1, runs + 1):
-            if code := run(name, number, runs, pytests or ["-n", "3", "--dist", "worksteal"]):
+            if code := run(name, number, runs):
                 return code
     return 0
 

@@ -3,9 +3,10 @@
 The mutation tester mutmut wants all sources under `src/`, so they are copied to `.mutants/` first.
 What is altered, and which tests run, is under `[tool.mutmut]` in pyproject.toml. Arguments are
 names of mutants such as `terrine_server.privacy.budget.*`; `--sample 150` runs so many of them,
-chosen at random, always the same ones. Only modules that the names fit are altered. What survives the quick tests, or makes them run out of
-time, then meets the slow ones that reach it (`SLOW`), PostgreSQL's among them. Survivors are listed
-at the end; README.md beside it has those of the last run, each with its reason.
+chosen at random, always the same ones. Only the modules that the names are of are altered. What
+survives the quick tests, or makes them run out of time, then meets the slow ones that reach it
+(`SLOW`), PostgreSQL's among them. Survivors are listed at the end; README.md beside it has those of
+the last run, each with its reason.
 """
 
 from __future__ import annotations
