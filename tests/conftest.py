@@ -14,6 +14,7 @@ import pytest
 from commands import Terrine, commands
 from hypothesis import HealthCheck, settings
 from migrated import SECRET_KEY
+from patience import PATIENCE_SECONDS
 from postgres import Postgres, running_postgres
 from seeded_noise import seed_noise
 
@@ -31,6 +32,9 @@ for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started 
 # so did the training of students.
 for library in ("OMP", "OPENBLAS"):  # torch's threads, and numpy's
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+# A machine that does much else may take longer than the five seconds that clients wait by default.
+for limit in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE_SECONDS)
 # Each client reads the 140 authorities of the web, for a fiftieth of a second; no test asks them.
 vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
 # How long an example takes says more about the machine than about the code.

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from caller import slug
+from patience import PATIENCE_SECONDS
 from server import RunningServer
 
 from terrine_protocol import Role
@@ -116,7 +117,7 @@ def test_a_token_makes_none_that_outlives_it(served: RunningServer) -> None:
 )
 def test_only_http_1_is_spoken(served: RunningServer, line: bytes, status: bytes) -> None:
     url = httpx.URL(served.url)
-    with socket.create_connection((url.host, url.port or 80), timeout=10) as wire:
+    with socket.create_connection((url.host, url.port or 80), timeout=PATIENCE_SECONDS) as wire:
         wire.sendall(line + b"Connection: close\r\n\r\n")
         reply = wire.makefile("rb").read()
     assert reply.startswith(b"HTTP/1.1 " + status), reply[:200]
@@ -155,7 +156,7 @@ def test_what_no_route_sees_is_counted(served: RunningServer, ask: Any) -> None:
 
     before = malformed()
     url = httpx.URL(served.url)
-    with socket.create_connection((url.host, url.port or 80), timeout=10) as wire:
+    with socket.create_connection((url.host, url.port or 80), timeout=PATIENCE_SECONDS) as wire:
         wire.sendall(b"nonsense\r\n\r\n")
         assert wire.makefile("rb").read().startswith(b"HTTP/1.1 400")
     assert malformed() == before + 1

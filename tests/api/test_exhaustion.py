@@ -13,6 +13,7 @@ import pytest
 from caller import Caller, npy, npz
 from digits import DigitsEnsemble
 from impatient import PATIENT, answers, charges, impatient, question
+from patience import PATIENCE_SECONDS
 from server import RunningServer
 from serving import until
 from wire import Reply, Wire, label, request
@@ -20,7 +21,6 @@ from wire import Reply, Wire, label, request
 from terrine_server.api import students
 from terrine_server.api.decoding import Decoded, decode
 
-PATIENCE_SECONDS = 30
 """How long a test waits for the server to close a connection."""
 CHUNKED = "Transfer-Encoding: chunked"
 HEADS = [b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: terrine\r\nX-A: "]

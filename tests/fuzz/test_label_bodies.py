@@ -26,6 +26,7 @@ from label_bodies import (
     images,
     valid,
 )
+from patience import PATIENCE_SECONDS
 from server import RunningServer
 from wire import Wire, label
 
@@ -49,7 +50,7 @@ class Student:
         self.server = server
         self.address = urlsplit(server.url).netloc
         self.token = server.token()
-        self.connection = http.client.HTTPConnection(self.address, timeout=30)
+        self.connection = http.client.HTTPConnection(self.address, timeout=PATIENCE_SECONDS)
         self.paid = server.ledger.project("study").charges
 
     def send(self, kind: str, body: bytes, **headers: str) -> int:

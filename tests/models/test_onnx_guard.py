@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from inspect import getclosurevars
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from digits import DigitsEnsemble
 from onnx import helper
 from onnx_made import CLASSES, INPUTS, mlp, model
 from server import installed
+from serving import until
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
@@ -76,13 +76,6 @@ def ended(pid: int) -> bool:
         return True
 
 
-def wait_until_ended(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while not ended(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def guarded_by(ensemble: Ensemble) -> GuardedTeachers:
     guarded = getclosurevars(ensemble.voting.choose).nonlocals["guarded"]
     assert isinstance(guarded, GuardedTeachers)
@@ -124,7 +117,7 @@ def test_a_process_that_hangs_is_ended_and_the_next_vote_has_another(tmp_path: P
     assert np.array_equal(teachers.choices(X), expected)
     second = pid_of(teachers)
     os.kill(second, signal.SIGKILL)  # between two votes: nobody notices
-    wait_until_ended(second)
+    until(lambda: ended(second))
     assert np.array_equal(teachers.choices(X), expected)
 
 
@@ -147,13 +140,13 @@ def test_the_process_neither_writes_nor_outlives_its_server(tmp_path: Path) -> N
         pid = int(server.stdout.readline())
         assert not ended(pid)
         server.kill()
-    wait_until_ended(pid)
+    until(lambda: ended(pid))
 
 
 def test_a_file_that_was_altered_is_not_loaded(tmp_path: Path) -> None:
     teachers = guarded(tmp_path, mlp(0))
     os.kill(pid_of(teachers), signal.SIGKILL)
-    wait_until_ended(pid_of(teachers))
+    until(lambda: ended(pid_of(teachers)))
     (tmp_path / "teachers-00000.onnx").write_bytes(mlp(1).SerializeToString())
     with pytest.raises(StoreError, match="was altered"):
         teachers.choices(X)
@@ -208,4 +201,4 @@ def test_an_ensemble_lets_its_process_end_with_it(tmp_path: Path, out: Path) -> 
     pid = pid_of(guarded_by(ensemble))
     ensemble.votes(X)
     del ensemble
-    wait_until_ended(pid)
+    until(lambda: ended(pid))

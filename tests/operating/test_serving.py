@@ -17,6 +17,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from machine import Machine, question
+from patience import PATIENCE_SECONDS
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Serving, serving, until
 from sqlalchemy import text
@@ -76,7 +77,9 @@ def test_workers_share_one_port_and_their_metrics(
         server.wait_for("Application startup complete", 2)
 
         def ask(client: int) -> Counter[int]:
-            with httpx.Client(base_url=server.url, headers=headers, timeout=60) as http:
+            with httpx.Client(
+                base_url=server.url, headers=headers, timeout=PATIENCE_SECONDS
+            ) as http:
                 asked = range(client * each, client * each + each)
                 return Counter(
                     http.post("/label", json=question(number)).status_code for number in asked
@@ -132,7 +135,7 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     def asking() -> Iterator[tuple[Serving, httpx.Client, ThreadPoolExecutor]]:
         with (
             serving(served_machine) as server,
-            httpx.Client(base_url=server.url, headers=headers, timeout=60) as http,
+            httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_SECONDS) as http,
             ThreadPoolExecutor(clients) as pool,
         ):
             yield server, http, pool
@@ -160,11 +163,15 @@ def test_a_killed_worker_is_replaced_and_no_process_outlives_the_server(
     headers = served_machine.student("shared", 5)
     with serving(served_machine, "--workers", "2") as server:
         server.wait_for("Application startup complete", 2)
-        first = httpx.post(f"{server.url}/label", json=question(1), headers=headers, timeout=60)
+        first = httpx.post(
+            f"{server.url}/label", json=question(1), headers=headers, timeout=PATIENCE_SECONDS
+        )
         victim = server.entries("Application startup complete")[0]["pid"]
         os.kill(victim, signal.SIGKILL)
         server.wait_for("Application startup complete", 3)
-        again = httpx.post(f"{server.url}/label", json=question(1), headers=headers, timeout=60)
+        again = httpx.post(
+            f"{server.url}/label", json=question(1), headers=headers, timeout=PATIENCE_SECONDS
+        )
         (paid,), (replayed,) = first.json()["results"], again.json()["results"]
         assert replayed == paid | {"replayed": True}
         server.stop(signal.SIGKILL)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import uvicorn
 from digits import DigitsEnsemble
+from patience import PATIENCE_SECONDS
 from serving import until
 from small_servers import certified
 from starlette.applications import Starlette
@@ -31,7 +32,6 @@ from terrine_server.serving.limits import Limits, few_callers
 from terrine_server.teacher import Teacher
 
 TOKEN = "a-token-of-more-than-twenty-characters"
-PATIENCE_SECONDS = 60
 """How long a test waits for the server to close a connection."""
 SHORT = replace(few_callers(4), keep_alive_seconds=1, body_seconds=1)
 LONG = replace(few_callers(4), keep_alive_seconds=600, body_seconds=600)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from machine import Machine, question
+from patience import PATIENCE_SECONDS
 from postgres import Postgres
 from serving import serving, until
 
@@ -88,7 +89,9 @@ def test_a_server_waits_for_a_postgresql_that_recovers(
             promoted = pool.submit(promote)
             with serving(served_machine) as server:
                 promoted.result()
-                assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200
+                assert (
+                    httpx.get(f"{server.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
+                )
 
 
 def test_a_stopping_server_announces_the_close_and_never_fails_bare(
@@ -114,7 +117,7 @@ def test_a_stopping_server_announces_the_close_and_never_fails_bare(
         server.wait_for("Shutting down")
         finishing.sendall(body[5:])
         answered, refused = all_of(finishing), all_of(cut)
-        server.process.join(timeout=30)
+        server.process.join(timeout=PATIENCE_SECONDS)
     assert answered.startswith(b"HTTP/1.1 200")
     assert b"connection: close" in answered.lower()
     assert refused.startswith(b"HTTP/1.1 503")

@@ -66,7 +66,7 @@ def test_an_interactive_study_reports_how_often_the_student_was_confirmed(
 ) -> None:
     server.open_project(mechanism={**INTERACTIVE, "confidence": 0.4}, epsilon=30.0)
     with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", Training("supervised", steps=80), rounds=2)
+        made = study(server, client, tmp_path / "s", Training("ridge"), rounds=2)
     report = made.report
     assert report.asking == "uncertain"
     reinforced = (made.outcomes == "reinforced").sum()

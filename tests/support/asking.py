@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import numpy as np
 import processes
-from crowd import PATIENCE_SECONDS, Answer, Lost
+from crowd import Answer, Lost
 from ledger_workers import answer_requests
+from patience import PATIENCE_SECONDS
 from replicas import Replicas
 
 Answers = tuple[Answer, ...] | None
@@ -74,7 +75,9 @@ class Student:
 
     def __init__(self, servers: Replicas, token: str, seed: object = None) -> None:
         headers = {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(headers=headers, timeout=60, verify=_NO_TLS, trust_env=False)
+        self._http = httpx.Client(
+            headers=headers, timeout=PATIENCE_SECONDS, verify=_NO_TLS, trust_env=False
+        )
         self._servers = servers
         self._rng = random.Random(str(seed))
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from patience import PATIENCE_SECONDS
 from sqlalchemy import Connection, Engine, event, text
 
 from terrine_server.ledger.store.database import BEGIN
@@ -66,7 +67,7 @@ def _until_waiting(engine: Engine, sessions: int) -> None:
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         with engine.connect() as connection:
             if connection.execute(waiting).scalar_one() == sessions:

@@ -7,6 +7,7 @@ import io
 import httpx
 import numpy as np
 from numpy.typing import NDArray
+from patience import PATIENCE_SECONDS
 from server import RunningServer
 
 Array = NDArray[np.generic]
@@ -17,7 +18,7 @@ class Caller:
 
     def __init__(self, server: RunningServer, token: str | None) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.http = httpx.Client(base_url=server.url, headers=headers, timeout=60)
+        self.http = httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_SECONDS)
 
     def label(self, inputs: Array, key: str | None = None, **more: Array) -> httpx.Response:
         """Ask in JSON."""

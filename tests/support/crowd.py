@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-PATIENCE_SECONDS = 90
+from patience import PATIENCE_SECONDS
 
 
 class Lost(Exception):  # noqa: N818 - what happened to the request

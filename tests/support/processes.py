@@ -20,6 +20,7 @@ from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
+from patience import PATIENCE_SECONDS
 from seeded_noise import SEED, seed_noise
 
 _processes = multiprocessing.get_context("forkserver")
@@ -51,7 +52,7 @@ def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list
     """Run `work` in parallel, one process per tuple of arguments, and wait for all of them."""
     processes = [start(work, *given) for given in arguments]
     for process in processes:
-        process.join(timeout=120)
+        process.join(timeout=PATIENCE_SECONDS)
     return processes
 
 

@@ -15,6 +15,7 @@ import processes
 from books import COUNTED, terms
 from digits import DigitsEnsemble
 from migrated import SECRET_KEY
+from patience import PATIENCE_SECONDS
 from server import installed
 from sqlalchemy import Engine
 
@@ -23,7 +24,6 @@ from terrine_server.ledger import Ledger, NewProject
 from terrine_server.owner.tokens import Tokens, load_secret_key
 from terrine_server.settings import Settings
 
-PATIENCE_SECONDS = 60
 NOISY = {"name": "gnmax", "sigma": 400.0}
 """Among 40 teachers the noise decides: a label drawn twice is most likely two labels."""
 

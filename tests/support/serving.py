@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import processes
 from machine import Machine
+from patience import PATIENCE_SECONDS
 
 T = TypeVar("T")
 
@@ -60,14 +61,16 @@ class Serving:
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         os.kill(self.pid, how)
-        self.process.join(timeout=30)
-        self._reader.join(timeout=30)
+        self.process.join(timeout=PATIENCE_SECONDS)
+        self._reader.join(timeout=PATIENCE_SECONDS)
         assert not self._reader.is_alive(), "a worker outlived the server"
         assert self.process.exitcode is not None
         return self.process.exitcode
 
 
-def until(look: Callable[[], T], good: Callable[[T], bool], seconds: float = 60) -> T:
+def until(
+    look: Callable[[], T], good: Callable[[T], bool] = bool, seconds: float = PATIENCE_SECONDS
+) -> T:
     """Repeat `look()` until its result is `good`, and return it."""
     deadline = time.monotonic() + seconds
     while not good(seen := look()):

@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from patience import PATIENCE_SECONDS
 
 
 def certified(directory: Path, name: str, days: float = 1) -> Path:
@@ -65,7 +66,7 @@ def small_server(certificate: Path, *arguments: object, **variables: object) -> 
     server = processes.start(processes.command, command, os.environ | settings, str(log))
     try:
         url, trusted = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 httpx.get(f"{url}/", verify=trusted)

@@ -23,6 +23,7 @@ from cable import cable
 from checker import discrepancies
 from crowd import Exchange
 from migrated import SECRET_KEY
+from patience import PATIENCE_SECONDS
 from postgres import Database
 from sqlalchemy import Engine, event, text
 
@@ -117,7 +118,7 @@ def test_no_answer_is_sent_before_its_slow_commit(witness: Witness) -> None:
     witness.ask()
     with ThreadPoolExecutor(1) as pool:
         with slow_commits(witness.servers.database_url):
-            reply = pool.submit(witness.ask)
+            reply = pool.submit(witness.ask_until_answered)  # a server may give up on a disk
             time.sleep(1.5)
             assert not reply.done()
             assert witness.alive()
@@ -228,7 +229,9 @@ def delivery(
     once = f"POST /label HTTP/1.1\r\n{head}\r\n".encode() + sent.content
 
     def deliver(copies: int) -> list[httpx.Response]:
-        with socket.create_connection(("127.0.0.1", servers.ports[0]), timeout=30) as connection:
+        with socket.create_connection(
+            ("127.0.0.1", servers.ports[0]), timeout=PATIENCE_SECONDS
+        ) as connection:
             connection.sendall(once * copies)
             with connection.makefile("rb") as stream:
                 return [_receive(stream) for _ in range(copies)]

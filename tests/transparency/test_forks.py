@@ -6,13 +6,11 @@ and restarts the service. Only what others keep can show it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +18,7 @@ from books import NOISY, answered, open_ledger, open_project, unguarded
 from forging import cut, rebuild, rewrite, rows_of
 from logged import LOG, RunningWitness, policy_of, policy_text, witnessing
 from migrated import SECRET_KEY
+from serving import until
 from sqlalchemy import Connection, select, text, update
 
 from terrine_client import Client
@@ -147,15 +146,6 @@ FORGERIES: dict[str, tuple[Callable[[Connection], object], list[int]]] = {
 """What an owner does, and the entries that are not those that were told any more."""
 
 
-def until(done: Callable[[], Any], seconds: float = 60) -> Any:
-    """Return what `done` does as soon as it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := done()):
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
-    return found
-
-
 def logged(url: str, size: int) -> Checkpoint | None:
     """The checkpoint that is served, if it has so many leaves."""
     response = httpx.get(f"{url}/checkpoint")
@@ -178,7 +168,7 @@ def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
     told = owner.charge(*range(ENTRIES))
     with owner.serving() as url, Client(url, owner.token) as student:
         student.receipts.keep(told)
-        report = until(lambda: (r := student.verify_receipts(witnessed)).proofs and r)
+        report = until(lambda: student.verify_receipts(witnessed), lambda r: bool(r.proofs))
         assert report.ok, str(report)
         assert report.proofs.keys() == set(range(1, ENTRIES + 1))
         kept, seen = student.receipts, student.receipts.checkpoint
@@ -238,7 +228,7 @@ def test_an_older_backup_is_found(owner: Owner, witness: RunningWitness) -> None
     told += owner.charge(*range(6, ENTRIES))
     with owner.serving() as url, Client(url, owner.token) as student:
         student.receipts.keep(told)
-        report = until(lambda: (r := student.verify_receipts(alone)).proofs.get(ENTRIES) and r)
+        report = until(lambda: student.verify_receipts(alone), lambda r: ENTRIES in r.proofs)
         assert report.ok
         kept = student.receipts
     with forging(owner) as connection:

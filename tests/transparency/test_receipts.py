@@ -8,7 +8,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from logged import LOG, RunningWitness, policy_of, policy_text, witnessing
+from serving import until
 
 from terrine_client import AsyncClient, Client, ConfigurationError, Receipts
 from terrine_client._receipts import WAIT_SECONDS, Receipt
@@ -58,14 +59,6 @@ def served(database_url: str, tmp_path: Path, digits_ensemble: DigitsEnsemble) -
             yield Served(server, witness, policy)
 
 
-def until(done: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := done()):
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.05)
-    return found
-
-
 def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Path) -> None:
     url, token = served.server.url, served.server.token()
     x = served.server.ensemble.public
@@ -76,7 +69,7 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
         assert {n: r.hash for n, r in client.receipts.entries.items()} == stored
         client.label(x[:40])  # for free, with the same receipts
         assert not client.receipts.contradicted
-        report = until(lambda: (r := client.verify_receipts(served.policy)).proofs and r)
+        report = until(lambda: client.verify_receipts(served.policy), lambda r: bool(r.proofs))
         assert report.ok, str(report)
         until(lambda: len(client.verify_receipts(served.policy).proofs) == 40)
         client.receipts.save(tmp_path / "receipts")
@@ -91,7 +84,7 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
     with Client(url, token) as client:
         client.receipts = Receipts.load(tmp_path / "receipts")
         client.label(x[40:41])
-        report = until(lambda: (r := client.verify_receipts(served.policy)).proofs.get(41) and r)
+        report = until(lambda: client.verify_receipts(served.policy), lambda r: 41 in r.proofs)
         assert report.ok
         assert report.cosigned.keys() == {"w"}
     proof = Proof.parse(str(report.proofs[7]))

@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 from logged import LOG, History, signed, witness_key, witnessing
+from patience import PATIENCE_SECONDS
 
 from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.checkpoints import Checkpoint
@@ -179,7 +180,7 @@ def test_strangers_learn_and_change_nothing(tmp_path: Path) -> None:
         assert http.post("/add-checkpoint", content=chunks).status_code == 411
         for garbage in (b"\0" * 3000, b"GET\r\n\r\n", b"POST /add-checkpoint HTTP/1.1\r\n\r\n"):
             address = ("127.0.0.1", int(running.url.rpartition(":")[2]))
-            with socket.create_connection(address, timeout=10) as raw:
+            with socket.create_connection(address, timeout=PATIENCE_SECONDS) as raw:
                 raw.sendall(garbage)
                 raw.shutdown(socket.SHUT_WR)
                 assert KEY.name.encode() not in raw.recv(10_000)
@@ -191,7 +192,7 @@ def test_threads_that_submit_two_histories_get_one_cosigned(tmp_path: Path) -> N
 
     def submit(history: History, seed: int) -> None:
         draw = random.Random(seed)
-        with httpx.Client(base_url=running.url, timeout=60) as http:
+        with httpx.Client(base_url=running.url, timeout=PATIENCE_SECONDS) as http:
             for _ in range(60):
                 last = running.witness.last(LOG.verifier)
                 old = 0 if last is None else last.size
@@ -246,7 +247,10 @@ def test_a_witness_that_is_killed_again_and_again_cosigns_one_history(tmp_path: 
     draw = random.Random(7)
     got: list[tuple[int, bytes]] = []
     for round in range(6):
-        with command(tmp_path / "w") as (process, url), httpx.Client(timeout=20) as http:
+        with (
+            command(tmp_path / "w") as (process, url),
+            httpx.Client(timeout=PATIENCE_SECONDS) as http,
+        ):
             key = SignerKey.parse((tmp_path / "w" / "witness.key").read_text()).verifier
             enough = len(got) + 5
 
@@ -289,7 +293,7 @@ def test_a_witness_stops_when_it_is_told_to(tmp_path: Path) -> None:
     with command(tmp_path / "w") as (process, url):
         assert httpx.get(f"{url}/").status_code == 404
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=PATIENCE_SECONDS) == 0
     assert (tmp_path / "w" / "witness.key").stat().st_mode & 0o777 == 0o600
 
 
