@@ -71,7 +71,7 @@ durations: venv ## Write tests/durations.txt: the processor seconds of each file
 	$(PYTEST) --write-durations $(ARGS)
 
 test-sure: venv ## Show that no test fails by chance: days (ARGS="statistical=200 idle=10 busy=5": pieces)
-	$(BIN)/python tests/sure.py $(ARGS)
+	$(BIN)/python tests/support/sure.py $(ARGS)
 
 torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
 	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)

@@ -129,6 +129,9 @@ def test_workers_killed_under_load(
         worker.stop()
 
 
+@pytest.mark.parametrize(
+    "database", [pytest.param("sqlite", marks=pytest.mark.nightly), "postgresql"], indirect=True
+)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_servers_killed_under_load(

@@ -28,6 +28,12 @@ CLIENTS = 64
 """Clients of each process."""
 
 
+ON_POSTGRESQL = pytest.mark.parametrize(
+    "servers", [pytest.param("sqlite", marks=pytest.mark.nightly), "postgresql"], indirect=True
+)
+"""Of several servers by day: on SQLite, the processes below race for the same lock."""
+
+
 @pytest.fixture
 def draw(seed: int) -> random.Random:
     return random.Random(seed)
@@ -96,6 +102,7 @@ class Race:
             student.stop()
 
 
+@ON_POSTGRESQL
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_servers_give_256_clients_exactly_the_answers_of_the_budget(
@@ -117,6 +124,7 @@ def test_servers_give_256_clients_exactly_the_answers_of_the_budget(
             assert sum(a.charge is not None for a in received) == queries
 
 
+@ON_POSTGRESQL
 @pytest.mark.slow
 def test_queries_sent_to_several_servers_at_once_are_paid_once(
     servers: Replicas, seed: int

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 LOGS = REPOSITORY / "build" / "sure"
 USUAL = ["statistical=200", "idle=10", "busy=5"]
 BY_DAY = "not nightly"
 MARKED = {"statistical": f"statistical and {BY_DAY}", "idle": BY_DAY, "busy": BY_DAY}
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal"]
 BUSY = 2
 COMPUTE = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
 """Until whoever started it has ended, in whatever way."""
@@ -50,8 +51,7 @@ def busy(processes: int) -> Iterator[None]:
 def run(name: str, number: int, runs: int) -> int:
     """Run the tests of a piece once, and say how it went. Returns pytest's exit code."""
     log = LOGS / f"{name}-{number}.log"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", MARKED[name]]
-    command += ["-n", "3", "--dist", "worksteal"]
+    command = [*PYTEST, "-m", MARKED[name]]
     began = time.monotonic()
     with log.open("w") as output, busy(BUSY if name == "busy" else 0):
         code = subprocess.run(command, cwd=REPOSITORY, stdout=output, stderr=output).returncode
