@@ -35,6 +35,14 @@ def piece(text: str) -> tuple[str, int]:
     return name, int(runs)
 
 
+def files(name: str) -> list[str]:
+    """Return the files of a piece: all, or the few with a statistical test; no others are read."""
+    if name != "statistical":
+        return []
+    tests = sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    return [str(path) for path in tests if "mark.statistical" in path.read_text()]
+
+
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
     """Keep so many processors busy."""
@@ -51,7 +59,7 @@ def busy(processes: int) -> Iterator[None]:
 def run(name: str, number: int, runs: int) -> int:
     """Run the tests of a piece once, and say how it went. Returns pytest's exit code."""
     log = LOGS / f"{name}-{number}.log"
-    command = [*PYTEST, "-m", MARKED[name]]
+    command = [*PYTEST, "-m", MARKED[name], *files(name)]
     began = time.monotonic()
     with log.open("w") as output, busy(BUSY if name == "busy" else 0):
         code = subprocess.run(command, cwd=REPOSITORY, stdout=output, stderr=output).returncode
