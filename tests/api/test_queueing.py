@@ -46,11 +46,8 @@ class Teachers:
 
 
 async def started(teachers: Teachers, groups: int) -> None:
-    for _ in range(1000):
-        if len(teachers.groups) >= groups:
-            return
+    while len(teachers.groups) < groups:
         await asyncio.sleep(0.005)
-    raise AssertionError(teachers.groups)
 
 
 async def occupied(queue: Queue[Asked, int], teachers: Teachers) -> list[asyncio.Task[int]]:

@@ -18,6 +18,8 @@ from faulty_server import (
     works,
     works_but_hangs_up,
 )
+from patience import PATIENCE_SECONDS
+from serving import until
 
 from terrine_client import (
     AsyncClient,
@@ -181,7 +183,7 @@ def test_a_request_that_would_act_twice_is_not_sent_twice(
 ) -> None:
     mechanism = GNMaxSpec(name="gnmax", sigma=40)
     terms = ProjectOpen(name="p", ensemble="e", mechanism=mechanism, epsilon=1, delta=1e-5)
-    with Client(faulty.url, TOKEN, timeout=0.2) as client:
+    with Client(faulty.url, TOKEN, timeout=1.0 if fault is stalls else PATIENCE_SECONDS) as client:
         for act in (
             lambda: client.create_token(TokenCreate(role=Role.AUDITOR)),
             lambda: client.open_project(terms),
@@ -190,6 +192,7 @@ def test_a_request_that_would_act_twice_is_not_sent_twice(
             faulty.faults.append(fault)
             with pytest.raises((ConnectionFailed, UnexpectedReply)):
                 act()
+            until(lambda: faulty.seen)  # also one that is read after the client gave up
             assert len(faulty.seen) == 1
 
 

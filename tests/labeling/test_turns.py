@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ from digits import DigitsEnsemble
 from ledger_workers import take_turn
 from many_owners import choices
 from migrated import SECRET_KEY, migrated
+from serving import until
 from sharing_owners import sharing_owners
 
 from terrine_models.teachers.ensemble import Ensemble
@@ -131,21 +131,18 @@ def test_a_turn_ends_with_its_process_and_is_of_one_project(
     migrated(database_url).dispose()
     taken = tmp_path / "taken"
     process = processes.start(take_turn, database_url, 7, str(taken))
-    deadline = time.monotonic() + 60
-    while not taken.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(taken.exists)
+    patient = connect(database_url)
+    with turns.turn(patient, 8):
+        pass
     monkeypatch.setattr(turns, "BUSY_SECONDS", 0.3)
     engine = connect(database_url, statement_seconds=0.3)
-    with turns.turn(engine, 8):
-        pass
     with pytest.raises(DatabaseUnavailable, match="busy"), turns.turn(engine, 7):
         raise AssertionError("two have it")
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     monkeypatch.setattr(turns, "BUSY_SECONDS", 30)
-    patient = connect(database_url)
     with turns.turn(patient, 7):
         pass
     with pytest.raises(ValueError, match="what is done within it"), turns.turn(patient, 7):

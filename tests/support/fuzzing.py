@@ -48,7 +48,6 @@ def tireless_server(
         requests_per_minute=NO_LIMIT,
         failed_logins_per_minute=NO_LIMIT,
         max_body_bytes=1 << 20,
-        body_seconds=2,
     ) as server:
         server.open_project("study", CHEAP, epsilon=20.0)
         yield server
