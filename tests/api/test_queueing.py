@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from caller import Caller, slug
 from digits import DigitsEnsemble
+from patience import PATIENCE_SECONDS
 from server import RunningServer, running_server
 
 from terrine_server.errors import Overloaded
@@ -41,7 +42,7 @@ class Teachers:
 
     def __call__(self, project: str, group: Sequence[Asked]) -> list[int | Exception]:
         self.groups.append((project, list(group)))
-        assert self.open.wait(10)
+        assert self.open.wait(PATIENCE_SECONDS)
         return [KeyError(a.number) if a.number < 0 else a.number for a in group]
 
 
