@@ -148,8 +148,9 @@ def slow_commits(url: str) -> Iterator[None]:
             connection.execute(text("SELECT pg_reload_conf()"))
 
         def commit() -> None:
+            """Commit something that was written: what only has a number waits for nobody."""
             with engine.begin() as other:
-                other.execute(text("SELECT pg_current_xact_id()"))
+                other.execute(text("SELECT pg_logical_emit_message(true, 'trial', '')"))
 
         waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
         configure("SET synchronous_standby_names = 'nobody'")
