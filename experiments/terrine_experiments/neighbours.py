@@ -38,7 +38,7 @@ NEAR: dict[str, tuple[tuple[float, int], ...]] = {
     "mnist": IMAGES,
     "fashion": IMAGES,
     "glyph": ((math.inf, 600),),
-    "adult": ((0.3, 300), (math.inf, 100)),
+    "adult": ((0.1, 600), (0.3, 300), (math.inf, 100)),
 }
 """Units near a query, up to an ε: the more noise, the more of them."""
 BLOCK = 256
@@ -147,7 +147,10 @@ class NeighbourExperiment(Experiment):
         )
         return Bought(
             answers=Answers.of_counts(
-                noisy, teachers=max(1, round(foretold.votes)), sigma=found.sigma
+                noisy,
+                teachers=max(1, round(foretold.votes)),
+                sigma=found.sigma,
+                matches_prior=ensemble.manifest.teacher.matches_prior,
             ),
             outcomes={"answered": len(noisy)},
             epsilon_spent=setup.epsilon,

@@ -112,6 +112,7 @@ def test_neighbours_know_digits(built: Path, digits: Dataset) -> None:
     counts = [weights[:, ensemble.labels == c].sum(1) for c in range(10)]
     assert (np.argmax(counts, 0) == digits.labels[1300:]).mean() > 0.9
     assert ensemble.manifest.teachers == ensemble.manifest.units == 1300
+    assert ensemble.manifest.teacher.matches_prior
 
 
 def test_weights_do_not_depend_on_the_other_queries(built: Path, digits: Dataset) -> None:

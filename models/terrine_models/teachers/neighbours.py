@@ -165,6 +165,11 @@ class NeighbourTeachers(TeacherKind):
         if self.features.backbone is not None:
             check_backbone(directory, self.features.backbone, manifest.input)
 
+    @property
+    def matches_prior(self) -> bool:
+        """A record votes for its own class, whichever that is."""
+        return True
+
     def described(self) -> dict[str, str]:
         """The radius."""
         return {
