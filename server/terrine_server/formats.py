@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 
 def when(at: datetime | None) -> str:
@@ -39,5 +40,26 @@ def parameters(spec: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in shown if value is not None)
 
 
-FILTERS = {"when": when, "number": number, "figure": figure, "parameters": parameters}
+def coded(text: str) -> Markup:
+    """Return a text, escaped, in which what is between backticks is code."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
+        for place, part in enumerate(parts)
+    )
+
+
+def at_most(share: float) -> str:
+    """Return a bound in percent, rounded up to a tenth."""
+    return f"{ceil(1000 * share) / 10:.1f} %"
+
+
+FILTERS = {
+    "when": when,
+    "number": number,
+    "figure": figure,
+    "parameters": parameters,
+    "coded": coded,
+    "at_most": at_most,
+}
 """By their names in templates."""

@@ -229,9 +229,9 @@ def _bottom(facts: Facts) -> Iterator[Judged]:
         State.PARTLY,
         "Central: the owner is trusted with records, teachers and students' inputs. "
         + (
-            f"That it told one history is cosigned by {', '.join(sorted(last.cosigned))}."
+            f"One history: cosigned by {', '.join(sorted(last.cosigned))}."
             if last is not None and last.cosigned
-            else "That it told one history, nobody cosigns."
+            else "Nobody cosigns that it told one history."
         )
         + f" {facts.told['people.roles']}",
         "The transparency log; docs/privacy/threat-model.md.",

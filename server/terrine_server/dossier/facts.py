@@ -310,7 +310,11 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
         tokens=tuple(views.token(token) for token in ledger.list_tokens(record.name)),
         odds=(
             Odds.at("its budget, if all of it is spent", terms.epsilon, terms.delta),
-            Odds.at("what it spent so far", budget.epsilon_spent, terms.delta),
+            Odds.at(
+                "what it spent so far (for information: the budget is the guarantee)",
+                budget.epsilon_spent,
+                terms.delta,
+            ),
         ),
         verification=None if found is None else views.verification(found),
     )

@@ -18,9 +18,9 @@ Entry = Mapping[str, Any]
 
 UNITS = {"record": "Record-level", "person": "Person-level", "teacher": "Teacher-level"}
 COMPOSITION = {
-    "gdp": "adaptive composition in Gaussian DP: a query is admitted while the sum of μ² of all "
+    "gdp": "Adaptive composition in Gaussian DP: a query is admitted while the sum of μ² of all "
     "queries stays within the budget (Smith and Thakurta 2022; Koskela, Tobaben and Honkela)",
-    "rdp": "adaptive composition of Rényi divergences at one order that was fixed beforehand "
+    "rdp": "Adaptive composition of Rényi divergences at one order that was fixed beforehand "
     "(Feldman and Zrnic 2021), converted to (ε, δ) by Canonne, Kamath and Steinke 2020, Prop. 12",
 }
 
@@ -97,7 +97,7 @@ def entry(facts: Facts, project: Project) -> Entry:
                 "preprocessing_and_hyperparameter_tuning": _features(ensemble)
                 + told["choices.tuning"],
                 "mechanisms": _mechanisms(facts, project),
-                "composition": f"{COMPOSITION[info.rule.name].capitalize()}. Each query pays the "
+                "composition": f"{COMPOSITION[info.rule.name]}. Each query pays the "
                 "price of the outcome that it got, known before it ran; refusals depend on what "
                 "students know already. What is sent again is answered from the record, free.",
                 "post_processing": "Answers that were given are repeated as they are. Whatever a "
