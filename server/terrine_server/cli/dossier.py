@@ -72,10 +72,6 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
             f"There is no key to sign with, {settings.checkpoint_key_path}: a dossier is signed by "
             "the transparency log's key. `terrine init` makes one."
         )
-    asked = settings.data_dir / told.FILE
-    if not asked.exists():
-        asked.write_text(told.template(), "utf-8")
-        console.print(f"Wrote questions to {asked}.", highlight=False, soft_wrap=True)
     report = None if audit is None else read_audit(audit)
     facts = gather(
         opened_ledger(),
@@ -86,6 +82,10 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
         verify=True,
     )
     missing = folder.write(facts, out, key, audit=None if audit is None else read(audit))
+    asked = settings.data_dir / told.FILE
+    if not asked.exists():
+        asked.write_text(told.template(), "utf-8")
+        console.print(f"Wrote questions to {asked}.", highlight=False, soft_wrap=True)
     console.print("Could not be checked:", highlight=False)
     for each in facts.unchecked:
         line = f"  [bold]{escape(each.what)}[/]: {escape(each.why)}"

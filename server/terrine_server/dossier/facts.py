@@ -506,6 +506,10 @@ def _unchecked_audit(facts: Facts) -> Iterator[Unchecked]:
     if audit is None:
         yield Unchecked("How much privacy the running code delivers", "no audit was named", do)
         return
+    parts = {"mechanisms", "service", "ledger"} - {each.part for each in audit.findings}
+    if parts:
+        why = f"the audit of {audit.made_at:%Y-%m-%d} left out {', '.join(sorted(parts))}"
+        yield Unchecked("Parts of the audit", why, do)
     failed = [each.subject for each in audit.findings if not each.passed]
     if failed or not audit.passed:
         yield Unchecked("FAILED: the audit", ", ".join(failed), "See docs/auditing.md.")
