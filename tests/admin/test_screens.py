@@ -91,8 +91,8 @@ def test_a_dossier_is_that_of_the_command_and_verifies_when_asked(
     assert "administrative log intact" in verified
     for each in assessment.assess(facts):
         assert each.hazard in verified
-    for each in facts.unchecked:
-        assert each.what in verified
+    for unchecked in facts.unchecked:
+        assert unchecked.what in verified
     asked = house.app.state.services.settings.data_dir / "dossier.toml"
     asked.write_text("[data]\nsubject = 3")
     refused = auditor.get("/admin/projects/study/dossier")

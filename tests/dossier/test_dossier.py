@@ -28,10 +28,12 @@ from logged import LOG, RunningWitness, policy_of, policy_text, publisher, witne
 from server import CAP_DELTA, CAP_EPSILON, Owner, installed
 from sqlalchemy import Engine
 
+from terrine_models.teachers.federation import Federation, save_federation
+from terrine_models.teachers.federation import Owner as FederationOwner
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import Kind, Note, NoteError, SignerKey
 from terrine_server.dossier import assessment, code, folder, registry, told, words
-from terrine_server.dossier.facts import Facts, gather, read_audit
+from terrine_server.dossier.facts import Facts, Trained, _trained, gather, read_audit
 from terrine_server.dossier.told import MARK, QUESTIONS, DossierError
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger
@@ -100,14 +102,16 @@ class World(Owner):
 
 @pytest.fixture
 def world(
-    tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    database_url: str,
+    digits_ensemble: DigitsEnsemble,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[World]:
     monkeypatch.setattr("terrine_server.dossier.folder.BROWSERS", ())
-    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
-    settings, engine = installed(tmp_path / "data", url, digits_ensemble)
+    settings, engine = installed(tmp_path / "data", database_url, digits_ensemble)
     settings.checkpoint_key_path.write_text(LOG.secret)
     settings.checkpoint_key_path.chmod(0o600)
-    monkeypatch.setenv("TERRINE_DATABASE_URL", url)
+    monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
     with witnessing(tmp_path / "witness") as witness:
         (tmp_path / "policy").write_text(policy_text(witness))
         made = World(
@@ -146,6 +150,7 @@ class Page(HTMLParser):
         self.text += f"{data} "
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_every_figure_is_the_ledgers_and_changes_with_it(world: World) -> None:
     before = world.facts()
     world.charge(answered(4), answered(5))
@@ -256,6 +261,16 @@ def test_an_altered_teacher_a_lost_one_and_a_rewritten_ledger_are_the_first_find
     facts = world.facts()
     assert not facts.intact
     assert "NOT INTACT: the transparency log" in whats(facts)
+
+
+def test_of_a_ledger_that_cannot_be_read_there_is_no_dossier(
+    world: World, terrine: Terrine, tmp_path: Path
+) -> None:
+    with unguarded(world.settings.database, with_key=False) as connection:
+        connection.exec_driver_sql("UPDATE projects SET spent = spent - 1")
+    refused = terrine("dossier", "--out", tmp_path / "out").refused
+    assert "The account of project 'study'" in refused
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_entry_that_was_edited_is_named_on_the_first_page(
@@ -387,6 +402,57 @@ def test_answers_that_cannot_be_read_are_refused(tmp_path: Path, text: str, why:
         told.load(path)
 
 
+def test_a_unit_is_what_the_manifest_says(world: World) -> None:
+    manifest, record = world.ensemble.manifest, world.ledger.ensemble("digits")
+    assert manifest.partition is not None
+    grouped = {"recipe": "groups", "group_column": "patient"}
+    people = manifest.model_copy(
+        update={"partition": manifest.partition.model_copy(update=grouped)}
+    )
+    facts = world.facts(verify=False)
+
+    def having(trained: Trained) -> Facts:
+        return replace(facts, ensembles=(replace(facts.ensembles[0], trained=trained),))
+
+    found = having(_trained(people, record))
+    details = registry.unit_details(found.ensembles[0])
+    assert "one person, who is all rows with the same patient, replaced" in details
+    states = {each.hazard: each.state.value for each in assessment.assess(found)}
+    assert states["A unit that is smaller than a person"] == "met"
+    entry = registry.entry(found, found.projects[0])
+    assert entry["deployment"]["privacy_loss"]["privacy_unit"] == "Person-level"
+    owners = having(Trained("teacher", "one hospital each", None, None, None))
+    assert "(disjoint by: one hospital each)" in registry.unit_details(owners.ensembles[0])
+
+    directory = world.settings.ensembles_dir / "digits"
+    shutil.rmtree(directory)
+    directory.mkdir()
+    two = tuple(
+        FederationOwner(name=name, url="http://localhost:1", model=name) for name in ("a", "b")
+    )
+    save_federation(
+        directory,
+        Federation(
+            name="digits",
+            input=manifest.input,
+            classes=manifest.classes,
+            owners=two,
+            units=20,
+            disjoint_by="one hospital each",
+            quorum=2,
+            salt="0" * 64,
+        ),
+    )
+    (ensemble,) = world.facts().ensembles
+    assert ensemble.trained == replace(
+        owners.ensembles[0].trained or Trained("teacher", None, None, None, None),
+        grouped_by=None,
+    ), "what the ledger says, not the file"
+    assert ensemble.wrong == "another manifest than the one that was registered"
+    what = "Whether no person's data trained two teachers of digits"
+    assert what in whats(world.facts(verify=False))
+
+
 FIELDS = {
     "basic": {
         "name", "data_curators", "description", "intended_use", "data_product_type",
@@ -487,6 +553,7 @@ def test_words_are_those_of_the_documentation() -> None:
     )
     for each in words.PROMISE:
         assert each in plain(privacy)
+    assert words.TO_WHOM in plain(threats)
     bullets = plain(adoption.partition("## What is not promised")[2].partition("## ")[0])
     assert bullets == " ".join(f"- {each}" for each in words.NOT_PROMISED)
     assert words.RULE_OF_THUMB in plain(adoption)

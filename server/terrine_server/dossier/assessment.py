@@ -139,7 +139,7 @@ def _algorithms(facts: Facts) -> Iterator[Judged]:
         "Own implementations instead of well-tested libraries",
         State.PARTLY,
         "Mechanisms and accounting are Terrine's own, since no library has them; they are held "
-        "against independent oracles (dp-accounting, autodp, exact arithmetic).",
+        "against independent oracles (dp-accounting, exact arithmetic).",
         "docs/privacy/checking-us.md; `make test`.",
     )
     yield Judged(

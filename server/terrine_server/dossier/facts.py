@@ -322,19 +322,23 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
 
 def _ensemble(record: EnsembleRecord, spent: int, settings: Settings, verify: bool) -> Ensemble:
     from terrine_models.storage.manifests import StoreError, manifest_digest
-    from terrine_models.teachers.federation import is_federation, verified_digest
+    from terrine_models.teachers.federation import (
+        federation_digest,
+        is_federation,
+        verified_digest,
+    )
     from terrine_models.teachers.kinds import load_manifest
 
     directory, trained, wrong = settings.data_dir / record.path, None, None
     try:
-        digest = verified_digest(directory) if verify else None
         if is_federation(directory):
+            identity = federation_digest
             trained = Trained("teacher", record.facts.disjoint_by, None, None, None)
         else:
-            digest = digest or manifest_digest(directory)
-            manifest = load_manifest(directory)
-            trained = _trained(manifest, record)
-        if digest is not None and digest != record.manifest_sha256:
+            identity = manifest_digest
+            trained = _trained(load_manifest(directory), record)
+        digest = (verified_digest if verify else identity)(directory)
+        if digest != record.manifest_sha256:
             wrong = "another manifest than the one that was registered"
     except (StoreError, OSError) as error:
         wrong = str(error)

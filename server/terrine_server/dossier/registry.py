@@ -16,6 +16,13 @@ from terrine_server.privacy import Rule
 
 Entry = Mapping[str, Any]
 
+CENTRAL = "The owner holds records and teachers, and adds the noise."
+MODELS = {
+    "remote": "The owners keep their teachers, which vote on their machines; the service sees the "
+    "votes, and adds the noise.",
+    "shared": "The owners keep their teachers, and split each vote between two servers, each of "
+    "which adds noise; no one sees a vote, unless the two collude.",
+}
 UNITS = {"record": "Record-level", "person": "Person-level", "teacher": "Teacher-level"}
 COMPOSITION = {
     "gdp": "Adaptive composition in Gaussian DP: a query is admitted while the sum of μ² of all "
@@ -28,7 +35,6 @@ COMPOSITION = {
 def entry(facts: Facts, project: Project) -> Entry:
     """Return the registry's entry of a project, as plain values."""
     told, info, ensemble = facts.told, project.info, facts.ensemble(project)
-    remote = info.ensemble.kind in ("remote", "shared")
     return {
         "url_slug": info.name,
         "deployment": {
@@ -65,11 +71,8 @@ def entry(facts: Facts, project: Project) -> Entry:
                 "privacy_parameters_details": _parameters(project, ensemble),
             },
             "deployment_model": {
-                "model_name": "Federated" if remote else "Central",
-                "model_name_details": "The owners keep their teachers, which vote on their "
-                "machines; the service adds the noise."
-                if remote
-                else "The owner holds records and teachers, and adds the noise.",
+                "model_name": "Federated" if info.ensemble.kind in MODELS else "Central",
+                "model_name_details": MODELS.get(info.ensemble.kind, CENTRAL),
                 "trust_assumptions": "The data owner is trusted with the records, and not needed "
                 "to be trusted with history, as far as witnesses cosign the ledger's log. Students "
                 "are not trusted: they may collude, adapt and know all other records. "

@@ -98,6 +98,14 @@ WHO_SEES = (
 )
 
 
+TO_WHOM = (
+    "Where projects are data-dependent, or people vote themselves, it is made to students and "
+    "auditors alone: whoever has the database, or runs commands on the data owner's machine, can "
+    "compute the secret spend from the tally, and read who was near how many queries. Keep a "
+    "database with such projects, and its backups, as the private data themselves."
+)
+
+
 class Kept(NamedTuple):
     """What is stored, what it says of whom, and how long it stays."""
 
