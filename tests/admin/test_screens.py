@@ -16,6 +16,7 @@ from terrine_server import views
 from terrine_server.admin import charts, rendering
 from terrine_server.dossier import assessment
 from terrine_server.dossier.facts import gather
+from terrine_server.dossier.unchecked import unchecked
 from terrine_server.errors import LedgerCorrupted
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
@@ -91,8 +92,8 @@ def test_a_dossier_is_that_of_the_command_and_verifies_when_asked(
     assert "administrative log intact" in verified
     for each in assessment.assess(facts):
         assert each.hazard in verified
-    for unchecked in facts.unchecked:
-        assert unchecked.what in verified
+    for found in unchecked(facts):
+        assert found.what in verified
     asked = house.app.state.services.settings.data_dir / "dossier.toml"
     asked.write_text("[data]\nsubject = 3")
     refused = auditor.get("/admin/projects/study/dossier")

@@ -35,6 +35,7 @@ from terrine_protocol.transparency.notes import Kind, Note, NoteError, SignerKey
 from terrine_server.dossier import assessment, code, folder, registry, told, words
 from terrine_server.dossier.facts import Facts, Trained, _trained, gather, read_audit
 from terrine_server.dossier.told import MARK, QUESTIONS, DossierError
+from terrine_server.dossier.unchecked import unchecked
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
@@ -130,7 +131,7 @@ def world(
 
 
 def whats(facts: Facts) -> list[str]:
-    return [each.what for each in facts.unchecked]
+    return [each.what for each in unchecked(facts)]
 
 
 class Page(HTMLParser):
@@ -212,7 +213,7 @@ def test_what_could_not_be_checked_comes_first(world: World, tmp_path: Path) -> 
     world.tell()
     audit = tmp_path / "audit.json"
     audit.write_text(json.dumps(AUDIT))
-    facts = replace(world.facts(audit=read_audit(audit)))
+    facts = world.facts(audit=read_audit(audit))
     assert facts.intact
     assert set(whats(facts)) == ALWAYS | {"Whether the code is what was released"}
     page = Page(world.facts())

@@ -62,6 +62,7 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
     from terrine_protocol.files import read
     from terrine_server.dossier import folder, told
     from terrine_server.dossier.facts import gather, read_audit
+    from terrine_server.dossier.unchecked import unchecked
     from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
     from terrine_server.settings import Settings
 
@@ -87,7 +88,7 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
         asked.write_text(told.template(), "utf-8")
         console.print(f"Wrote questions to {asked}.", highlight=False, soft_wrap=True)
     console.print("Could not be checked:", highlight=False)
-    for each in facts.unchecked:
+    for each in unchecked(facts):
         line = f"  [bold]{escape(each.what)}[/]: {escape(each.why)}"
         console.print(line, highlight=False, soft_wrap=True)
     if missing is not None:

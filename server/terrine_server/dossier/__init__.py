@@ -2,6 +2,7 @@
 
 facts       what the ledger, the settings and the code say, gathered once
 code        which code runs here: versions and digests
+unchecked   what the dossier cannot vouch for
 told        what only the owner can say, asked for in dossier.toml
 registry    an entry in the fields of the Differential Privacy Deployments Registry
 assessment  the pyramid and the hazards of NIST SP 800-226, one by one

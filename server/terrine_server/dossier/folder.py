@@ -22,6 +22,7 @@ from terrine_protocol.files import read
 from terrine_protocol.transparency.notes import LARGEST, Note, NoteError, SignerKey, VerifierKey
 from terrine_server.dossier.facts import Facts
 from terrine_server.dossier.told import DossierError
+from terrine_server.dossier.unchecked import unchecked
 
 FORMAT = "terrine-dossier/1"
 PAGE, PRINTED, DATA, NOTE = "dossier.html", "dossier.pdf", "dossier.json", "dossier.note"
@@ -35,6 +36,7 @@ def shown(facts: Facts) -> dict[str, Any]:
 
     return {
         "facts": facts,
+        "unchecked": list(unchecked(facts)),
         "told": facts.told,
         "words": words,
         "assessed": assessment.assess(facts),
@@ -49,7 +51,7 @@ def as_json(facts: Facts) -> bytes:
 
     from terrine_server.dossier import assessment
 
-    written: dict[str, Any] = {"format": FORMAT, "unchecked": facts.unchecked}
+    written: dict[str, Any] = {"format": FORMAT, "unchecked": list(unchecked(facts))}
     written |= {name: value for name, value in vars(facts).items() if name not in written}
     written["told"] = facts.told.answers
     written["assessment"] = [asdict(each) for each in assessment.assess(facts)]
