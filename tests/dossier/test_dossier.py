@@ -32,7 +32,7 @@ from terrine_models.teachers.federation import Federation, save_federation
 from terrine_models.teachers.federation import Owner as FederationOwner
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import Kind, Note, NoteError, SignerKey
-from terrine_server.dossier import assessment, code, folder, registry, told, words
+from terrine_server.dossier import assessment, code, folder, registry, signing, told, words
 from terrine_server.dossier.facts import Facts, Trained, _trained, gather, read_audit
 from terrine_server.dossier.told import MARK, QUESTIONS, DossierError
 from terrine_server.dossier.unchecked import unchecked
@@ -600,7 +600,7 @@ def test_a_browser_prints_the_page(
     pdf = (tmp_path / "out" / "dossier.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) > 3
-    found = folder.check(tmp_path / "out", [LOG.verifier])
+    found = signing.check(tmp_path / "out", [LOG.verifier])
     assert "dossier.pdf" in found.files
     assert abs((found.made_at - datetime.now(UTC)).total_seconds()) < 3600
 

@@ -216,6 +216,8 @@ def _extra(words: list[str]) -> str:
             return "auditor"
         case ["witness", *_]:
             return "witness"
+        case ["dossier", *words] if any(word.startswith("--check") for word in words):
+            return "witness"  # its signature is checked, and no ledger is there
         case _:
             return "server"
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from terrine_server.cli.console import console, fail, opened_ledger
+
+if TYPE_CHECKING:
+    from terrine_protocol.transparency.notes import VerifierKey
 
 
 def dossier(
@@ -99,22 +102,31 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
 
 
 def _check(directory: Path, policy: Path | None) -> None:
-    from terrine_server.dossier import folder
-    from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
+    from terrine_server.dossier.signing import check
 
-    if policy is None:
-        from terrine_server.settings import Settings
-
-        settings = Settings()
-        policy = settings.log_policy_file
-        own = load_checkpoint_key(settings.checkpoint_key_path)
-        keys = [] if own is None else [own.verifier]
-        if policy is None and own is None:
-            fail("Name a policy with the log's key with --policy: the owner tells its line.")
-    else:
-        keys = []
-    known = load_policy(policy)
-    keys += [] if known is None else [party.key for party in known.logs]
-    found = folder.check(directory, keys)
+    found = check(directory, _own_keys() if policy is None else _keys(policy))
     line = f"{directory}: [green]as signed[/] by {found.signer}, made {found.made_at:%Y-%m-%d}"
     console.print(f"{line}, {len(found.files)} files", highlight=False, soft_wrap=True)
+
+
+def _keys(policy: Path) -> list[VerifierKey]:
+    """Return the keys of a policy's logs: as `load_policy`, where nothing else is installed."""
+    from terrine_protocol.files import read
+    from terrine_protocol.transparency.notes import LARGEST, NoteError
+    from terrine_protocol.transparency.policies import Policy
+
+    try:
+        return [party.key for party in Policy.parse(read(policy, LARGEST)).logs]
+    except NoteError as error:
+        fail(f"{policy} is no policy: {error}. See docs/transparency.md.")
+
+
+def _own_keys() -> list[VerifierKey]:
+    """Return the key of this machine's log."""
+    from terrine_server.owner.checkpoints import load_checkpoint_key
+    from terrine_server.settings import Settings
+
+    own = load_checkpoint_key(Settings().checkpoint_key_path)
+    if own is None:
+        fail("Name a policy with the log's key with --policy: the owner tells its line.")
+    return [own.verifier]

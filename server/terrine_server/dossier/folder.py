@@ -1,31 +1,23 @@
-"""The folder: a page, the same as PDF and JSON, registry entries, evidence; signed, and checked.
-
-`dossier.note` is a signed note (c2sp.org/signed-note) with the digests of all other files, as
-`sha256sum` prints them. Its first two lines are the format and a time, so no checkpoint of a log,
-whose second line is a number, is ever signed with it.
-"""
+"""The folder: a page, the same as PDF and JSON, registry entries, and evidence; signed."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from terrine_protocol.files import read
-from terrine_protocol.transparency.notes import LARGEST, Note, NoteError, SignerKey, VerifierKey
+from terrine_protocol.transparency.notes import SignerKey
 from terrine_server.dossier.facts import Facts
+from terrine_server.dossier.signing import FORMAT, sign
 from terrine_server.dossier.told import DossierError
 from terrine_server.dossier.unchecked import unchecked
 
-FORMAT = "terrine-dossier/1"
-PAGE, PRINTED, DATA, NOTE = "dossier.html", "dossier.pdf", "dossier.json", "dossier.note"
+PAGE, PRINTED, DATA = "dossier.html", "dossier.pdf", "dossier.json"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "msedge")
 PRINTING_SECONDS = 120
 
@@ -85,53 +77,11 @@ def write(facts: Facts, out: Path, key: SignerKey, *, audit: bytes | None = None
         if audit is not None:
             (folder / "audit.json").write_bytes(audit)
         missing = _print(folder / PAGE, folder / PRINTED)
-        lines = [f"{_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
-        text = "".join([f"{FORMAT}\n", f"{facts.made_at:%Y-%m-%dT%H:%M:%SZ}\n", *lines])
-        note = str(Note(text, (key.sign(text),)))
-        if len(note.encode()) > LARGEST:
-            raise DossierError("Too many projects for one dossier. Name one with --project.")
-        (folder / NOTE).write_text(note, "utf-8")
+        sign(folder, key, facts.made_at)
         if out.exists():
             out.rmdir()
         os.rename(folder, out)
     return missing
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A folder that holds: when it was made, whose log signed it, and its files."""
-
-    made_at: datetime
-    signer: str
-    files: tuple[str, ...]
-
-
-def check(folder: Path, keys: list[VerifierKey]) -> Checked:
-    """Check signature and digests. Raises DossierError for whatever does not hold, or OSError."""
-    try:
-        note = Note.parse(read(folder / NOTE, LARGEST))
-        signers = note.signers(keys)
-    except NoteError as error:
-        raise DossierError(f"{folder / NOTE} does not hold: {error}.") from None
-    if not signers:
-        known = ", ".join(sorted(f"{key.name}+{key.key_id.hex()}" for key in keys)) or "none"
-        by = ", ".join(f"{each.name}+{each.key_id.hex()}" for each in note.signatures)
-        raise DossierError(f"{folder} is signed by {by}, not by a known log (known: {known}).")
-    first, made, *lines = note.text.removesuffix("\n").split("\n")
-    if first != FORMAT:
-        raise DossierError(f"{folder / NOTE} is no {FORMAT}, but {first!r}.")
-    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    there = {path.name for path in folder.iterdir()} - {NOTE}
-    wrong = [f"{name} is missing" for name in sorted(set(listed) - there)]
-    wrong += [f"{name} was added" for name in sorted(there - set(listed))]
-    wrong += [
-        f"{name} was altered"
-        for name in sorted(set(listed) & there)
-        if _digest(folder / name) != listed[name]
-    ]
-    if wrong:
-        raise DossierError(f"{folder} is not as it was signed: {', '.join(wrong)}.")
-    return Checked(datetime.fromisoformat(made), str(next(iter(signers))), tuple(sorted(listed)))
 
 
 def _page(facts: Facts) -> str:
@@ -184,7 +134,3 @@ def _print(page: Path, pdf: Path) -> str | None:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         return f"{browser} failed: {said[-1] if said else f'exit code {done.returncode}'}"
     return None
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(read(path, None)).hexdigest()
