@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 MISSING = no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
-IN_THE_DARK = ("", "/open?ensemble=digits&mechanism=immutable", "/projects/study")
+IN_THE_DARK = (
+    "",
+    "/open?ensemble=digits&mechanism=immutable",
+    "/projects/study",
+    "/projects/study/dossier",
+)
 """Screens that have all colours between them."""
 PHONE = {"width": 360, "height": 740}
 
@@ -89,6 +94,18 @@ def test_a_study_from_opening_to_closing_without_any_script(
     assert page.get_by_role("table", name="Charges by day").is_visible()
     page.get_by_role("button", name="Verify now").click()
     assert page.get_by_role("heading", level=1).inner_text() == "study: intact"
+    page.goto(f"{server.url}/admin/projects/study")
+    page.get_by_role("link", name="Dossier").click()
+    assert page.get_by_role("heading", level=1).inner_text() == "Dossier of study"
+    assert page.get_by_role("heading", level=2).first.inner_text() == "What could not be checked"
+    assert page.get_by_text("not recomputed", exact=True).first.is_visible()
+    page.get_by_role("button", name="Verify the books").click()
+    assert page.get_by_text("intact", exact=True).count() == 2
+    assert (
+        page.get_by_role("region", name="Entry of study")
+        .get_by_text("1200", exact=True)
+        .is_visible()
+    )
     with page.expect_download() as download:
         page.goto(f"{server.url}/admin/projects/study")
         page.get_by_role("link", name="CSV").click()

@@ -14,6 +14,9 @@ from visitor import SCREENS, Visitor, text_of
 from terrine_protocol import Outcome
 from terrine_server import views
 from terrine_server.admin import charts, rendering
+from terrine_server.dossier import assessment
+from terrine_server.dossier.facts import gather
+from terrine_server.dossier.unchecked import unchecked
 from terrine_server.errors import LedgerCorrupted
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
@@ -74,6 +77,30 @@ def test_the_overview_says_what_is_spent_reserved_free_and_left(
     assert "counted" not in text_of(admin.get("/admin?status=closed"))
     assert admin.get("/admin?status=lost").status_code == 422
     assert admin.get("/admin?stauts=closed").status_code == 422
+
+
+def test_a_dossier_is_that_of_the_command_and_verifies_when_asked(
+    house: House, auditor: Visitor
+) -> None:
+    said = text_of(auditor.get("/admin/projects/study/dossier"))
+    record = house.ledger.project("study")
+    assert f"{record.head}" in said
+    assert "Whether books, log and files are intact" in said
+    facts = gather(house.ledger, house.app.state.services.settings, project="study", verify=True)
+    verified = text_of(auditor.post("/admin/projects/study/dossier"))
+    assert "Whether books, log and files are intact" not in verified
+    assert "administrative log intact" in verified
+    for each in assessment.assess(facts):
+        assert each.hazard in verified
+    for found in unchecked(facts):
+        assert found.what in verified
+    asked = house.app.state.services.settings.data_dir / "dossier.toml"
+    asked.write_text("[data]\nsubject = 3")
+    refused = auditor.get("/admin/projects/study/dossier")
+    asked.unlink()
+    assert refused.status_code == 409
+    assert "nobody asks for data.subject" in text_of(refused)
+    assert auditor.get("/admin/projects/none/dossier").status_code == 404
 
 
 def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin: Visitor) -> None:

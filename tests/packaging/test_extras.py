@@ -7,12 +7,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
 from books import CONFIDENT, answered, open_ledger, open_project
+from logged import LOG, policy_text
 from packaging.requirements import Requirement
+
+from terrine_server.dossier.signing import sign
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -103,6 +107,23 @@ def test_an_auditor_verifies_an_export(export: Path) -> None:
 def test_an_auditor_measures_the_mechanisms() -> None:
     done = run(COMMAND, ("auditor",), "audit", "mechanisms", "--quick", "--seed", "1")
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
+
+
+def test_whoever_gets_a_dossier_checks_it_as_a_witness_would(tmp_path: Path) -> None:
+    folder, policy = tmp_path / "dossier", tmp_path / "policy"
+    folder.mkdir()
+    (folder / "dossier.html").write_text("<h1>Dossier</h1>")
+    sign(folder, LOG, datetime(2026, 3, 1, tzinfo=UTC))
+    policy.write_text(policy_text())
+    check = ("dossier", "--check", folder, "--policy", policy)
+    done = run(COMMAND, ("witness",), *check)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "made 2026-03-01" in done.stdout
+    (folder / "dossier.html").write_text("<h1>Another</h1>")
+    assert "dossier.html was altered" in run(COMMAND, ("witness",), *check).stderr
+    policy.write_text("quorum")
+    assert "is no policy: line 1" in run(COMMAND, ("witness",), *check).stderr
+    assert "'.[witness]'" in run(COMMAND, (), *check[:3]).stderr
 
 
 def test_a_student_s_program_needs_no_extra() -> None:

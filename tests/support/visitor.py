@@ -20,6 +20,7 @@ SCREENS = (
     "/open?ensemble=digits&mechanism=immutable",
     "/projects/study",
     "/projects/study/close",
+    "/projects/study/dossier",
     "/requests",
     "/tokens",
     "/ensembles",

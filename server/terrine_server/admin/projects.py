@@ -16,10 +16,15 @@ from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
 from terrine_server.admin.overview import ShownProject
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.ledger import CSV, csv_lines
-from terrine_server.api.services import ServicesDep
+from terrine_server.api.services import Services, ServicesDep
+from terrine_server.dossier.facts import gather
+from terrine_server.dossier.folder import shown
+from terrine_server.dossier.told import DossierError
+from terrine_server.errors import Conflict
 from terrine_server.ledger import ProjectRecord
 from terrine_server.ledger.anchors import write_anchors
 from terrine_server.owner import operations
+from terrine_server.owner.checkpoints import CheckpointError
 from terrine_server.owner.verification import verify_project
 
 router = APIRouter(prefix=f"{ROOT}/projects")
@@ -104,6 +109,20 @@ def charges_csv(
     )
 
 
+@router.get("/{name}/dossier")
+def dossier(request: Request, services: ServicesDep, reader: Reader, name: Name) -> Response:
+    """Show what `terrine dossier --project NAME` writes, but for what takes long to verify."""
+    return page(request, "dossier.html", reader, **_dossier(services, name, verify=False))
+
+
+@router.post("/{name}/dossier")
+def verified_dossier(
+    request: Request, services: ServicesDep, sent: Checked, name: Name
+) -> Response:
+    """Show the same, with books, log and files recomputed."""
+    return page(request, "dossier.html", sent.session, **_dossier(services, name, verify=True))
+
+
 @router.post("/{name}/pause")
 def pause(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
     """Pause a project."""
@@ -150,6 +169,13 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
 
 def _shown(record: ProjectRecord) -> dict[str, Any]:
     return {"record": record, "project": ShownProject.of(record)}
+
+
+def _dossier(services: Services, name: str, *, verify: bool) -> dict[str, Any]:
+    try:
+        return shown(gather(services.ledger, services.settings, project=name, verify=verify))
+    except (DossierError, CheckpointError, OSError) as error:
+        raise Conflict(str(error)) from None
 
 
 def _start(day: date | None, later: int = 0) -> datetime | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from terrine_protocol import Role
 from terrine_server.admin import access, charts
 from terrine_server.api.services import Services
+from terrine_server.formats import FILTERS, share
 from terrine_server.owner.sessions import Session
 
 ROOT = "/admin"
@@ -77,48 +76,15 @@ def _keep(services: Services, response: Response, reader: Session | None) -> Non
         access.keep_session(response, services, reader)
 
 
-def when(at: datetime | None) -> str:
-    """Return an instant in UTC as an element."""
-    if at is None:
-        return "–"
-    at = at.astimezone(UTC)
-    shown = f"{at:%Y-%m-%d %H:%M} UTC"
-    return Markup('<time datetime="{}">{}</time>').format(f"{at:%Y-%m-%dT%H:%M:%SZ}", shown)
-
-
-def share(part: float, whole: float) -> str:
-    """Return a part of a whole in percent."""
-    return f"{part / whole:.1%}" if whole else "–"
-
-
-def number(value: int | None) -> str:
-    """Return a whole number in groups of three digits."""
-    return "–" if value is None else f"{value:,}"
-
-
-def figure(value: float) -> str:
-    """Return a number with four digits that count."""
-    return f"{value:.4g}"
-
-
-def parameters(spec: Mapping[str, Any]) -> str:
-    """Return a mechanism's parameters in one line."""
-    shown = ((key.replace("_", " "), value) for key, value in spec.items() if key != "name")
-    return ", ".join(f"{key} {value}" for key, value in shown if value is not None)
-
-
 _TEMPLATES = Environment(
-    loader=PackageLoader("terrine_server.admin"),
+    loader=ChoiceLoader(
+        [PackageLoader("terrine_server.admin"), PackageLoader("terrine_server.dossier")]
+    ),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {
-    "when": when,
-    "number": number,
-    "figure": figure,
-    "parameters": parameters,
-}
+_TEMPLATES.filters |= FILTERS
 _TEMPLATES.globals |= {"share": share, "charts": charts}
 _FILES = {name: (files("terrine_server.admin") / "static" / name).read_bytes() for name in STATIC}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import version
 from typing import Any, Literal
 
 from terrine_server.audit.evidence import Unit
@@ -56,6 +58,7 @@ class AuditFinding:
 class AuditReport:
     """All findings of a run. `confidence`: the probability that no sound part fails by chance."""
 
+    made_at: datetime
     confidence: float
     seed: int
     seconds: float
@@ -69,6 +72,8 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
         return {
+            "made_at": self.made_at.isoformat(),
+            "version": version("terrine"),
             "passed": self.passed,
             "confidence": self.confidence,
             "seed": self.seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -55,7 +56,7 @@ def audit(
     for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL, seed, ledger):
         findings.append(finding)
         on_finding(finding)
-    return AuditReport(confidence, seed, time.monotonic() - start, findings)
+    return AuditReport(datetime.now(UTC), confidence, seed, time.monotonic() - start, findings)
 
 
 def _findings(

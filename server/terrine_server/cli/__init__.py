@@ -13,6 +13,7 @@ from terrine_server.cli import (
     audit,
     demo,
     doctor,
+    dossier,
     ensemble,
     ledger,
     log,
@@ -43,6 +44,7 @@ app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.command()(plan.plan)
 app.command()(audit.audit)
+app.command()(dossier.dossier)
 app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(neighbours.app, name="neighbours")

@@ -41,6 +41,7 @@ KNOWN = (
     ("terrine_models.teachers.ray_cluster", "ClusterError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
     ("terrine_server.owner.checkpoints", "CheckpointError"),
+    ("terrine_server.dossier.told", "DossierError"),
     ("terrine_server.witness", "WitnessError"),
     ("terrine_protocol.transparency.notes", "NoteError"),
     ("terrine_protocol.transparency.trees", "ProofError"),
@@ -215,6 +216,8 @@ def _extra(words: list[str]) -> str:
             return "auditor"
         case ["witness", *_]:
             return "witness"
+        case ["dossier", *words] if any(word.startswith("--check") for word in words):
+            return "witness"  # its signature is checked, and no ledger is there
         case _:
             return "server"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.owner.checkpoints import make_checkpoint_key
 from terrine_server.owner.operations import make_directories, open_ledger
 from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
@@ -27,13 +28,16 @@ class DemoOwner:
                 database_url=f"sqlite:///{(data / 'terrine.sqlite').absolute()}",
                 database_password_file=None,
                 secret_key_file=data / "secret.key",
+                checkpoint_key_file=data / "checkpoint.key",
+                log_policy_file=None,
             )
         )
 
     def prepare(self) -> Ledger:
-        """Make the key and the tables, if there are none, and return the ledger."""
+        """Make the keys and the tables, if there are none, and return the ledger."""
         make_directories(self.settings)
         make_secret_key(self.settings.secret_key_path)
+        make_checkpoint_key(self.settings.checkpoint_key_path)
         upgrade(connect(self.settings.database), load_secret_key(self.settings.secret_key_path))
         return open_ledger(self.settings)
 

@@ -272,6 +272,7 @@ class Demo:
             f"{self.out}/demo.json                 all figures",
             f"terrine --data-dir {data} ledger show {PROJECT}",
             f"terrine --data-dir {data} ledger verify",
+            f"terrine --data-dir {data} dossier --out DIR      what an ethics board files",
             f"terrine --data-dir {data} serve      the same server again",
         ):
             self._say(f"  {line}")

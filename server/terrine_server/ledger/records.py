@@ -332,6 +332,8 @@ class History:
 
     reached: Sequence[Reached]
     days: Mapping[date, Mapping[Outcome, int]]
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    """How many of all its entries have each outcome that any has."""
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,16 @@ def right_at_most(epsilon: float, delta: float) -> float:
     return (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
 
 
+def caught_at_most(epsilon: float, delta: float, accused: float = 0.01) -> float:
+    """Return of how many a suspicion is confirmed, at most, if true, by one who may be wrong.
+
+    `accused`: the share of those for whom it is false who may be accused. The trade-off function of
+    (ε, δ)-DP (Dong, Roth and Su 2022, Prop. 2.5), attained by the worst data and the best attacker.
+    """
+    upper = math.exp(epsilon) * accused + delta
+    return min(1.0, upper, 1 - math.exp(-epsilon) * (1 - accused - delta))
+
+
 def _counts(units: int, rows: int, classes: int, epsilon: float) -> tuple[int, float, float, float]:
     """Return teachers, δ, σ, and the noise of a share that few features are fitted to."""
     teachers, delta = teachers_for(units, classes), delta_for(units)

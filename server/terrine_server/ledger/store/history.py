@@ -77,7 +77,9 @@ class Sums:
             raise LedgerCorrupted(
                 f"The entries of project {project.name} do not add up to its balance.", project.name
             )
-        return History(reached, self.days or {})
+        sums = (sum(part.outcomes[place] for part in self.parts) for place in range(len(Outcome)))
+        counted = {outcome: many for outcome, many in zip(Outcome, sums, strict=True) if many}
+        return History(reached, self.days or {}, counted)
 
     def ranges(
         self, outcome: Outcome | None, since: datetime | None, until: datetime | None

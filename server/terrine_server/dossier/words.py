@@ -1,0 +1,162 @@
+"""What holds of every service, in the words of docs/privacy and docs/adoption.md.
+
+A test compares them with those pages, which the installed program does not have.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PROMISE = (
+    "Take any one person (or any one record, where no groups were named at training) and replace "
+    "what was recorded about them by anything else, in the same place. Exactly one teacher may "
+    "change. Whatever students do together, for however long, the probability of anything that the "
+    "service shows them changes by at most a factor of e^ε, plus δ. Refusals are part of what it "
+    "shows.",
+    "It is a promise about what can be learnt about one person from the answers. It does not "
+    "promise that the answers are right, and it does not cover what would have been learnt without "
+    "that person's data.",
+)
+NOT_PROMISED = (
+    "Facts about people in general. That smokers fall ill can be learnt whether or not somebody "
+    "took part.",
+    "People with several records, unless the owner names who belongs together (--group). Without "
+    "it the promise is for a record, and with k records in k shards a person's ε can be k times as "
+    "large.",
+    "Anything else that is done with the data: a second ensemble on the same records has a second "
+    "cap, and the two add up.",
+    "Protection from the data owner, or from whoever runs its machine. They also see the inputs "
+    "that outsiders send.",
+    "Right answers. Errors can be more frequent for small groups; the owner can measure that on "
+    "public data before anything is served.",
+    "The time that an answer takes (threat model).",
+)
+RULE_OF_THUMB = (
+    "up to 1, answers say little about anyone. From 1 to 4, a determined insider may confirm a "
+    "suspicion. Above 4, the number alone protects nobody who is singled out."
+)
+
+
+class Sight(NamedTuple):
+    """Who sees something: a row of the table in docs/privacy/threat-model.md."""
+
+    what: str
+    student: str
+    staff: str
+    owner: str
+    database: str
+
+
+WHO_SEES = (
+    Sight("outcomes and labels", "own project's", "all projects', in the ledger", "all", "all"),
+    Sight("noisy counts of noisy_votes and neighbours", "own project's", "no", "all", "all"),
+    Sight("terms, prices, balance", "own project's", "all, and the caps", "all", "all"),
+    Sight(
+        "ledger entries",
+        "– (number and hash of each own entry)",
+        "all, without the input's digest",
+        "all (terrine ledger export)",
+        "all",
+    ),
+    Sight("digest of the ensemble's manifest", "yes", "yes", "yes", "yes"),
+    Sight(
+        "inputs, probabilities",
+        "own",
+        "no: a SHA-256 of each query",
+        "in memory while answering; a SHA-256 afterwards",
+        "SHA-256s",
+    ),
+    Sight(
+        "votes, margins, noise",
+        "no",
+        "no",
+        "no interface shows them; anyone who holds the teachers can compute votes",
+        "no",
+    ),
+    Sight(
+        "secret tally of a data-dependent project",
+        "no: bounds published from it",
+        "no endpoint shows it",
+        "yes",
+        "yes",
+    ),
+    Sight(
+        "accounts of people (neighbours)",
+        "no",
+        "no endpoint shows them",
+        "yes, in the database",
+        "yes",
+    ),
+    Sight("teachers, private data", "no", "no", "yes", "no"),
+    Sight(
+        "tokens",
+        "own",
+        "an admin sees a token once, when creating it",
+        "keyed hashes, and the key",
+        "keyed hashes",
+    ),
+)
+
+
+TO_WHOM = (
+    "Where projects are data-dependent, or people vote themselves, it is made to students and "
+    "auditors alone: whoever has the database, or runs commands on the data owner's machine, can "
+    "compute the secret spend from the tally, and read who was near how many queries. Keep a "
+    "database with such projects, and its backups, as the private data themselves."
+)
+
+
+class Kept(NamedTuple):
+    """What is stored, what it says of whom, and how long it stays."""
+
+    what: str
+    says: str
+    until: str
+
+
+STORED = (
+    Kept("private records", "all that was collected; outside of this service", "the owner decides"),
+    Kept(
+        "teachers",
+        "models of the private records: as confidential as these",
+        "the owner deletes the ensemble's files; then nothing is answered any more",
+    ),
+    Kept(
+        "ledger entries",
+        "outcome, label and price of each query, and SHA-256 digests of its input, which confirm a "
+        "guess of the input",
+        "for ever: an entry cannot be removed without breaking the chain of hashes",
+    ),
+    Kept(
+        "administrative log",
+        "who acted: ids of tokens, accounts of this machine, names from the issuer",
+        "for ever, likewise",
+    ),
+    Kept(
+        "tokens and requests", "a label, a purpose, dates; no secret", "for ever; a token expires"
+    ),
+    Kept("idempotency keys", "which charges answered a request", "7 days"),
+    Kept("students' inputs", "whatever the student sends: possibly personal data", "not stored"),
+    Kept(
+        "the server's log",
+        "request ids, times, tokens' ids, errors; no input, label or vote",
+        "the operator decides",
+    ),
+)
+ERASURE = (
+    "What a label told cannot be taken back; the promise bounds what it told of anyone. To let a "
+    "person go, the owner trains new teachers without her records and closes the projects on the "
+    "old ones. The new ensemble has a cap of its own, and for everybody who stays the two add up. "
+    "Students' inputs leave nothing but digests; those stay in the ledger."
+)
+SIDE_CHANNELS = (
+    "Response time is outside (ε, δ). Every query of a batch draws the same number of random bytes "
+    "whatever the votes, and noise of tests that fail is drawn, too; but this is not constant-time "
+    "code, and a teacher's arithmetic may depend on its weights. Pad responses at a proxy against "
+    "students who measure time over many queries.",
+    "A 503 because a teacher was slow or crashed depends on models, and no ε covers it. It charges "
+    "nothing.",
+    "Noise is exact and integer, from the operating system's randomness; there is no seed, and no "
+    "floating-point noise to attack.",
+    "Logs, metrics and errors have no field for a vote.",
+)

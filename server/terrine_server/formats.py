@@ -1,0 +1,65 @@
+"""How pages write times, shares and numbers: for the admin pages and the dossier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import ceil
+from typing import Any
+
+from markupsafe import Markup, escape
+
+
+def when(at: datetime | None) -> str:
+    """Return an instant in UTC as an element."""
+    if at is None:
+        return "–"
+    at = at.astimezone(UTC)
+    shown = f"{at:%Y-%m-%d %H:%M} UTC"
+    return Markup('<time datetime="{}">{}</time>').format(f"{at:%Y-%m-%dT%H:%M:%SZ}", shown)
+
+
+def share(part: float, whole: float) -> str:
+    """Return a part of a whole in percent."""
+    return f"{part / whole:.1%}" if whole else "–"
+
+
+def number(value: int | None) -> str:
+    """Return a whole number in groups of three digits."""
+    return "–" if value is None else f"{value:,}"
+
+
+def figure(value: float) -> str:
+    """Return a number with four digits that count."""
+    return f"{value:.4g}"
+
+
+def parameters(spec: Mapping[str, Any]) -> str:
+    """Return a mechanism's parameters in one line."""
+    shown = ((key.replace("_", " "), value) for key, value in spec.items() if key != "name")
+    return ", ".join(f"{key} {value}" for key, value in shown if value is not None)
+
+
+def coded(text: str) -> Markup:
+    """Return a text, escaped, in which what is between backticks is code."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
+        for place, part in enumerate(parts)
+    )
+
+
+def at_most(share: float) -> str:
+    """Return a bound in percent, rounded up to a tenth."""
+    return f"{ceil(1000 * share) / 10:.1f} %"
+
+
+FILTERS = {
+    "when": when,
+    "number": number,
+    "figure": figure,
+    "parameters": parameters,
+    "coded": coded,
+    "at_most": at_most,
+}
+"""By their names in templates."""

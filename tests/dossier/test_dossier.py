@@ -1,0 +1,613 @@
+"""A dossier of a real ledger: its figures, its first page, its signature, and what it asks for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from importlib.metadata import PathDistribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books import COUNTED, abstained, answered, counted, open_project, register, unguarded
+from browsing import chromium
+from commands import Terrine
+from digits import DigitsEnsemble
+from forging import rewrite, rows_of
+from logged import LOG, RunningWitness, policy_of, policy_text, publisher, witnessing
+from server import CAP_DELTA, CAP_EPSILON, Owner, installed
+from sqlalchemy import Engine
+
+from terrine_models.teachers.federation import Federation, save_federation
+from terrine_models.teachers.federation import Owner as FederationOwner
+from terrine_protocol.transparency.checkpoints import Checkpoint
+from terrine_protocol.transparency.notes import Kind, Note, NoteError, SignerKey
+from terrine_server.dossier import assessment, code, folder, registry, signing, told, words
+from terrine_server.dossier.facts import Facts, Trained, _trained, gather, read_audit
+from terrine_server.dossier.told import MARK, QUESTIONS, DossierError
+from terrine_server.dossier.unchecked import unchecked
+from terrine_server.errors import NotFound
+from terrine_server.ledger import Ledger
+from terrine_server.settings import Settings
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+HOSTILE = '<script>alert("x")</script>'
+ALWAYS = {
+    "Whether anything else was ever released from these records",
+    "Whether a person has several of the 1,200 records of digits",
+    "Machines other than this one",
+}
+AUDIT = {
+    "made_at": "2026-03-01T12:00:00+00:00",
+    "version": "1.0.0",
+    "passed": True,
+    "confidence": 0.999,
+    "seed": 7,
+    "seconds": 20.0,
+    "findings": [
+        {
+            "part": part,
+            "subject": subject,
+            "verdict": "holds",
+            "evidence": "seen",
+            "passed": True,
+            "unit": "μ",
+            "measured": 0.697,
+            "price": 0.715,
+        }
+        for part, subject in (("mechanisms", "gnmax"), ("service", "books"), ("ledger", "books"))
+    ],
+}
+
+
+@dataclass
+class World(Owner):
+    """A data owner with the digits, a log that somebody cosigns, and a study with 3 charges."""
+
+    settings: Settings
+    ledger: Ledger
+    ensemble: DigitsEnsemble
+    witness: RunningWitness
+    engine: Engine
+
+    def charge(self, *proposals: Any, project: str = "study") -> None:
+        self.ledger.charge(self.ledger.project(project).id, proposals)
+
+    def publish(self) -> None:
+        publisher(self.ledger, policy_of(self.witness)).round()
+
+    def facts(self, **more: Any) -> Facts:
+        given: dict[str, Any] = {"verify": True, "policy": policy_of(self.witness)}
+        return gather(self.ledger, self.settings, **given | more)
+
+    def tell(self, **answers: str) -> None:
+        """Answer every question, with what is given or with its own key."""
+        lines = []
+        for table, of in itertools.groupby(QUESTIONS, lambda each: each.key.split(".")[0]):
+            lines.append(f"[{table}]")
+            for each in of:
+                name = each.key.split(".")[1]
+                lines.append(f"{name} = {json.dumps(answers.get(name, f'told {each.key}'))}")
+        (self.settings.data_dir / told.FILE).write_text("\n".join(lines))
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path,
+    database_url: str,
+    digits_ensemble: DigitsEnsemble,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[World]:
+    monkeypatch.setattr("terrine_server.dossier.folder.BROWSERS", ())
+    settings, engine = installed(tmp_path / "data", database_url, digits_ensemble)
+    settings.checkpoint_key_path.write_text(LOG.secret)
+    settings.checkpoint_key_path.chmod(0o600)
+    monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
+    with witnessing(tmp_path / "witness") as witness:
+        (tmp_path / "policy").write_text(policy_text(witness))
+        made = World(
+            settings,
+            Ledger(engine, settings.secret_key_path.read_bytes()),
+            digits_ensemble,
+            witness,
+            engine,
+        )
+        made.open_project()
+        made.token("student", "study", label="Ada")
+        made.charge(answered(1), answered(2), answered(3))
+        made.publish()
+        yield made
+    engine.dispose()
+
+
+def whats(facts: Facts) -> list[str]:
+    return [each.what for each in unchecked(facts)]
+
+
+class Page(HTMLParser):
+    """A page's tags, attributes, and text by section."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        self.text, self.tags, self.links = "", set[str](), list[str]()
+        self.feed(folder._page(facts))
+        self.text = " ".join(self.text.split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += f"{data} "
+
+
+@pytest.mark.usefixtures("each_database_url")
+def test_every_figure_is_the_ledgers_and_changes_with_it(world: World) -> None:
+    before = world.facts()
+    world.charge(answered(4), answered(5))
+    world.publish()
+    after = world.facts()
+    for facts, answers in ((before, 3), (after, 5)):
+        (project,), (ensemble,) = facts.projects, facts.ensembles
+        assert dict(project.outcomes) == {"answered": answers}
+        assert project.budget.charges == answers
+        assert f"Released {answers} answered" in Page(facts).text
+        assert facts.checkpoint is not None
+        assert facts.checkpoint.size == answers + len(world.ledger.log(0, 1000))
+        assert (ensemble.account.epsilon, ensemble.account.delta) == (CAP_EPSILON, CAP_DELTA)
+        written = json.loads(folder.as_json(facts))
+        assert written["projects"][0]["budget"]["spent"] == project.budget.spent
+        assert f"spent {project.budget.spent} (units" in json.dumps(registry.entry(facts, project))
+    spent = [facts.projects[0].budget.spent for facts in (before, after)]
+    assert spent[1] == world.ledger.project("study").spent == spent[0] * 5 // 3
+    assert after.ensembles[0].spent == world.ledger.project("study").cap_spent
+    odds = [facts.projects[0].odds[1].right for facts in (before, after)]
+    assert 0.5 < odds[0] < odds[1] < after.projects[0].odds[0].right
+    assert after.projects[0].head == world.ledger.project("study").head != before.projects[0].head
+    assert after.projects[0].tokens[0].label == "Ada"
+
+
+def test_all_outcomes_are_counted_beyond_the_days_that_charts_show(world: World) -> None:
+    register(world.ledger, "mnist")
+    open_project(world.ledger, 3000, COUNTED, "counts", "mnist")
+    world.charge(*(counted(n) for n in range(700)), project="counts")
+    confident = {"name": "confident_gnmax", "threshold": 24, "sigma1": 12.0, "sigma2": 4.0}
+    world.open_project("some", confident)
+    world.charge(answered("a"), abstained("b"), abstained("c"), project="some")
+    found = {each.info.name: dict(each.outcomes) for each in world.facts(verify=False).projects}
+    assert found == {
+        "counts": {"answered": 700},
+        "some": {"answered": 1, "abstained": 2},
+        "study": {"answered": 3},
+    }
+
+
+def test_odds_are_those_of_the_worst_case_attained() -> None:
+    """By the four outcomes of the mechanism to which every (ε, δ) reduces, as an oracle."""
+    from terrine_server.planning.first_project import caught_at_most, right_at_most
+
+    for epsilon, delta in itertools.product((0.0, 0.1, 1.0, 3.0, 8.0), (0.0, 1e-5, 0.05)):
+        share = math.exp(epsilon) / (1 + math.exp(epsilon))
+        true = [delta, (1 - delta) * share, (1 - delta) * (1 - share), 0.0]
+        false = true[::-1]
+        right = sum(max(p, q) for p, q in zip(true, false, strict=True)) / 2
+        assert right_at_most(epsilon, delta) == pytest.approx(right, rel=1e-12)
+        caught, left = 0.0, 0.01  # accuse on the likeliest outcomes first: Neyman and Pearson
+        for p, q in zip(true, false, strict=True):
+            part = min(1.0, left / q) if q else 1.0
+            caught, left = caught + part * p, left - part * q
+        assert caught_at_most(epsilon, delta) == pytest.approx(caught, rel=1e-9)
+
+
+def test_what_could_not_be_checked_comes_first(world: World, tmp_path: Path) -> None:
+    world.tell()
+    audit = tmp_path / "audit.json"
+    audit.write_text(json.dumps(AUDIT))
+    facts = world.facts(audit=read_audit(audit))
+    assert facts.intact
+    assert set(whats(facts)) == ALWAYS | {"Whether the code is what was released"}
+    page = Page(world.facts())
+    titles = [
+        page.text.index(each) for each in ("Read this first", "The promise, and its odds Take")
+    ]
+    assert titles == sorted(titles)
+    assert "no audit was named" in page.text[titles[0] : titles[1]]
+    assert "cosigned it on" in page.text
+
+    world.ledger.keep_checkpoint(
+        str(
+            replace(
+                note := Note.parse(world.ledger.checkpoint() or ""), signatures=note.signatures[:1]
+            )
+        ),
+        world.ledger.checkpoint(),
+    )
+    found = whats(world.facts())
+    assert "NOT INTACT: the transparency log" in found, "it lacks its quorum"
+    assert "What some witnesses saw" in found
+    alone = world.facts(policy=None)
+    assert alone.intact
+    assert "Whether everybody was told the same history" in whats(alone)
+    world.settings.checkpoint_key_path.unlink()
+    found = whats(world.facts(policy=None))
+    assert "Whether the transparency log holds the ledger's entries" in found
+    assert "Whether books, log and files are intact" in whats(world.facts(verify=False))
+
+
+def test_an_altered_teacher_a_lost_one_and_a_rewritten_ledger_are_the_first_findings(
+    world: World,
+) -> None:
+    teacher = next((world.settings.ensembles_dir / "digits").glob("teachers-*"))
+    data = bytearray(teacher.read_bytes())
+    data[-1] ^= 1
+    teacher.write_bytes(data)
+    facts = world.facts()
+    assert whats(facts)[0] == "The teachers of digits"
+    assert not facts.projects[0].info.ensemble.available
+    shutil.rmtree(world.settings.ensembles_dir / "digits")
+    assert whats(world.facts(verify=False))[0] == "The teachers of digits"
+
+    with unguarded(world.settings.database) as connection:
+        rewrite(connection, 2, label=rows_of(connection)[1]["label"] ^ 1)
+    facts = world.facts()
+    assert not facts.intact
+    assert "NOT INTACT: the transparency log" in whats(facts)
+
+
+def test_of_a_ledger_that_cannot_be_read_there_is_no_dossier(
+    world: World, terrine: Terrine, tmp_path: Path
+) -> None:
+    with unguarded(world.settings.database, with_key=False) as connection:
+        connection.exec_driver_sql("UPDATE projects SET spent = spent - 1")
+    refused = terrine("dossier", "--out", tmp_path / "out").refused
+    assert "The account of project 'study'" in refused
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_entry_that_was_edited_is_named_on_the_first_page(
+    world: World, terrine: Terrine, tmp_path: Path
+) -> None:
+    with unguarded(world.settings.database) as connection:
+        connection.exec_driver_sql("UPDATE charges SET label = label + 1 WHERE seq = 2")
+    facts = world.facts()
+    assert whats(facts)[0] == "NOT INTACT: the books of study"
+    page = Page(facts).text
+    assert page.index("Read this first") < page.index("NOT INTACT") < page.index("Take any one")
+    done = terrine("dossier", "--out", tmp_path / "out")
+    assert done.code == 1
+    assert "not intact: see the first page" in done.err
+    assert (tmp_path / "out" / "dossier.html").exists()
+
+
+def test_a_dossier_is_signed_and_its_check_finds_every_change(
+    world: World, terrine: Terrine, tmp_path: Path
+) -> None:
+    out, policy = tmp_path / "out", tmp_path / "policy"
+    audit = tmp_path / "audit.json"
+    audit.write_text(json.dumps(AUDIT))
+    said = terrine("dossier", "--out", out, "--audit", audit, "--policy", policy).fine
+    assert "No PDF: no browser on PATH" in said
+    assert "Wrote questions to" in said
+    names = {"dossier.html", "dossier.json", "registry-study.json", "checkpoint", "audit.json"}
+    assert {path.name for path in out.iterdir()} == names | {"dossier.note"}
+    assert (out / "audit.json").read_bytes() == audit.read_bytes()
+    assert (out / "checkpoint").read_text() == world.ledger.checkpoint()
+    assert f"as signed by {LOG.verifier}" in terrine("dossier", "--check", out).fine
+    assert "5 files" in terrine("dossier", "--check", out, "--policy", policy).fine
+    sums = ["sha256sum", "--check", "--quiet", "dossier.note"]
+    subprocess.run(sums, cwd=out, check=True, capture_output=True)
+    with pytest.raises(NoteError):
+        Checkpoint.parse(Note.parse((out / "dossier.note").read_text()).text)
+
+    assert "is not empty" in terrine("dossier", "--out", out).refused
+    for name in sorted(names):
+        copy = tmp_path / f"altered-{name}"
+        shutil.copytree(out, copy)
+        with (copy / name).open("ab") as file:
+            file.write(b" ")
+        assert f"{name} was altered" in terrine("dossier", "--check", copy).refused
+        (copy / name).unlink()
+        assert f"{name} is missing" in terrine("dossier", "--check", copy).refused
+    (out / "more").mkdir()
+    assert "more was added" in terrine("dossier", "--check", out).refused
+    (out / "more").rmdir()
+    note = (out / "dossier.note").read_text()
+    (out / "dossier.note").write_text(note.replace("2", "3", 1))
+    assert "signature of log.example/1 is not that" in terrine("dossier", "--check", out).refused
+    other = SignerKey("log.example/2", Kind.ED25519, bytes(32))
+    policy.write_text(f"log {other.verifier}\nquorum none\n")
+    (out / "dossier.note").write_text(note)
+    refused = terrine("dossier", "--check", out, "--policy", policy).refused
+    assert "not by a known log (known: log.example/2" in refused
+    checkpoint = Note.parse(world.ledger.checkpoint() or "")
+    (out / "dossier.note").write_text(str(checkpoint))
+    assert "is no terrine-dossier/1" in terrine("dossier", "--check", out).refused
+
+
+def test_the_command_says_what_it_needs(world: World, terrine: Terrine, tmp_path: Path) -> None:
+    assert "--out, or a dossier to check" in terrine("dossier").refused
+    out = tmp_path / "out"
+    assert "--out, or a" in terrine("dossier", "--out", out, "--check", out).refused
+    assert "goes with --policy" in terrine("dossier", "--check", out, "--project", "x").refused
+    assert "no project called gone" in terrine("dossier", "--out", out, "--project", "gone").refused
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    assert "no report of" in terrine("dossier", "--out", out, "--audit", bad).refused
+    assert not out.exists()
+    world.settings.checkpoint_key_path.unlink()
+    assert "`terrine init` makes one" in terrine("dossier", "--out", out).refused
+    assert "Name a policy" in terrine("dossier", "--check", out).refused
+
+
+def test_one_project_is_told_of_without_the_others(world: World) -> None:
+    world.open_project("other")
+    facts = world.facts(project="other")
+    assert [each.info.name for each in facts.projects] == ["other"]
+    assert "study" not in Page(facts).text
+    assert facts.ensembles[0].spent == world.ledger.project("study").cap_spent, "of the cap, all"
+    with pytest.raises(NotFound):
+        world.facts(project="gone")
+
+
+def test_the_owner_is_asked_once_and_marked_until_she_answers(
+    world: World, terrine: Terrine, tmp_path: Path
+) -> None:
+    terrine("dossier", "--out", tmp_path / "first").fine  # noqa: B018
+    asked = world.settings.data_dir / told.FILE
+    assert asked.read_text() == told.template()
+    for question in QUESTIONS:
+        assert question.asks in asked.read_text()
+    html = (tmp_path / "first" / "dossier.html").read_text()
+    assert html.count(f"<mark>[{MARK}") > len(QUESTIONS)
+    world.tell(subjects=f"Patients of 2019 {HOSTILE}\nand 2020")
+    assert "Wrote questions" not in terrine("dossier", "--out", tmp_path / "second").fine
+    html = (tmp_path / "second" / "dossier.html").read_text()
+    assert MARK not in html
+    assert HOSTILE not in html
+    page = Page(world.facts())
+    assert "script" not in page.tags
+    assert HOSTILE in page.text
+    entry = (tmp_path / "second" / "registry-study.json").read_text()
+    assert MARK not in entry
+    for key in ("curator.name", "data.region", "choices.budget", "registry.authors"):
+        assert f"told {key}" in entry
+    for question in QUESTIONS:
+        if not question.key.startswith(("registry", "data.subjects")):
+            assert f"told {question.key}" in html, question.key
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[data", "is no TOML"),
+        ('[data]\nsubject = "x"', "nobody asks for data.subject. Asked for are curator.name"),
+        ("subjects = 3", "nobody asks for subjects"),
+        ("[data]\nsubjects = 3", "data.subjects is no text"),
+        (f'[data]\nsubjects = "{"x" * 20_001}"', "at most 20,000"),
+    ],
+)
+def test_answers_that_cannot_be_read_are_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / told.FILE
+    path.write_text(text)
+    with pytest.raises(DossierError, match=re.escape(why)):
+        told.load(path)
+
+
+def test_a_unit_is_what_the_manifest_says(world: World) -> None:
+    manifest, record = world.ensemble.manifest, world.ledger.ensemble("digits")
+    assert manifest.partition is not None
+    grouped = {"recipe": "groups", "group_column": "patient"}
+    people = manifest.model_copy(
+        update={"partition": manifest.partition.model_copy(update=grouped)}
+    )
+    facts = world.facts(verify=False)
+
+    def having(trained: Trained) -> Facts:
+        return replace(facts, ensembles=(replace(facts.ensembles[0], trained=trained),))
+
+    found = having(_trained(people, record))
+    details = registry.unit_details(found.ensembles[0])
+    assert "one person, who is all rows with the same patient, replaced" in details
+    states = {each.hazard: each.state.value for each in assessment.assess(found)}
+    assert states["A unit that is smaller than a person"] == "met"
+    entry = registry.entry(found, found.projects[0])
+    assert entry["deployment"]["privacy_loss"]["privacy_unit"] == "Person-level"
+    owners = having(Trained("teacher", "one hospital each", None, None, None))
+    assert "(disjoint by: one hospital each)" in registry.unit_details(owners.ensembles[0])
+
+    directory = world.settings.ensembles_dir / "digits"
+    shutil.rmtree(directory)
+    directory.mkdir()
+    two = tuple(
+        FederationOwner(name=name, url="http://localhost:1", model=name) for name in ("a", "b")
+    )
+    save_federation(
+        directory,
+        Federation(
+            name="digits",
+            input=manifest.input,
+            classes=manifest.classes,
+            owners=two,
+            units=20,
+            disjoint_by="one hospital each",
+            quorum=2,
+            salt="0" * 64,
+        ),
+    )
+    (ensemble,) = world.facts().ensembles
+    assert ensemble.trained == replace(
+        owners.ensembles[0].trained or Trained("teacher", None, None, None, None),
+        grouped_by=None,
+    ), "what the ledger says, not the file"
+    assert ensemble.wrong == "another manifest than the one that was registered"
+    what = "Whether no person's data trained two teachers of digits"
+    assert what in whats(world.facts(verify=False))
+
+
+FIELDS = {
+    "basic": {
+        "name", "data_curators", "description", "intended_use", "data_product_type",
+        "data_product_region", "data_product_sector", "publication_date",
+    },
+    "dp_variant": {"variant_name", "data_domain", "unprotected_quantities"},
+    "privacy_loss": {
+        "privacy_unit", "privacy_unit_details", "number_of_privacy_units", "privacy_parameters",
+        "privacy_parameters_details",
+    },
+    "deployment_model": {
+        "model_name", "model_name_details", "trust_assumptions", "actors", "release_type",
+        "release_type_details", "data_source_type", "data_source_type_details", "access_type",
+        "access_type_details",
+    },
+    "implementation": {
+        "preprocessing_and_hyperparameter_tuning", "mechanisms", "composition", "post_processing",
+        "justification", "utility", "additional_information",
+    },
+    "administrative": {"evidence_sources", "status", "registry_authors", "tier"},
+}  # fmt: skip
+"""All fields of the registry's schema, which allows no others."""
+
+
+def test_a_registry_entry_has_the_fields_of_the_third_tier(world: World) -> None:
+    world.tell(type="Nonprofit", sector="Healthcare")
+    facts = world.facts()
+    entry: Any = json.loads(json.dumps(registry.entry(facts, facts.projects[0])))
+    assert set(entry) == {"url_slug", "deployment"}
+    deployment = entry["deployment"]
+    assert {name: set(fields) for name, fields in deployment.items()} == FIELDS
+    for name, fields in FIELDS.items():
+        for field in fields:
+            assert deployment[name][field], f"{name}.{field}"
+    assert deployment["basic"]["data_product_type"] == "Interactive API"
+    assert deployment["basic"]["publication_date"] == f"{facts.projects[0].first:%Y-%m-%d}"
+    assert deployment["dp_variant"]["variant_name"] == "Approximate DP"
+    loss = deployment["privacy_loss"]
+    assert loss["privacy_parameters"] == {"epsilon": 5.0, "delta": 1e-5}
+    assert loss["number_of_privacy_units"] == 1200
+    assert loss["privacy_unit"] == "Record-level"
+    assert deployment["deployment_model"]["model_name"] == "Central"
+    assert "gnmax (sigma 4.0)" in deployment["implementation"]["mechanisms"]
+    paths = dict(registry.flat(entry))
+    assert paths["deployment.privacy_loss.privacy_parameters.epsilon"] == 5.0
+
+
+def test_hazards_are_judged_by_the_facts(world: World, tmp_path: Path) -> None:
+    def states(facts: Facts) -> dict[str, str]:
+        return {each.hazard: each.state.value for each in assessment.assess(facts)}
+
+    facts = world.facts()
+    blocks = list(dict.fromkeys(each.block for each in assessment.assess(facts)))
+    assert [block.rpartition(" (")[0] for block in blocks] == [
+        "Privacy parameters", "Unit of privacy", "Algorithms and correctness", "Utility", "Bias",
+        "Query model", "Trust model", "Side channels", "Access control", "Data collection exposure",
+    ]  # fmt: skip
+    first = "ε so large that it protects nobody"
+    assert states(facts)[first] == "not met", "a cap of 50"
+    assert states(facts)["δ so large that a failure is likely"] == "not met", "5e-4"
+    assert states(facts)["Audits taken for proofs"] == "not met"
+    (ensemble,) = facts.ensembles
+    for epsilon, state in ((1.0, "met"), (4.0, "partly met"), (4.1, "not met")):
+        account = ensemble.account.model_copy(update={"epsilon": epsilon, "delta": 1e-7})
+        found = states(replace(facts, ensembles=(replace(ensemble, account=account),)))
+        assert found[first] == state
+        assert found["δ so large that a failure is likely"] == "met"
+    audit = tmp_path / "audit.json"
+    audit.write_text(json.dumps(AUDIT))
+    assert states(world.facts(audit=read_audit(audit)))["Audits taken for proofs"] == "met"
+    audit.write_text(json.dumps(AUDIT | {"passed": False, "version": "0.9"}))
+    failed = world.facts(audit=read_audit(audit))
+    assert states(failed)["Audits taken for proofs"] == "not met"
+    assert {"FAILED: the audit", "Whether the audit is of this code"} <= set(whats(failed))
+
+
+def test_a_page_is_readable_offline_and_claims_nothing_to_be_anonymous(world: World) -> None:
+    facts = world.facts()
+    page = Page(facts)
+    assert not page.tags & {"script", "img", "link", "iframe", "object"}
+    assert all(link.startswith("#") for link in page.links)
+    written = page.text + folder.as_json(facts).decode()
+    around = re.findall(r".{30}anonym.{3}", written, re.IGNORECASE)
+    assert around
+    assert all("nobody says that they are anonymous" in each for each in around), around
+
+
+def plain(text: str) -> str:
+    """Markdown without its marks, in one line."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    return " ".join(re.sub(r"[*`]", "", text).split())
+
+
+def test_words_are_those_of_the_documentation() -> None:
+    privacy, adoption, threats = (
+        (DOCS / name).read_text()
+        for name in ("privacy/README.md", "adoption.md", "privacy/threat-model.md")
+    )
+    for each in words.PROMISE:
+        assert each in plain(privacy)
+    assert words.TO_WHOM in plain(threats)
+    bullets = plain(adoption.partition("## What is not promised")[2].partition("## ")[0])
+    assert bullets == " ".join(f"- {each}" for each in words.NOT_PROMISED)
+    assert words.RULE_OF_THUMB in plain(adoption)
+    table = threats.partition("## Who sees what")[2].partition("\nVotes exist")[0]
+    rows = [
+        [plain(cell) for cell in line.strip("|").split("|")]
+        for line in table.strip().splitlines()[2:]
+    ]
+    assert rows == [list(row) for row in words.WHO_SEES]
+
+
+def test_code_is_digested_as_sha256sum_would_and_held_against_its_wheel(tmp_path: Path) -> None:
+    package = Path(code.__file__).parents[1]
+    lines = ""
+    for path in sorted(package.rglob("*"), key=lambda each: each.relative_to(package).as_posix()):
+        if path.is_file() and "__pycache__" not in path.parts:
+            name = path.relative_to(package.parent).as_posix()
+            lines += f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n"
+    digest = hashlib.sha256(lines.encode()).hexdigest()
+    assert code.running().digests["terrine_server"] == digest
+    assert code.running().altered is None, "tests run in a checkout"
+
+    info, kept = tmp_path / "terrine-1.dist-info", tmp_path / "terrine_server" / "noise.py"
+    for directory in (info, kept.parent):
+        directory.mkdir()
+    kept.write_bytes(b"noise = 1\n")
+    recorded = base64.urlsafe_b64encode(hashlib.sha256(kept.read_bytes()).digest()).rstrip(b"=")
+    (info / "RECORD").write_text(f"terrine_server/noise.py,sha256={recorded.decode()},10\n")
+    assert code._altered(PathDistribution(info)) == ()
+    kept.write_bytes(b"noise = 0\n")
+    assert code._altered(PathDistribution(info)) == ("terrine_server/noise.py",)
+    kept.unlink()
+    assert code._altered(PathDistribution(info)) == ("terrine_server/noise.py",)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium() is None, reason="NO BROWSER: no PDF is printed here")
+def test_a_browser_prints_the_page(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(folder, "BROWSERS", (str(chromium()),))
+    assert folder.write(world.facts(verify=False), tmp_path / "out", LOG) is None
+    pdf = (tmp_path / "out" / "dossier.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) > 3
+    found = signing.check(tmp_path / "out", [LOG.verifier])
+    assert "dossier.pdf" in found.files
+    assert abs((found.made_at - datetime.now(UTC)).total_seconds()) < 3600
+
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no display >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(folder, "BROWSERS", (str(broken),))
+    why = folder.write(world.facts(verify=False), tmp_path / "other", LOG)
+    assert why == f"{broken} failed: no display"
+    assert not (tmp_path / "other" / "dossier.pdf").exists()
