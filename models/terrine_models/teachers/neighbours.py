@@ -18,6 +18,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import dataclass as record
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -419,6 +420,8 @@ class Foreseen:
     appearances: float
     """The share of the queries that a record is near: median, and 99th percentile."""
     busiest: float
+    shares: NDArray[np.float64] = field(repr=False)
+    """That share, of each stand-in."""
 
 
 def foresee(ensemble: NeighbourEnsemble) -> Foreseen:
@@ -442,4 +445,5 @@ def foresee(ensemble: NeighbourEnsemble) -> Foreseen:
         most=float(np.quantile(per_query, 0.9)),
         appearances=float(np.median(per_record)),
         busiest=float(np.quantile(per_record, 0.99)),
+        shares=per_record.astype(np.float64),
     )

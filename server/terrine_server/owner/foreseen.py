@@ -29,7 +29,7 @@ from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.privacy.parameters import MIN_SIGMA
 
 DRAWS = 3
-MOST, MOST_ROWS = 400, 4_000
+MOST, MOST_ROWS = 400, 3_000
 """Stand-ins for teachers, and rows on which they vote. With fewer than in the project, each share
 varies more and fewer rows fit the features, so a student is rather foreseen worse."""
 USELESS = 0.1
@@ -98,9 +98,10 @@ def choose_way(
     both = (neighbours, first) if calm else (first, neighbours)
     if not labelled or (people and sample.groups is None):
         return Chosen(*both, None, None, clear=False)
-    trained, by_units = (_simulate(sample, pool, each) for each in (first, neighbours))
-    if trained is None or by_units is None:
+    found = _simulate(sample, pool, first, neighbours)
+    if found is None:
         return Chosen(*both, None, None, clear=False)
+    trained, by_units = found
     lead, error = _lead(by_units, trained)
     clear = abs(lead) > DOUBT * error
     if clear:
@@ -126,10 +127,9 @@ def part(sample: Dataset, rows: NDArray[np.int64]) -> Dataset:
 
 @dataclass(frozen=True, eq=False)
 class _Poll:
-    """Votes [K, m] of stand-ins on rows `asked` [K], and what they are divided by for shares."""
+    """Votes [K, m] of stand-ins on K rows, and what they are divided by for shares."""
 
     votes: NDArray[np.int64]
-    asked: NDArray[np.int64]
     of: float
     stand_ins: int
     matches_prior: bool
@@ -156,56 +156,75 @@ class _Tested:
         return weights
 
 
-def _simulate(sample: Dataset, pool: PublicData, first: FirstProject) -> Sequence[_Tested] | None:
-    """Simulate a student in each draw. None if there are too few records."""
-    found = []
+def _simulate(
+    sample: Dataset, pool: PublicData, first: FirstProject, neighbours: FirstProject
+) -> tuple[Sequence[_Tested], Sequence[_Tested]] | None:
+    """Simulate a student of either way in each draw. None if there are too few records.
+
+    In each draw both are asked, and tested on, the same rows.
+    """
+    trained, by_units = list[_Tested](), list[_Tested]()
     for seed in range(DRAWS):
-        poll = (_trained if first.neighbours is None else _units)(sample, pool, first, seed)
-        if poll is None or len(poll.asked) < TESTED * FEW * len(sample.classes):
+        asked = halves(sample, seed)[1][:MOST_ROWS]
+        if len(asked) < TESTED * FEW * len(sample.classes):
             return None
-        found.append(_student(sample, poll, first, seed))
-    return found
+        poll = _trained(sample, first, seed)
+        if poll is None:
+            return None
+        learned = asked[np.arange(len(asked)) % TESTED > 0]
+        task = Task(sample.inputs[learned], sample.spec, sample.classes)
+        trained.append(_student(task, sample, asked, poll, first, seed))
+        poll = _units(sample, pool, neighbours, asked, seed)
+        by_units.append(_student(task, sample, asked, poll, neighbours, seed))
+    return trained, by_units
 
 
-def _trained(sample: Dataset, pool: PublicData, first: FirstProject, seed: int) -> _Poll | None:
+def _trained(sample: Dataset, first: FirstProject, seed: int) -> _Poll | None:
     own = first.units / first.teachers
     records = max(1, round(own * len(sample) / _people(sample)))
     most = min(MOST, first.teachers)
     found = stand_ins(sample, records, Heads(), seed, most=most, most_rows=MOST_ROWS)
     if found is None:
         return None
-    return _Poll(found.votes, found.asked, found.teachers, found.teachers, found.matches_prior)
+    return _Poll(found.votes, found.teachers, found.teachers, found.matches_prior)
 
 
-def _units(sample: Dataset, pool: PublicData, first: FirstProject, seed: int) -> _Poll | None:
+def _units(
+    sample: Dataset, pool: PublicData, first: FirstProject, asked: NDArray[np.int64], seed: int
+) -> _Poll:
     foretold = first.neighbours
     if foretold is None:
         raise ValueError("this way trains teachers")
-    own, others = halves(sample, seed)
-    asked = others[:MOST_ROWS]
-    stand_in = StandInUnits.placed(part(sample, own), pool, near=foretold.near, units=first.units)
+    own = part(sample, halves(sample, seed)[0])
+    stand_in = StandInUnits.placed(own, pool, near=foretold.near, units=first.units)
     allowance = round(foretold.allowance * stand_in.denser * len(asked) / foretold.queries)
     votes, _ = stand_in.counts(sample.inputs[asked], max(1, allowance))
-    return _Poll(votes, asked, float(votes.sum(1).mean()), stand_in.units.count, False)
+    return _Poll(votes, float(votes.sum(1).mean()), stand_in.units.count, False)
 
 
 def _people(sample: Dataset) -> int:
     return len(sample) if sample.groups is None else int(sample.groups.max()) + 1
 
 
-def _student(sample: Dataset, poll: _Poll, first: FirstProject, seed: int) -> _Tested:
+def _student(
+    task: Task,
+    sample: Dataset,
+    asked: NDArray[np.int64],
+    poll: _Poll,
+    first: FirstProject,
+    seed: int,
+) -> _Tested:
     random = np.random.default_rng(seed)
-    learned = np.arange(len(poll.asked)) % TESTED > 0
+    learned = np.arange(len(asked)) % TESTED > 0
     of = max(1.0, poll.of)
     sigma = max(MIN_SIGMA, first.fitted_noise * of * float(learned.sum()) ** 0.5)
     votes = poll.votes[learned]
     noisy = votes + discrete_gaussian(sigma).sample(votes.shape, random.bytes)
-    task = Task(sample.inputs[poll.asked[learned]], sample.spec, sample.classes)
     answers = Answers.of_counts(
         noisy, teachers=max(1, round(of)), sigma=sigma, matches_prior=poll.matches_prior
     )
     student = choose(task, answers, Training(method=PLAIN)).student
-    tested = poll.asked[~learned]
+    tested = asked[~learned]
     return _Tested(student.predict(sample.inputs[tested]), sample.labels[tested], poll.stand_ins)
 
 

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData
-from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
+from terrine_models.teachers.manifests import Manifest
+from terrine_models.teachers.neighbours import (
+    Foreseen,
+    NeighbourEnsemble,
+    Neighbours,
+    build,
+    foresee,
+)
 from terrine_models.teachers.shards import unit_count
 from terrine_server.privacy import Units
 from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
@@ -76,3 +83,9 @@ class StandInUnits:
     def _weights(self, asked: NDArray[np.generic]) -> Iterator[NDArray[np.uint8]]:
         for start in range(0, len(asked), BLOCK):
             yield self.ensemble.weights(asked[start : start + BLOCK])
+
+
+def neighbours_of(directory: Path) -> tuple[Manifest, Foreseen]:
+    """Return what the public rows of an ensemble foretell. Raises StoreError."""
+    ensemble = NeighbourEnsemble.load(directory)
+    return ensemble.manifest, foresee(ensemble)
