@@ -97,6 +97,13 @@ class Budget(Reply):
         int,
         Field(ge=0, description="Further queries that are certain to fit, at worst-case prices."),
     ]
+    used_up: Annotated[
+        float | None,
+        Field(
+            description="For neighbours, in `GET /budget`: the share of public rows that, as "
+            "private ones, could not vote any more, by the queries so far."
+        ),
+    ] = None
 
 
 class LabelResponse(Reply):

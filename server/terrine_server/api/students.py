@@ -139,7 +139,7 @@ def estimate(
 @router.get("/budget", responses=openapi.problems())
 def budget(services: ServicesDep, project: OwnProject) -> Budget:
     """Return the account of the token's project."""
-    return views.budget(services.ledger.project(project))
+    return views.budget(*services.ledger.project_with_shadows(project))
 
 
 @router.get("/project", responses=openapi.problems())

@@ -283,11 +283,13 @@ class Labeling:
             raise ValueError("units have accounts only where they are allowed something")
         found = self._voters.neighbourhood(project.ensemble)
         accounts = self._ledger.accounts(project)
+        shadows = self._ledger.shadows(project, found.ensemble.shadows)
         counts = []
-        for weights in found.blocks(queries):
+        for weights, public in found.weighed(queries):
             cast, accounts = mechanism.cast(weights, found.units, accounts, allowance.most)
+            shadows = mechanism.shadowed(public, shadows, allowance.most)
             counts.append(cast)
-        after = Cast(project.charges, project.head, len(queries), accounts)
+        after = Cast(project.charges, project.head, len(queries), accounts, shadows)
         return np.concatenate(counts), after
 
     def _payable(
