@@ -60,8 +60,10 @@ class Crowd(Voters):
         return 2000
 
     def weighed(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        weights = self.weights(x)
-        return weights, weights[:, : self.shadows]
+        return self.weights(x), self.shadow_weights(x)
+
+    def shadow_weights(self, x: np.ndarray) -> np.ndarray:
+        return self.weights(x)[:, : self.shadows]
 
     def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
         return Neighbourhood(self, self.units)

@@ -120,6 +120,18 @@ class LabelResponse(Reply):
     budget: Budget
 
 
+class UsedUp(Reply):
+    """Where the people of a project of neighbours are used up, by public rows."""
+
+    used_up: Annotated[
+        list[float | None],
+        Field(
+            description="For each input, in order: of the public rows near it, which share could "
+            "not vote any more if they were private. Null where none is near."
+        ),
+    ]
+
+
 class EstimateRequest(Wire):
     """`POST /label/estimate`: what is the most that so many new queries can cost?"""
 

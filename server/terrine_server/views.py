@@ -113,9 +113,7 @@ def used_up(project: ledger.ProjectRecord, shadows: Accounts) -> float | None:
     allowance = project.terms.allowance
     if allowance is None:
         return None
-    if not len(shadows):
-        return 0.0
-    return float((shadows >= allowance.most).mean())
+    return float((shadows >= allowance.most).mean()) if len(shadows) else 0.0
 
 
 def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:

@@ -250,18 +250,24 @@ class NeighbourEnsemble:
 
     def weighed(self, x: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """The same, and what the `shadows` would add, uint8 [B, S], which anyone may see."""
+        queries, radius = self._located(self._points(x))
+        return (
+            _within(queries, radius, self._records),
+            _within(queries, radius, self._shadows),
+        )
+
+    def shadow_weights(self, x: NDArray[np.generic]) -> NDArray[np.uint8]:
+        """What the shadows would add alone: no record is looked at. Arguments and errors alike."""
+        return _within(*self._located(self._points(x)), self._shadows)
+
+    def _points(self, x: NDArray[np.generic]) -> Points:
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
             raise ValueError(
                 f"Inputs are {x.dtype} {list(x.shape)}, expected {spec.dtype} "
                 f"[B, {', '.join(map(str, spec.shape))}]."
             )
-        points = whole(mapped(self.features, x), self._kind.scale)
-        queries, radius = self._located(points)
-        return (
-            _within(queries, radius, self._records),
-            _within(queries, radius, self._shadows),
-        )
+        return whole(mapped(self.features, x), self._kind.scale)
 
     def near(self, points: Points) -> NDArray[np.uint8]:
         """The same as `weights`, of queries with whole coordinates [B, d]."""

@@ -32,6 +32,9 @@ class Weighing(Protocol):
     def weighed(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `weights`, and likewise what the shadows would add: uint8 `[B, S]`, public."""
 
+    def shadow_weights(self, x: np.ndarray) -> np.ndarray:
+        """Return what the shadows would add, and look at no record."""
+
 
 @dataclass(frozen=True)
 class Neighbourhood:
