@@ -297,11 +297,11 @@ def test_students_learn_for_free_where_people_are_used_up(people: People) -> Non
     assert (people.stored() == charged).all(), "to ask is free, and looks at nobody's account"
 
 
-def test_other_projects_have_nobody_who_is_used_up(server: RunningServer) -> None:
-    server.open_project()
-    reply = Caller(server, server.token()).http.post(
-        "/label/used-up", json={"inputs": np.zeros((1, 8, 8), int).tolist()}
-    )
+def test_other_projects_have_nobody_who_is_used_up(terrine_server: RunningServer) -> None:
+    terrine_server.open_project()
+    one = {"inputs": np.zeros((1, 8, 8), int).tolist()}
+    caller = Caller(terrine_server, terrine_server.token())
+    reply = caller.http.post("/label/used-up", json=one)
     assert slug(reply) == "invalid-query"
     assert "neighbours" in reply.json()["detail"]
 
