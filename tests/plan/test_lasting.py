@@ -43,7 +43,7 @@ def test_about_half_last_and_the_others_vote_until_then() -> None:
 def test_smaller_budgets_ask_more_units_and_never_more_than_are_local() -> None:
     asked = [near_for(60_000, 10_000, epsilon, 1e-6) for epsilon in (3, 1, 0.3, 0.1, 0.03)]
     assert asked == sorted(asked)
-    assert asked[0] == 60
+    assert asked[0] == 100
     assert asked[-1] == 960
     assert near_for(3_000, 20_000, 0.1, 1e-5) == 100
     assert near_for(5, 20_000, 0.1, 1e-5) == 1

@@ -199,7 +199,7 @@ def _units(
     stand_in = StandInUnits.placed(own, pool, near=foretold.near, units=first.units)
     allowance = round(foretold.allowance * stand_in.denser * len(asked) / foretold.queries)
     votes, _ = stand_in.counts(sample.inputs[asked], max(1, allowance))
-    return _Poll(votes, float(votes.sum(1).mean()), stand_in.units.count, False)
+    return _Poll(votes, float(votes.sum(1).mean()), stand_in.units.count, matches_prior=True)
 
 
 def _people(sample: Dataset) -> int:

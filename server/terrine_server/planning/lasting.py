@@ -27,7 +27,7 @@ those that are near most queries do so first (docs/privacy/neighbours.md)."""
 TOLERATED = 0.4
 """Noise of one answer in votes, if nobody retired, for which no more units are asked. On Adult at
 ε = 1, any number of units from 60 to 200 near a query led to students within half a point."""
-FEWEST_NEAR, MOST_NEAR, LEAST_LOCAL = 60, 960, 30
+FEWEST_NEAR, MOST_NEAR, LEAST_LOCAL = 100, 960, 30
 """Units near a query: at least, at most, and at most one of so many."""
 DIGITS = 3
 
