@@ -55,6 +55,16 @@ class Crowd(Voters):
     def weights(self, x: np.ndarray) -> np.ndarray:
         return self.rows[np.arange(len(x)) % len(self.rows)]
 
+    @property
+    def shadows(self) -> int:
+        return 2000
+
+    def weighed(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.weights(x), self.shadow_weights(x)
+
+    def shadow_weights(self, x: np.ndarray) -> np.ndarray:
+        return self.weights(x)[:, : self.shadows]
+
     def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
         return Neighbourhood(self, self.units)
 

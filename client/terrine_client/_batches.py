@@ -25,7 +25,7 @@ from terrine_client.errors import (
     TerrineError,
     UnexpectedReply,
 )
-from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
+from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome, UsedUp
 
 Array = npt.NDArray[Any]
 BatchPlan = Generator[Call[LabelResponse], LabelResponse, Labels]
@@ -97,6 +97,32 @@ def label_batches(
         assert exhausted is not None  # noqa: S101 - every batch was either answered or refused
         raise exhausted
     return Labels.gather(results, account, noise_sigma)
+
+
+def used_up_batches(
+    x: npt.ArrayLike, batch_size: int, transport: Transport
+) -> Generator[Call[UsedUp], UsedUp, npt.NDArray[np.float64]]:
+    """Ask in batches, in order, how far people near each of x [B, …] are used up: float [B].
+
+    A batch that the server finds too large is halved.
+    """
+    inputs, _ = _checked(x, None)
+    rows = max(1, min(batch_size, int(_BATCH_BYTES // max(1, inputs.nbytes / len(inputs)))))
+    found: list[float] = []
+    while len(found) < len(inputs):
+        batch = inputs[len(found) : len(found) + rows]
+        media_type, content = _encoded(batch, None, transport)
+        try:
+            reply = yield _calls.used_up(content, media_type)
+        except PayloadTooLarge:
+            if len(batch) == 1:
+                raise
+            rows = len(batch) // 2
+            continue
+        if len(reply.used_up) != len(batch):
+            raise UnexpectedReply(200, f"{len(reply.used_up)} shares for {len(batch)} inputs.")
+        found += [float("nan") if share is None else share for share in reply.used_up]
+    return np.array(found)
 
 
 def _check_counts(reply: LabelResponse, before: Sequence[LabelResult]) -> None:

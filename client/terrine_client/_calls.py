@@ -53,6 +53,7 @@ from terrine_protocol import (
     TokenCreated,
     TokenInfo,
     TokenPage,
+    UsedUp,
     Verification,
 )
 
@@ -181,6 +182,7 @@ def _retry_after(value: str | None) -> float | None:
 _LABELS = TypeAdapter(LabelResponse)
 _ESTIMATE = TypeAdapter(Estimate)
 _BUDGET = TypeAdapter(Budget)
+_USED_UP = TypeAdapter(UsedUp)
 _PROJECT = TypeAdapter(ProjectInfo)
 _ENSEMBLES: TypeAdapter[list[EnsembleAccount | EnsembleInfo]] = TypeAdapter(
     list[EnsembleAccount | EnsembleInfo]
@@ -206,6 +208,10 @@ def label(content: bytes, media_type: str, key: str) -> Call[LabelResponse]:
 
 def estimate(queries: int) -> Call[Estimate]:
     return _send(_ESTIMATE, "POST", "/label/estimate", EstimateRequest(queries=queries))
+
+
+def used_up(content: bytes, media_type: str) -> Call[UsedUp]:
+    return Call(_USED_UP, "POST", "/label/used-up", content, {"Content-Type": media_type})
 
 
 def budget() -> Call[Budget]:

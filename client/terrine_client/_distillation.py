@@ -263,7 +263,8 @@ def answers_of(
     if noisy_counts is None or noise_sigma is None:
         return Answers.of_labels(labels, len(facts.classes))
     known, teachers = labels >= 0, facts.teachers
-    if project.mechanism.name == "neighbours":
+    by_units = project.mechanism.name == "neighbours"
+    if by_units:
         # Few units are near a query: shares are of those that vote, on average over the queries.
         teachers = max(1, round(float(noisy_counts[known].sum(axis=1).mean())))
     return Answers.of_counts(
@@ -271,7 +272,8 @@ def answers_of(
         teachers=teachers,
         sigma=noise_sigma,
         known=known,
-        matches_prior=facts.matches_prior,
+        # Units vote for what their records say, so each class has the votes of its share.
+        matches_prior=facts.matches_prior or by_units,
     )
 
 

@@ -9,9 +9,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
+import numpy as np
 import numpy.typing as npt
 
 from terrine_client import _calls
+from terrine_client._batches import used_up_batches
 from terrine_client._calls import Call, transport_errors
 from terrine_client._connection import BaseClient
 from terrine_client._labels import Labels
@@ -108,6 +110,15 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     async def estimate(self, queries: int) -> Estimate:
         """The most that so many new queries can cost. Uses no input and charges nothing."""
         return await self._send(_calls.estimate(queries))
+
+    async def used_up(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """How far people near each of x [B, …] are used up, float [B] from 0 to 1. Free.
+
+        For projects of neighbours: of public rows near each input, the share that could not vote
+        any more if they were private; NaN where none is near. Answers there are mostly noise, so
+        leave out `x[client.used_up(x) > 0.9]`.
+        """
+        return await self._run(used_up_batches(x, self._batch_size, self._transport))
 
     async def budget(self) -> Budget:
         """The account of the token's project."""

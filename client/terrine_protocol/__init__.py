@@ -27,6 +27,7 @@ from terrine_protocol.labeling import (
     LabelResponse,
     LabelResult,
     PublicationInfo,
+    UsedUp,
 )
 from terrine_protocol.ledger import (
     BudgetPage,
@@ -161,6 +162,7 @@ __all__ = [
     "TokenCreated",
     "TokenInfo",
     "TokenPage",
+    "UsedUp",
     "Verification",
     "Wire",
 ]

@@ -97,6 +97,13 @@ class Budget(Reply):
         int,
         Field(ge=0, description="Further queries that are certain to fit, at worst-case prices."),
     ]
+    used_up: Annotated[
+        float | None,
+        Field(
+            description="For neighbours, in `GET /budget`: the share of public rows that, as "
+            "private ones, could not vote any more, by the queries so far."
+        ),
+    ] = None
 
 
 class LabelResponse(Reply):
@@ -111,6 +118,18 @@ class LabelResponse(Reply):
         ),
     ] = None
     budget: Budget
+
+
+class UsedUp(Reply):
+    """Where the people of a project of neighbours are used up, by public rows."""
+
+    used_up: Annotated[
+        list[float | None],
+        Field(
+            description="For each input, in order: of the public rows near it, which share could "
+            "not vote any more if they were private. Null where none is near."
+        ),
+    ]
 
 
 class EstimateRequest(Wire):

@@ -33,6 +33,7 @@ from terrine_protocol import (
 )
 from terrine_server import ledger
 from terrine_server.owner.operations import ProjectQuote
+from terrine_server.privacy import Accounts
 
 
 class _Result(TypedDict):
@@ -83,8 +84,8 @@ def answers(receipt: ledger.Receipt) -> bytes:
     return _ANSWERS.dump_json(whole, warnings="error")
 
 
-def budget(project: ledger.ProjectRecord) -> Budget:
-    """Return the project's public account."""
+def budget(project: ledger.ProjectRecord, shadows: Accounts | None = None) -> Budget:
+    """Return the project's public account, and how far its shadows are used up."""
     terms = project.terms
     return Budget(
         project=project.name,
@@ -103,7 +104,16 @@ def budget(project: ledger.ProjectRecord) -> Budget:
             for p in project.published
         ],
         affordable=project.affordable,
+        used_up=None if shadows is None else used_up(project, shadows),
     )
+
+
+def used_up(project: ledger.ProjectRecord, shadows: Accounts) -> float | None:
+    """Return the share of the shadows that could not vote any more; None without any."""
+    allowance = project.terms.allowance
+    if allowance is None:
+        return None
+    return float((shadows >= allowance.most).mean()) if len(shadows) else 0.0
 
 
 def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:

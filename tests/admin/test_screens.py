@@ -206,7 +206,7 @@ def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
     def broken(name: str) -> None:
         raise LedgerCorrupted("The account of project 'study' was altered.", "study")
 
-    monkeypatch.setattr(house.app.state.services.ledger, "project", broken)
+    monkeypatch.setattr(house.app.state.services.ledger, "project_with_shadows", broken)
     reply = admin.get("/admin/projects/study")
     assert reply.status_code == 503
     assert "terrine ledger verify" in text_of(reply)
@@ -215,7 +215,7 @@ def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
     def defect(*_: object, **__: object) -> None:
         raise ZeroDivisionError("with a secret in it")
 
-    monkeypatch.setattr(house.app.state.services.ledger, "project", defect)
+    monkeypatch.setattr(house.app.state.services.ledger, "project_with_shadows", defect)
     reply = admin.get("/admin/projects/study")
     assert reply.status_code == 500
     assert reply.headers["x-request-id"] in text_of(reply)

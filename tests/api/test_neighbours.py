@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -259,8 +260,50 @@ def test_the_owner_s_other_commands_know_such_a_project(people: People, terrine:
     estimated = Caller(people.server, people.server.token()).http.get("/budget").json()
     assert 0 < estimated["epsilon_spent"] <= 0.5
     assert estimated["affordable"] == 270
+    assert estimated["used_up"] == 0, "30 queries leave everybody room"
     planned = terrine("plan", "neighbours", "--teachers", 1000, "--epsilon", 1)
-    assert planned.code != 0
+    assert "--ensemble" in planned.err
+    planned = terrine("plan", "neighbours", *("--ensemble", "people", "--rows", 300), **here)
+    assert planned.code == 0, planned.err
+    assert "of the units will have spent theirs after 300 queries" in planned.out
+    assert re.search(r"--mechanism neighbours:sigma=[\d.]+,queries=300 --epsilon 1", planned.out)
+
+
+def test_students_learn_for_free_where_people_are_used_up(people: People) -> None:
+    """What public rows near an input have left, by accounts kept apart from those of people."""
+    rows, ensemble = people.queries[:300], people.ensemble
+    allowance = people.server.ledger.project("study").terms.allowance
+    assert allowance is not None
+    with Client(people.server.url, people.server.token(), batch_size=128) as client:
+        assert not np.nansum(client.used_up(rows))
+        before = people.stored()
+        client.label(rows[:200])
+        client.label(rows[100:300])
+        charged = people.stored()
+        used = client.used_up(rows)
+        assert client.budget().charges == 300
+        share = client.budget().used_up
+    weights = ensemble.shadow_weights(rows)
+    assert (weights == ensemble.weighed(rows)[1]).all()
+    spent = np.zeros(ensemble.shadows, np.int64)
+    for near in weights:
+        spent += (spent < allowance.most) * near
+    gone, near = spent >= allowance.most, weights > 0
+    assert gone.any()
+    assert share == pytest.approx(gone.mean())
+    expected = (near & gone).sum(1) / near.sum(1)
+    np.testing.assert_allclose(used, expected)
+    assert not before.any()
+    assert (people.stored() == charged).all(), "to ask is free, and looks at nobody's account"
+
+
+def test_other_projects_have_nobody_who_is_used_up(terrine_server: RunningServer) -> None:
+    terrine_server.open_project()
+    one = {"inputs": np.zeros((1, 8, 8), int).tolist()}
+    caller = Caller(terrine_server, terrine_server.token())
+    reply = caller.http.post("/label/used-up", json=one)
+    assert slug(reply) == "invalid-query"
+    assert "neighbours" in reply.json()["detail"]
 
 
 def test_accounts_are_recomputed_from_the_records_and_the_pool(

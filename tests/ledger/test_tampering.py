@@ -437,7 +437,7 @@ EXPORTED = {
     "charges": {column.name for column in TABLES["charges"].columns},
 }
 """Columns that whoever has no more than an export can check."""
-NOT_OF_THE_DOCTOR = {"charges", "secret_spends", "unit_accounts", "idempotency"}
+NOT_OF_THE_DOCTOR = {"charges", "secret_spends", "unit_accounts", "shadow_accounts", "idempotency"}
 
 
 def notices(cell: Cell) -> set[str]:
@@ -875,6 +875,7 @@ NOT_IN_THE_BOOKS = {
     "idempotency": {"project_id", "key", "body_digest", "results", "created_at", "seal"},
     "secret_spends": {"seal"},
     "unit_accounts": {"filled", "accounts", "seal"},
+    "shadow_accounts": {"accounts", "seal"},
 }
 """What whoever has the key, too, may edit. What people have spent follows from their records, by
 which `verify --accounts` recomputes it (tests/api/test_neighbours.py). What was kept of a key must

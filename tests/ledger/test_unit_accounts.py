@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import Batch, Cast, Ledger, OnRecord, QueryDigest, connect
 from terrine_server.ledger.charging import unit_accounts as accounts_of
 from terrine_server.ledger.payments import Payments
-from terrine_server.ledger.store.tables import charges, projects, unit_accounts
+from terrine_server.ledger.store.tables import charges, projects, shadow_accounts, unit_accounts
 from terrine_server.privacy import Neighbours
 
 
@@ -207,7 +208,8 @@ def drawn(opened: Opened, query: object, near: NDArray[np.uint8]) -> tuple[Batch
     _, after = mechanism.cast(
         weights, opened.voters.found.units, opened.ledger.accounts(project), opened.allowance
     )
-    return Batch([proposal]), record, Cast(project.charges, project.head, 1, after)
+    shadows = opened.ledger.shadows(project, PEOPLE)
+    return Batch([proposal]), record, Cast(project.charges, project.head, 1, after, shadows)
 
 
 def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> None:
@@ -231,9 +233,9 @@ def test_nothing_is_charged_without_accounts_or_with_those_of_other_queries(
     with pytest.raises(ValueError, match="charged with its accounts"):
         opened.ledger.charge_group(opened.project.id, [batch], record)
     for other in (
-        Cast(cast.charges, cast.head, 2, cast.accounts),
-        Cast(cast.charges + 1, cast.head, 1, cast.accounts),
-        Cast(cast.charges, "00" * 32, 1, cast.accounts),
+        replace(cast, queries=2),
+        replace(cast, charges=cast.charges + 1),
+        replace(cast, head="00" * 32),
     ):
         with pytest.raises(ConcurrentUpdate):
             opened.ledger.charge_group(opened.project.id, [batch], record, other)
@@ -341,7 +343,7 @@ def test_a_backup_restored_under_a_running_server_answers_nothing(opened: Opened
     with connect(opened.url).connect() as connection:
         older = {
             table: [dict(row._mapping) for row in connection.execute(select(table))]
-            for table in (projects, unit_accounts)
+            for table in (projects, unit_accounts, shadow_accounts)
         }
     ask(inputs[2:4])
     with unguarded(opened.url) as connection:

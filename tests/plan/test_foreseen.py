@@ -1,4 +1,4 @@
-"""What a first project should buy, foreseen on labelled public records alone."""
+"""What a first project should buy, and by which way, foreseen on public records alone."""
 
 from __future__ import annotations
 
@@ -7,35 +7,77 @@ from dataclasses import replace
 import numpy as np
 
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_server.owner.foreseen import foresee
+from terrine_models.features.maps import PublicData
+from terrine_server.owner.foreseen import Chosen, choose_way
 from terrine_server.planning.first_project import FirstProject
 
 FIRST = FirstProject.of(units=4_000, rows=1_000, classes=2, epsilon=1)
 
 
-def public(rows: int) -> Dataset:
+def public(rows: int, people: int | None = None) -> Dataset:
     """Points [2] of two classes, three in ten of the second, an accuracy of some 95 % apart."""
     random = np.random.default_rng(0)
     labels = (random.random(rows) < 0.3).astype(np.int64)
     points = 0.35 + 0.3 * labels[:, None] + random.normal(0, 0.12, (rows, 2))
     spec = InputSpec(shape=(2,), dtype="float32", low=0, high=1)
-    return Dataset(np.clip(points, 0, 1).astype(np.float32), labels, ("no", "yes"), spec)
+    groups = None if people is None else np.arange(rows) % people
+    inputs = np.clip(points, 0, 1).astype(np.float32)
+    return Dataset(inputs, labels, ("no", "yes"), spec, groups)
 
 
-def test_clear_classes_are_learned_and_the_range_says_so() -> None:
-    found = foresee(public(1_000), 4, FIRST)
-    assert found is not None
-    assert found.accuracy[0] > found.majority
-    assert 0.75 < found.balanced_accuracy[0] <= found.balanced_accuracy[1] <= 1
-    assert not found.useless
+def chosen(
+    sample: Dataset, first: FirstProject = FIRST, *, labelled: bool = True, people: bool = False
+) -> Chosen:
+    pool = PublicData.declare("pool", sample.inputs)
+    return choose_way(first, sample, pool, labelled=labelled, people=people)
 
 
-def test_noise_that_drowns_the_votes_is_foreseen() -> None:
-    found = foresee(public(1_000), 4, replace(FIRST, sigma=50 * FIRST.sigma))
-    assert found is not None
-    assert found.useless or found.balanced_accuracy[0] < 0.5, "nothing but luck"
+def test_clear_classes_are_learned_by_both_ways_and_the_ranges_say_so() -> None:
+    found = chosen(public(1_000))
+    assert found.trained is not None
+    assert found.neighbours is not None
+    for each in (found.trained, found.neighbours):
+        assert each.accuracy[0] > 0.7
+        assert 0.75 < each.balanced_accuracy[0] <= each.balanced_accuracy[1] <= 1
+        assert not each.useless
+    assert found.foreseen in (found.trained, found.neighbours)
 
 
-def test_of_few_public_records_nothing_is_foreseen() -> None:
-    assert foresee(public(1_000), 500, FIRST) is None, "too few for stand-ins"
-    assert foresee(public(100), 4, FIRST) is None, "too few to test a student"
+def test_noise_that_drowns_the_votes_of_teachers_is_foreseen_and_decides() -> None:
+    found = chosen(public(1_000), replace(FIRST, sigma=50 * FIRST.sigma))
+    assert found.trained is not None
+    assert found.trained.useless or found.trained.balanced_accuracy[0] < 0.5, "nothing but luck"
+    assert found.clear
+    assert found.first.neighbours is not None
+    assert found.other.neighbours is None
+
+
+def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() -> None:
+    few = replace(FIRST, rows=100)
+    for found in (
+        chosen(public(100), few),
+        chosen(public(1_000), labelled=False),
+        chosen(public(1_000), people=True),
+    ):
+        assert found.trained is found.neighbours is found.foreseen is None
+        assert not found.clear
+        assert found.first.neighbours is None, "√(4,000 · 133) votes against 1,000 teachers"
+    many = chosen(public(1_000), replace(FIRST, teachers=400), labelled=False)
+    assert many.first.neighbours is not None
+
+
+def test_what_is_not_labelled_does_not_matter() -> None:
+    sample = public(400)
+    flipped = replace(sample, labels=1 - sample.labels)
+    both = [chosen(each, labelled=False).other.neighbours for each in (sample, flipped)]
+    assert both[0] == both[1]
+
+
+def test_people_stand_in_with_all_their_records() -> None:
+    alone = chosen(public(1_200), labelled=False).other.neighbours
+    found = chosen(public(1_200, people=300), people=True)
+    assert found.trained is not None
+    of_people = (found.other if found.first.neighbours is None else found.first).neighbours
+    assert alone is not None
+    assert of_people is not None
+    assert of_people.allowance > 2 * alone.allowance, "whoever has four records is near more often"

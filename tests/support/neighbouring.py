@@ -45,6 +45,17 @@ class People:
     def weights(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return x.reshape(len(x), PEOPLE)[:, self.units]
 
+    @property
+    def shadows(self) -> int:
+        return PEOPLE
+
+    def weighed(self, x: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Every person's twelve numbers are public, too."""
+        return self.weights(x), self.shadow_weights(x)
+
+    def shadow_weights(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return x.reshape(len(x), PEOPLE)
+
     def near(self, *people: int) -> NDArray[np.uint8]:
         """An input that these people alone are near."""
         x = np.zeros(PEOPLE, dtype=np.uint8)

@@ -28,6 +28,7 @@ BUDGET: dict[str, Any] = {
     "charges": 2,
     "publications": [{"charge": 2, "queries": 1, "figure": 10**9}],
     "affordable": 40,
+    "used_up": 0.4,
 }
 RESULT = {
     "outcome": "reinforced",
@@ -170,6 +171,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "PublicationInfo": BUDGET["publications"][0],
     "Budget": BUDGET,
     "LabelResponse": {"results": [RESULT, COUNTED], "noise_sigma": 4.0, "budget": BUDGET},
+    "UsedUp": {"used_up": [0.25, None]},
     "EstimateRequest": {"queries": 500},
     "Estimate": {
         "queries": 500,

@@ -94,15 +94,19 @@ def test_a_student_of_pictures_is_as_good_as_was_foretold(digits: Machine) -> No
     said = digits.run(*DIGITS, "--yes").fine
     assert "one record: 1,200 of them" in said
     assert "95.3% of the time" in said, "docs/adoption.md's odds"
-    assert "120 teachers" in said
+    assert "some 40 of them are near a public row" in said
+    assert re.search(r"by public rows, [3-7]\d% will have spent theirs", said), said
     # 400 public rows are too few to test students of ten classes on.
     assert "cannot be foreseen" in said
+    assert "votes have less noise than those of trained teachers" in said
+    assert load_manifest(digits.data / "ensembles" / "digits").teacher.kind == "neighbours"
     assert learned(digits, said, "own.npz")["accuracy"] > 0.8
 
 
 def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(table: Machine) -> None:
     said = table.run(*TABLE, "--group", "patient", "--yes").fine
-    assert "one person, patient: 500 of them" in said, "people, not rows"
+    assert "one patient with all its records: 500 of them" in said, "people, not rows"
+    assert "by neighbours, " in said, "both ways were simulated"
     foretold = re.search(r"right on ([\d.]+)% to ([\d.]+)%, balanced accuracy ([\d.]+)%", said)
     assert foretold is not None, said
     report = learned(table, said, "own.csv")
@@ -134,8 +138,8 @@ def test_pictures_and_idx_files_are_asked_as_the_student_reads_them(machine: Mac
 OPERATIONS = "terrine_server.owner.operations"
 STEPS = [
     (("terrine_server.owner.tokens", "make_secret_key"), True),
-    (("terrine_models.teachers.training", "save_tensors"), True),
-    (("terrine_models.teachers.training", "save_manifest"), False),
+    (("terrine_models.teachers.neighbours", "save_tensors"), True),
+    (("terrine_models.teachers.neighbours", "save_manifest"), False),
     ((OPERATIONS, "register_ensemble"), False),
     ((OPERATIONS, "register_ensemble"), True),
     ((OPERATIONS, "open_project"), True),
@@ -158,7 +162,7 @@ def test_killed_at_any_step_the_same_command_continues(digits: Machine, tmp_path
     assert "is open already" in said
     assert "TERRINE_TOKEN=terrine_" in said, "the token is made once the project is open"
     assert first is not None
-    assert trained.stat().st_mtime_ns == first.st_mtime_ns, "it was not trained again"
+    assert trained.stat().st_mtime_ns == first.st_mtime_ns, "it was not made again"
     again = digits.run(*DIGITS, "--yes").fine
     assert "terrine_" not in again.replace("terrine_student", ""), "it is shown once"
     assert "terrine token create --role student --project digits" in again

@@ -18,6 +18,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import dataclass as record
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -82,6 +83,8 @@ MNIST's training images, 240 of 50,000 near each: 97.6 % of the pluralities righ
 coordinates, 98.0 % with them, 97.9 % where they are of length 1."""
 STAND_INS = 2000
 """Public rows that are asked about, and that stand for private ones."""
+SHADOWS = 2000
+"""Public points that are charged as if they were private, at most."""
 Points = NDArray[np.int16]
 
 
@@ -200,6 +203,13 @@ class NeighbourEnsemble:
         self.units: NDArray[np.int32] = units
         """int32[N], the slot of each record: from 0 up, non-decreasing."""
         self._kind, self._among, self._records = kind, _compared(public), _compared(points)
+        every = -(-len(public) // SHADOWS)
+        self._shadows = _compared(public[::every])
+
+    @property
+    def shadows(self) -> int:
+        """How many of the public points are charged as if they were private records."""
+        return self._shadows.shape[1]
 
     @property
     def bytes(self) -> int:
@@ -241,34 +251,63 @@ class NeighbourEnsemble:
         One pass over all records, which takes as long whatever they are. Beside the result it takes
         BLOCK · B · 4 bytes for each processor. Raises ValueError when shape or dtype do not match.
         """
+        return self.weighed(x)[0]
+
+    def weighed(self, x: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """The same, and what the `shadows` would add, uint8 [B, S], which anyone may see."""
+        queries, radius = self._located(self._points(x))
+        return (
+            _within(queries, radius, self._records),
+            _within(queries, radius, self._shadows),
+        )
+
+    def shadow_weights(self, x: NDArray[np.generic]) -> NDArray[np.uint8]:
+        """What the shadows would add alone: no record is looked at. Arguments and errors alike."""
+        return _within(*self._located(self._points(x)), self._shadows)
+
+    def _points(self, x: NDArray[np.generic]) -> Points:
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
             raise ValueError(
                 f"Inputs are {x.dtype} {list(x.shape)}, expected {spec.dtype} "
                 f"[B, {', '.join(map(str, spec.shape))}]."
             )
-        points = whole(mapped(self.features, x), self._kind.scale)
-        return self.near(points)
+        return whole(mapped(self.features, x), self._kind.scale)
 
     def near(self, points: Points) -> NDArray[np.uint8]:
-        """The same, of queries with whole coordinates [B, d]."""
-        found = np.empty((len(points), len(self.labels)), dtype=np.uint8)
-        near, records = torch.from_numpy(found).view(torch.bool), self._records
+        """The same as `weights`, of queries with whole coordinates [B, d]."""
+        return _within(*self._located(points), self._records)
+
+    def _located(self, points: Points) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [B, d + 1] as they are compared, and what is within the radius of each [B, 1]."""
         queries = torch.ones(len(points), points.shape[1] + 1)
         queries[:, :-1] = torch.from_numpy(points)
 
         def least(block: torch.Tensor) -> torch.Tensor:
             return (block @ self._among).topk(self._kind.rank, 1).values[:, -1:]
 
-        def compare(start: int) -> None:
-            some = slice(start, min(start + BLOCK, len(self.labels)))
-            torch.ge(queries @ records[:, some], radius, out=near[:, some])
-
         with torch.inference_mode():
-            if len(points):
-                radius = torch.cat(side_by_side(least, torch.split(queries, 32)))
-                side_by_side(compare, range(0, len(self.labels), BLOCK))
-        return found
+            if not len(points):
+                return queries, torch.empty(0, 1)
+            return queries, torch.cat(side_by_side(least, torch.split(queries, 32)))
+
+
+def _within(
+    queries: torch.Tensor, radius: torch.Tensor, records: torch.Tensor
+) -> NDArray[np.uint8]:
+    """Whether each record [d + 1, N] lies within the radius of each query, uint8 [B, N]."""
+    count = records.shape[1]
+    found = np.empty((len(queries), count), dtype=np.uint8)
+    near = torch.from_numpy(found).view(torch.bool)
+
+    def compare(start: int) -> None:
+        some = slice(start, min(start + BLOCK, count))
+        torch.ge(queries @ records[:, some], radius, out=near[:, some])
+
+    with torch.inference_mode():
+        if len(queries):
+            side_by_side(compare, range(0, count, BLOCK))
+    return found
 
 
 def _compared(points: Points) -> torch.Tensor:
@@ -424,6 +463,8 @@ class Foreseen:
     appearances: float
     """The share of the queries that a record is near: median, and 99th percentile."""
     busiest: float
+    shares: NDArray[np.float64] = field(repr=False)
+    """That share, of each stand-in."""
 
 
 def foresee(ensemble: NeighbourEnsemble) -> Foreseen:
@@ -447,4 +488,5 @@ def foresee(ensemble: NeighbourEnsemble) -> Foreseen:
         most=float(np.quantile(per_query, 0.9)),
         appearances=float(np.median(per_record)),
         busiest=float(np.quantile(per_record, 0.99)),
+        shares=per_record.astype(np.float64),
     )

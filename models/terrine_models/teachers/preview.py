@@ -95,11 +95,11 @@ def stand_ins(
     half, and the feature map is fitted on those that differ from theirs. None if there are not
     enough records for five teachers, or no others.
     """
-    order = np.random.default_rng(seed).permutation(len(public))
-    teachers = min(most, len(public) // 2 // rows)
+    own, others = halves(public, seed)
+    teachers = min(most, len(own) // rows)
     if teachers < LEAST:
         return None
-    own, others = order[: teachers * rows], order[len(public) // 2 :][:most_rows]
+    own, others = own[: teachers * rows], others[:most_rows]
     sample = Dataset(
         public.inputs[own], public.labels[own], public.classes, public.spec, name=public.name
     )
@@ -113,6 +113,17 @@ def stand_ins(
         ensemble = Ensemble.load(out, device="cpu")
         votes = ensemble.votes(inputs)
     return StandIns(teachers, votes, others, ensemble.manifest.teacher.matches_prior)
+
+
+def halves(public: Dataset, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of half of the records, and of the others: all of a person's in one half."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(public))
+    if public.groups is None:
+        return order[: len(public) // 2], order[len(public) // 2 :]
+    people = unit_count(public)
+    first = random.permutation(people) < people // 2
+    return order[first[public.groups[order]]], order[~first[public.groups[order]]]
 
 
 def _train(

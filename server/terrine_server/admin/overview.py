@@ -17,6 +17,7 @@ from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord
 from terrine_server.planning.remaining import most_queries
+from terrine_server.privacy import Accounts
 
 router = APIRouter(prefix=ROOT)
 
@@ -61,9 +62,10 @@ class ShownProject:
     most: int | None
 
     @classmethod
-    def of(cls, record: ProjectRecord) -> ShownProject:
+    def of(cls, record: ProjectRecord, shadows: Accounts | None = None) -> ShownProject:
         """Return a project's public account, as the API returns it, and what is left."""
-        return cls(record, views.budget(record), most_queries(record.terms, record.account))
+        account = views.budget(record, shadows)
+        return cls(record, account, most_queries(record.terms, record.account))
 
 
 @router.get("")

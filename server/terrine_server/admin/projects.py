@@ -26,6 +26,7 @@ from terrine_server.ledger.anchors import write_anchors
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import CheckpointError
 from terrine_server.owner.verification import verify_project
+from terrine_server.privacy import Accounts
 
 router = APIRouter(prefix=f"{ROOT}/projects")
 
@@ -57,7 +58,7 @@ def project(
 ) -> Response:
     """Show a project. `since` and `until` are days (UTC), the last one included."""
     ledger = services.ledger
-    record = ledger.project(name)
+    record, shadows = ledger.project_with_shadows(name)
     found = ledger.charges(
         name,
         0,
@@ -77,7 +78,7 @@ def project(
         request,
         "project.html",
         reader,
-        **_shown(record),
+        **_shown(record, shadows),
         info=views.project(record, services.available(record.ensemble)),
         history=ledger.history(name),
         charges=[views.charge(entry, record.ensemble) for entry in found[:CHARGES]],
@@ -167,8 +168,8 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
     )
 
 
-def _shown(record: ProjectRecord) -> dict[str, Any]:
-    return {"record": record, "project": ShownProject.of(record)}
+def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
+    return {"record": record, "project": ShownProject.of(record, shadows)}
 
 
 def _dossier(services: Services, name: str, *, verify: bool) -> dict[str, Any]:

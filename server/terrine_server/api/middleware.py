@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from terrine_server.api.problems import Answer, problem
-from terrine_server.api.services import LABEL, PRINCIPAL, Check, checked
+from terrine_server.api.services import LABEL, PRINCIPAL, USED_UP, Check, checked
 from terrine_server.errors import DatabaseUnavailable, TerrineError
 from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
@@ -191,7 +191,7 @@ class Envelope:
             receive,
             send,
             slot=slot,
-            most=self.settings.max_body_bytes if scope["path"] == LABEL else SMALL_BODY,
+            most=self.settings.max_body_bytes if scope["path"] in (LABEL, USED_UP) else SMALL_BODY,
             admit=admit,
             answer=refused,
         )

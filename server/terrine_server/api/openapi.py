@@ -80,6 +80,8 @@ LABEL_REQUEST: dict[str, Any] = {
     },
 }
 
+INPUTS_REQUEST = {key: LABEL_REQUEST[key] for key in ("security", "requestBody")}
+
 LABEL_RESPONSES: Responses = problems(
     "invalid-query",
     "idempotency-conflict",

@@ -98,7 +98,7 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 PRINCIPAL = "principal"
 """In the state of a request with a token: its `Principal`, or the error that says why not."""
-LABEL = "/label"
+LABEL, USED_UP = "/label", "/label/used-up"
 _CHECKING = CapacityLimiter(16)
 """Tokens checked at a time. Routes use other threads."""
 

@@ -16,6 +16,7 @@ from terrine_protocol import (
     EstimateRequest,
     LabelResponse,
     ProjectInfo,
+    UsedUp,
 )
 from terrine_server import views
 from terrine_server.api import openapi
@@ -23,6 +24,7 @@ from terrine_server.api.decoding import BodyLimits, check_length, decode
 from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.services import (
     LABEL,
+    USED_UP,
     Answered,
     OwnProject,
     Services,
@@ -66,6 +68,31 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     services.replays.use(holder.token_id, answered.replayed)
     request.state.charges = answered.paid
     return Response(answered.body, media_type="application/json")
+
+
+@router.post(
+    USED_UP,
+    response_model=UsedUp,
+    openapi_extra=openapi.INPUTS_REQUEST,
+    responses=openapi.problems("invalid-query", "ensemble-unavailable"),
+)
+async def used_up(request: Request, services: ServicesDep, project: OwnProject) -> UsedUp:
+    """Say for a batch of inputs how far people near each are used up, by public rows. Free.
+
+    For projects of neighbours. No private record is looked at, and nothing is asked of any.
+    """
+    holder = request.state.principal
+    content_type = request.headers.get("content-type", "")
+    known = await CHECKING.run(holder.token_id, services.ledger.remembered, project)
+    expected, settings = known.ensemble.facts, services.settings
+    limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
+    body = await _body(request, content_type, expected, limits)
+
+    def found() -> list[float | None]:
+        sent = decode(content_type, body, expected, limits)
+        return services.labeling.used_up(project, sent.inputs)
+
+    return UsedUp(used_up=await CHECKING.run(holder.token_id, found))
 
 
 async def _body(
@@ -139,7 +166,7 @@ def estimate(
 @router.get("/budget", responses=openapi.problems())
 def budget(services: ServicesDep, project: OwnProject) -> Budget:
     """Return the account of the token's project."""
-    return views.budget(services.ledger.project(project))
+    return views.budget(*services.ledger.project_with_shadows(project))
 
 
 @router.get("/project", responses=openapi.problems())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from terrine_server.cli.console import as_json, fail, print_json, with_json
-from terrine_server.cli.plan_report import document, show, show_all
+from terrine_server.cli.plan_report import document, show, show_all, show_lasting
 from terrine_server.cli.specs import SPEC, parse_spec
 from terrine_server.cli.votes import VotesAre, check_origin, load_votes
 
@@ -57,7 +58,16 @@ def plan(
     rows: Annotated[
         int | None,
         typer.Option(
-            min=1, help="For noisy_votes: public rows that are all asked once. Default: 10,000."
+            min=1,
+            help="For noisy_votes and neighbours: public rows that are all asked once. Default: "
+            "10,000.",
+        ),
+    ] = None,
+    ensemble: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="For neighbours: the ensemble whose public rows foretell how long people last.",
         ),
     ] = None,
 ) -> None:
@@ -73,13 +83,20 @@ def plan(
       terrine plan confident_gnmax:sigma2=120 --teachers 250,1000 --epsilon 2
 
       terrine plan gnmax --votes public.npz --votes-are public --epsilon 2
+
+      terrine plan neighbours --ensemble digits --rows 8000 --epsilon 0.3
     """
     from terrine_server.planning.comparison import compare
 
+    if mechanism == "neighbours":
+        _neighbours(ensemble, rows or ROWS, epsilon, delta)
+        return
+    if ensemble is not None:
+        fail("--ensemble goes with neighbours alone. Other plans take --teachers.")
     ensembles = _ensembles(_sizes(teachers), classes, consensus, votes, votes_are)
     origin = "assumed" if votes_are is None else votes_are.value
     if rows is not None and not (mechanism or "noisy_votes").startswith("noisy_votes"):
-        fail("--rows goes with noisy_votes, or with no MECHANISM, to compare all.")
+        fail("--rows goes with noisy_votes or neighbours, or with no MECHANISM, to compare all.")
     rows = rows or ROWS
     if mechanism is not None:
         found = _one(mechanism, ensembles, epsilon, delta, rows)
@@ -126,6 +143,29 @@ def _one(text: str, ensembles: list[Votes], epsilon: float, delta: float, rows: 
         ensembles = [each.with_student(EXPECTED_STUDENT) for each in ensembles]
     values = {parameter: [float(value)] for parameter, value in stated.items()}
     return make_plan(name, ensembles, epsilon=epsilon, delta=delta, grid=lambda _: values)
+
+
+def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> None:
+    """Plan for the units of an ensemble, by its public rows alone."""
+    from terrine_server.owner.stand_in_units import neighbours_of
+    from terrine_server.planning.lasting import lasting
+    from terrine_server.settings import Settings
+
+    if name is None:
+        fail("Which people are near depends on the data: name their ensemble with --ensemble.")
+    manifest, found = neighbours_of(Settings().ensembles_dir / name)
+    foretold = lasting(
+        found.shares,
+        units=manifest.units,
+        near=max(1, round(found.near)),
+        queries=rows,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    if as_json():
+        print_json(asdict(foretold))
+    else:
+        show_lasting(foretold, name, manifest.units, epsilon, delta)
 
 
 def _sizes(text: str | None) -> list[int]:

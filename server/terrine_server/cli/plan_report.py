@@ -12,6 +12,7 @@ from terrine_server.cli.console import console
 from terrine_server.cli.mechanism import mechanism_text
 
 if TYPE_CHECKING:
+    from terrine_server.planning.lasting import Lasting
     from terrine_server.planning.plan import Candidate, Plan
 
 ALTERNATIVES = 8
@@ -77,6 +78,35 @@ def show_all(plans: Sequence[Plan], rows: int) -> None:
             _show_fitted(each, rows)
     _say(f"To open a project with the first one:\n  {command(best)}")
     _say("More about one of them: terrine plan MECHANISM")
+
+
+def show_lasting(found: Lasting, ensemble: str, units: int, epsilon: float, delta: float) -> None:
+    """Print what public rows foretell of the units of an ensemble, and the command."""
+    from terrine_server.planning.lasting import near_for
+
+    _say(
+        f"[bold]neighbours: σ = {found.sigma:g}[/] for {found.queries:,} public rows, each asked "
+        f"once, at ε = {epsilon:g}, δ = {delta:g}."
+    )
+    _say(lasts(found))
+    suited = near_for(units, found.queries, epsilon, delta)
+    if not 0.5 <= suited / found.near <= 2:
+        _say(f"For this, --near {suited:,} would suit: `terrine neighbours build`.")
+    spec = {"name": "neighbours", "sigma": found.sigma, "queries": found.queries}
+    _say(
+        f"To open the project:\n  terrine project open NAME --ensemble {ensemble} --mechanism "
+        f"{mechanism_text(spec)} --epsilon {epsilon:g} --delta {delta:g}"
+    )
+
+
+def lasts(found: Lasting) -> str:
+    """Say what public rows, one for each unit, foretell of a project of neighbours."""
+    return (
+        f"By public rows, of one record each: some {found.votes:,.0f} vote on a query, on average "
+        f"over all, so the noise of one answer is {found.noise:.0%} of its votes; the allowance is "
+        f"{found.allowance:,}, and {found.retired:.0%} of the units will have spent theirs after "
+        f"{found.queries:,} queries. Whoever has several records near queries has sooner."
+    )
 
 
 def _show_fitted(found: Plan, rows: int) -> None:

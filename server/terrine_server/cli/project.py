@@ -47,10 +47,33 @@ def open_project(request: ProjectOpen) -> None:
         return
     if warning is not None:
         errors.print(f"[bold yellow]Warning:[/] {warning}", soft_wrap=True)
+    if record.terms.allowance is not None:
+        _say_how_long_units_last(settings, record)
     console.print(
         f"Opened. Next: terrine token create --role student --project {record.name}",
         soft_wrap=True,
     )
+
+
+def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
+    from terrine_server.cli.plan_report import lasts
+    from terrine_server.owner.stand_in_units import neighbours_of
+    from terrine_server.planning.lasting import foretold
+
+    allowance = record.terms.allowance
+    if allowance is None:
+        return
+    manifest, found = neighbours_of(settings.data_dir / record.ensemble.path)
+    lasting = foretold(
+        found.shares,
+        units=manifest.units,
+        near=max(1, round(found.near)),
+        sigma=allowance.sigma,
+        queries=allowance.queries,
+        allowed=allowance.most,
+        norm=allowance.norm,
+    )
+    console.print(lasts(lasting), soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command("list")

@@ -18,8 +18,10 @@ from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_protocol import EnsembleRegister
+    from terrine_models.features.maps import PublicData
+    from terrine_protocol import EnsembleRegister, ProjectOpen
     from terrine_server.ledger import Ledger, ProjectRecord
+    from terrine_server.owner.foreseen import Chosen
     from terrine_server.planning.first_project import FirstProject
     from terrine_server.settings import Settings
 
@@ -93,8 +95,9 @@ def quickstart(
 ) -> None:
     """Go from private records to a project that students can ask, with one command.
 
-    It proposes a schema, teachers, noise and a cap, says what they protect and should buy, and asks
-    before it trains and before the budget is fixed for good. If interrupted, run it again.
+    It proposes a schema, teachers or neighbours, noise and a cap, says what they protect and should
+    buy, and asks before it makes anything of the records and before the budget is fixed for good.
+    If interrupted, run it again.
 
     [bold]Examples[/bold]
 
@@ -145,10 +148,8 @@ def _open(
     yes: bool,
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
-    from terrine_models.teachers.preview import Preview
     from terrine_models.teachers.shards import unit_count
-    from terrine_models.teachers.training import train_ensemble
-    from terrine_protocol import EnsembleRegister, NoisyVotesSpec, ProjectOpen
+    from terrine_protocol import EnsembleRegister, NeighboursSpec, NoisyVotesSpec, ProjectOpen
     from terrine_server.owner.operations import open_project, register_ensemble
     from terrine_server.planning.first_project import FirstProject
 
@@ -164,30 +165,25 @@ def _open(
         classes=len(private.classes),
         epsilon=epsilon,
     )
+    chosen = _chosen(first, private, pool, labelled)
+    first, foretold = chosen.first, chosen.first.neighbours
     cap = EnsembleRegister(name=name, epsilon=first.cap.epsilon, delta=first.cap.delta, rule="gdp")
+    mechanism: NoisyVotesSpec | NeighboursSpec
+    if foretold is None:
+        mechanism = NoisyVotesSpec(name="noisy_votes", sigma=first.sigma)
+    else:
+        mechanism = NeighboursSpec(
+            name="neighbours", sigma=first.sigma, queries=foretold.queries, norm=foretold.norm
+        )
     opening = ProjectOpen(
-        name=name,
-        ensemble=name,
-        mechanism=NoisyVotesSpec(name="noisy_votes", sigma=first.sigma),
-        epsilon=epsilon,
-        delta=first.delta,
+        name=name, ensemble=name, mechanism=mechanism, epsilon=epsilon, delta=first.delta
     )
-    records = max(1, Preview.of(private, first.teachers, 0).rows[1])
-    _explain(given, private, labelled, records, first)
+    _explain(private, labelled, chosen)
     registered = _registered(ledger, cap)
     if directory.exists():
         _check_same(directory, private, first)
     else:
-        _ask(f"Train {first.teachers:,} teachers in {directory}?", yes)
-        with teachers_bar(console, first.teachers) as on_trained:
-            train_ensemble(
-                private,
-                directory,
-                name=name,
-                teachers=first.teachers,
-                public=pool,
-                on_trained=on_trained,
-            )
+        _made(private, pool, directory, name, first, yes=yes)
     if not registered:
         _ask(
             f"Fix the cap of {name} at ε = {cap.epsilon:g}, δ = {cap.delta:g}, and open a project "
@@ -196,8 +192,63 @@ def _open(
         )
         register_ensemble(ledger, settings, cap)
     record = open_project(ledger, opening)
-    _by_hand(given, settings, schema, first, cap)
+    _by_hand(given, settings, schema, first, opening, cap)
     return record
+
+
+def _made(
+    private: Dataset,
+    pool: PublicData,
+    directory: Path,
+    name: str,
+    first: FirstProject,
+    *,
+    yes: bool,
+) -> None:
+    """Train the teachers, or place the records."""
+    from terrine_models.teachers.neighbours import Neighbours, build
+    from terrine_models.teachers.training import train_ensemble
+
+    foretold = first.neighbours
+    if foretold is not None:
+        _ask(f"Copy the records, as points with labels, to {directory}?", yes)
+        with console.status("Placing the records"):
+            settings = Neighbours(near=foretold.near)
+            build(private, directory, name=name, public=pool, settings=settings)
+        return
+    _ask(f"Train {first.teachers:,} teachers in {directory}?", yes)
+    with teachers_bar(console, first.teachers) as on_trained:
+        train_ensemble(
+            private,
+            directory,
+            name=name,
+            teachers=first.teachers,
+            public=pool,
+            on_trained=on_trained,
+        )
+
+
+def _chosen(
+    first: FirstProject, private: Dataset, pool: PublicData, labelled: Dataset | None
+) -> Chosen:
+    """Choose how the records are asked, from public records."""
+    import numpy as np
+
+    from terrine_models.data.arrays import Dataset
+    from terrine_server.owner.foreseen import choose_way
+
+    sample = labelled
+    if sample is None:
+        unknown = np.zeros(len(pool.inputs), np.int64)
+        sample = Dataset(pool.inputs, unknown, private.classes, private.spec)
+    with console.status("Simulating both ways on public rows"):
+        return choose_way(
+            first,
+            sample,
+            pool,
+            labelled=labelled is not None,
+            people=private.groups is not None,
+        )
 
 
 def _registered(ledger: Ledger, cap: EnsembleRegister) -> bool:
@@ -249,52 +300,83 @@ def _schema(given: Given, settings: Settings, name: str) -> Path | None:
     return out
 
 
-def _explain(
-    given: Given, private: Dataset, labelled: Dataset | None, records: int, first: FirstProject
-) -> None:
+def _explain(private: Dataset, labelled: Dataset | None, chosen: Chosen) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
     from terrine_server.planning.first_project import right_at_most
 
-    whose = "" if private.groups is None else f", {private.group_column or 'group'}"
-    unit = f"{'record' if private.groups is None else 'person'}{whose}"
+    first = chosen.first
+    unit = "record"
+    if private.groups is not None:
+        unit = f"{private.group_column or 'group'} with all its records"
     right = right_at_most(first.epsilon, first.delta)
     lines = {
-        "Protected": f"one {unit}: {first.units:,} of them.",
-        "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Who knows everybody else's, and "
+        "Protects": f"one {unit}: {first.units:,} of them.",
+        "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Who knows all others, and "
         f"guesses between two equally likely versions of one, is right at most {right:.1%} of the "
         "time, instead of 50 %.",
-        "By what": f"{first.teachers:,} teachers, each of its own {first.units // first.teachers} "
-        f"or more; noisy counts of their votes on all {first.rows:,} public rows, σ = "
-        f"{first.sigma:g}.",
-        "It buys": _foreseen(labelled, records, first),
+        "By what": f"{_way(chosen)} {_why(chosen)}",
+        "It buys": _foreseen(labelled, chosen),
         "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g} on all that these "
-        "teachers ever tell, to whomever. The cap leaves room for later projects; it is final.",
+        "records ever tell, to whomever. The cap leaves room for later projects; it is final.",
     }
     for heading, text in lines.items():
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
 
 
-def _foreseen(labelled: Dataset | None, records: int, first: FirstProject) -> str:
-    from terrine_server.owner.foreseen import DRAWS, foresee
+def _way(chosen: Chosen) -> str:
+    first, foretold = chosen.first, chosen.first.neighbours
+    if foretold is None:
+        return (
+            f"{first.teachers:,} teachers, each of its own {first.units // first.teachers} "
+            f"or more; noisy counts of their votes on all {first.rows:,} public rows, σ = "
+            f"{first.sigma:g}."
+        )
+    return (
+        f"neighbours, with nothing trained: some {foretold.near:,} of them are near a public row, "
+        f"and vote; noisy counts of their votes on all {first.rows:,} public rows, σ = "
+        f"{first.sigma:g}. Each has an account; by public rows, {foretold.retired:.0%} will have "
+        "spent theirs at the end."
+    )
 
+
+def _why(chosen: Chosen) -> str:
+    """Say why it is this way and not the other."""
+    first = chosen.first
+    if chosen.clear:
+        return "Of both ways, its simulated students were clearly better."
+    other = "trained teachers" if first.neighbours else "neighbours"
+    tried = "simulated students were alike" if chosen.trained else "neither could be simulated"
+    return f"Its votes have less noise than those of {other}; {tried}."
+
+
+def _foreseen(labelled: Dataset | None, chosen: Chosen) -> str:
+    import numpy as np
+
+    from terrine_server.owner.foreseen import DRAWS
+
+    trained, by_units, found = chosen.trained, chosen.neighbours, chosen.foreseen
     if labelled is None:
         return (
             "what cannot be foreseen. Only labels of public rows could tell: to try it on private "
             "ones would disclose something about them."
         )
-    with console.status("Simulating students on public rows"):
-        found = foresee(labelled, records, first)
-    if found is None:
+    if trained is None or by_units is None or found is None:
         return f"what cannot be foreseen: {len(labelled):,} labelled public rows are too few."
-    accuracy, balanced = (
-        f"{least:.1%} to {most:.1%}" for least, most in (found.accuracy, found.balanced_accuracy)
-    )
+    majority = float(np.bincount(labelled.labels).max() / len(labelled))
+    other = by_units if found is trained else trained
+    named = "neighbours" if found is trained else "trained teachers"
     return (
-        f"a student that is right on {accuracy}, balanced accuracy {balanced}; the largest class "
-        f"alone is {found.majority:.1%}. Simulated {DRAWS} times with {found.stand_ins} stand-ins "
-        "for the teachers, if private rows are like the public ones."
+        f"a student that is right on {_percent(found.accuracy)}, balanced accuracy "
+        f"{_percent(found.balanced_accuracy)}; by {named}, {_percent(other.accuracy)} and "
+        f"{_percent(other.balanced_accuracy)}; the largest class alone is {majority:.1%}. "
+        f"Simulated {DRAWS} times with plain students, and {found.stand_ins:,} public stand-ins "
+        f"({other.stand_ins:,} for {named}), if private rows are like the public ones."
         + (" That is next to nothing: more records or a larger ε would help." * found.useless)
     )
+
+
+def _percent(between: tuple[float, float]) -> str:
+    return f"{between[0]:.1%} to {between[1]:.1%}"
 
 
 def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
@@ -302,12 +384,16 @@ def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
 
     manifest = load_manifest(directory)
     have = manifest.teachers, manifest.units, manifest.input, manifest.classes
-    if have != (first.teachers, first.units, private.spec, private.classes):
+    by_units = manifest.teacher.kind == "neighbours"
+    if have != (first.teachers, first.units, private.spec, private.classes) or by_units != bool(
+        first.neighbours
+    ):
         fail(
-            f"{directory} holds {manifest.teachers:,} teachers of {manifest.units:,} other units. "
-            "Choose another --name, or give the data that they were trained on."
+            f"{directory} holds {manifest.teachers:,} teachers of {manifest.units:,} other units, "
+            f"of the kind {manifest.teacher.kind}. Choose another --name, or give the data that "
+            "they were made of."
         )
-    _say(f"Trained already: {directory}.")
+    _say(f"Made already: {directory}.")
 
 
 def _ask(question: str, yes: bool) -> None:
@@ -320,19 +406,24 @@ def _by_hand(
     settings: Settings,
     schema: Path | None,
     first: FirstProject,
+    opening: ProjectOpen,
     cap: EnsembleRegister,
 ) -> None:
     """Print the commands that do the same."""
+    from terrine_server.cli.mechanism import mechanism_text
+
     name, budget = cap.name, ["--delta", f"{first.delta:g}"]
-    train = ["ensemble", "train", given.private, "--name", name, "--teachers", first.teachers]
-    train += ["--public", given.public, *given.formats]
+    made: list[object] = ["ensemble", "train", given.private, "--teachers", first.teachers]
+    if first.neighbours is not None:
+        made = ["neighbours", "build", given.private, "--near", first.neighbours.near]
+    made += ["--name", name, "--public", given.public, *given.formats]
     register = ["ensemble", "register", name, "--epsilon", f"{cap.epsilon:g}", *budget]
-    mechanism = f"noisy_votes:sigma={first.sigma!r}"
+    mechanism = mechanism_text(opening.mechanism.model_dump(exclude_defaults=True))
     project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
     acts: list[list[object]] = [
         ["init"],
         *([given.proposing(schema)] if schema and given.label else []),
-        [*train, *(["--schema", schema] if schema else [])],
+        [*made, *(["--schema", schema] if schema else [])],
         [*register, "--rule", "gdp"],
         [*project, "--epsilon", f"{first.epsilon:g}", *budget],
         ["token", "create", "--role", "student", "--project", name],

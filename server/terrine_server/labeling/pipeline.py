@@ -21,6 +21,7 @@ from terrine_server.errors import (
     ConcurrentUpdate,
     DatabaseUnavailable,
     EnsembleUnavailable,
+    InvalidQuery,
     TerrineError,
     TokenChanged,
 )
@@ -126,6 +127,26 @@ class Labeling:
             project.genesis,
             token,
         )
+
+    def used_up(self, project_name: str, inputs: np.ndarray) -> list[float | None]:
+        """Return for each input which share of the shadows near it could not vote any more.
+
+        None where none is near. It is free: a function of the inputs, of public points and of the
+        queries so far. Raises a `TerrineError`, also for a project without accounts.
+        """
+        project, shadows = self._ledger.project_with_shadows(project_name)
+        facts, allowance = project.ensemble.facts, project.terms.allowance
+        if shadows is None or allowance is None:
+            raise InvalidQuery(
+                "Only people have accounts that are used up, in projects of neighbours. Here the "
+                "budget says how much is left: GET /budget."
+            )
+        queries = canonical_inputs(inputs, facts.input, self._max_batch)
+        found = self._voters.neighbourhood(project.ensemble).ensemble
+        spent = shadows >= allowance.most if len(shadows) else np.zeros(found.shadows, bool)
+        near = found.shadow_weights(queries) > 0
+        there, gone = near.sum(1).tolist(), (near & spent).sum(1).tolist()
+        return [done / every if every else None for done, every in zip(gone, there, strict=True)]
 
     def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
         """Answer a group of requests, no two with the same key, with one vote and one commit.
@@ -283,11 +304,13 @@ class Labeling:
             raise ValueError("units have accounts only where they are allowed something")
         found = self._voters.neighbourhood(project.ensemble)
         accounts = self._ledger.accounts(project)
+        shadows = self._ledger.shadows(project, found.ensemble.shadows)
         counts = []
-        for weights in found.blocks(queries):
+        for weights, public in found.weighed(queries):
             cast, accounts = mechanism.cast(weights, found.units, accounts, allowance.most)
+            shadows = mechanism.shadowed(public, shadows, allowance.most)
             counts.append(cast)
-        after = Cast(project.charges, project.head, len(queries), accounts)
+        after = Cast(project.charges, project.head, len(queries), accounts, shadows)
         return np.concatenate(counts), after
 
     def _payable(

@@ -25,6 +25,16 @@ class Weighing(Protocol):
         A record's weight is a function of the query, of the record and of what is public alone.
         """
 
+    @property
+    def shadows(self) -> int:
+        """How many public points are charged as if they were private records."""
+
+    def weighed(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `weights`, and likewise what the shadows would add: uint8 `[B, S]`, public."""
+
+    def shadow_weights(self, x: np.ndarray) -> np.ndarray:
+        """Return what the shadows would add, and look at no record."""
+
 
 @dataclass(frozen=True)
 class Neighbourhood:
@@ -35,16 +45,24 @@ class Neighbourhood:
 
     def blocks(self, inputs: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the weights uint8 `[b, N]` of all records for inputs `[B, …]`, in order."""
+        for weights, _ in self.weighed(inputs):
+            yield weights
+
+    def weighed(self, inputs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the same, and the weights uint8 `[b, S]` of the shadows."""
         records = max(1, self.units.records)
         size = max(1, BLOCK // records)
         for start in range(0, len(inputs), size):
-            block = self.ensemble.weights(inputs[start : start + size])
-            if block.dtype != np.uint8 or block.shape != (
-                len(inputs[start : start + size]),
-                records,
+            asked = inputs[start : start + size]
+            block, shadows = self.ensemble.weighed(asked)
+            if (
+                block.dtype != np.uint8
+                or block.shape != (len(asked), records)
+                or shadows.dtype != np.uint8
+                or shadows.shape != (len(asked), self.ensemble.shadows)
             ):
                 raise EnsembleUnavailable("The records did not weigh in as they were registered.")
-            yield block
+            yield block, shadows
 
 
 class Voters(Protocol):

@@ -13,7 +13,7 @@ from terrine_server.errors import (
     LedgerCorrupted,
     TerrineError,
 )
-from terrine_server.ledger.charging import lookup, unit_accounts
+from terrine_server.ledger.charging import lookup, shadow_accounts, unit_accounts
 from terrine_server.ledger.charging.charge import StaleRecord, charge
 from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.records import (
@@ -68,6 +68,15 @@ class Payments(Handle):
                 project.name,
             )
         return accounts
+
+    def shadows(self, project: ProjectRecord, count: int | None = None) -> Accounts:
+        """Return what public points would have spent in a project as it was looked up, uint32[S].
+
+        `count`: how many there are, before the first charge. Raises ConcurrentUpdate if the project
+        has moved since, and LedgerCorrupted.
+        """
+        with reading(self._engine) as connection:
+            return shadow_accounts.as_of(connection, self._seals, project, count or 0)
 
     def charge(
         self,

@@ -13,7 +13,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json, genesis
-from terrine_server.ledger.charging import tallies, unit_accounts
+from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accounts
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
 from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.handle import Handle
@@ -22,7 +22,7 @@ from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.database import reading
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.ledger.store.transaction import Transaction
-from terrine_server.privacy import ParameterError, Terms, build_mechanism
+from terrine_server.privacy import Accounts, ParameterError, Terms, build_mechanism
 
 _CHANGES = {
     ProjectStatus.ACTIVE: Action.PROJECT_RESUMED,
@@ -54,6 +54,17 @@ class Projects(Handle):
         """Return one project. Raises NotFound."""
         with reading(self._engine) as connection:
             return self._named(connection, name)
+
+    def project_with_shadows(self, name: str) -> tuple[ProjectRecord, Accounts | None]:
+        """Return one project, and its shadow accounts as of the same moment; None without any.
+
+        Raises NotFound, and LedgerCorrupted.
+        """
+        with reading(self._engine) as connection:
+            project = self._named(connection, name)
+            if project.terms.allowance is None:
+                return project, None
+            return project, shadow_accounts.load(connection, self._seals, project)
 
     def remembered(self, name: str) -> ProjectRecord:
         """Return one project for its fixed fields; all others may be out of date.
@@ -164,6 +175,7 @@ class Projects(Handle):
                 tx.connection.execute(rows.HOLD, {"id": project.id})
                 project = self._named(tx.connection, name)
                 unit_accounts.fill(tx, project)
+                shadow_accounts.fill(tx, project)
                 detail = {"charges": project.charges}
                 log.record(tx, Action.ACCOUNTS_FILLED, name, detail)
             filled.append(name)

@@ -189,6 +189,8 @@ class Cast:
     head: str
     queries: int
     accounts: Accounts = field(repr=False)
+    shadows: Accounts = field(repr=False)
+    """Likewise of the public points that are charged as if they were private: these are public."""
 
 
 @dataclass(frozen=True)

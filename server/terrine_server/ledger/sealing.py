@@ -25,6 +25,7 @@ from terrine_server.ledger.store.tables import (
     projects,
     requests,
     secret_spends,
+    shadow_accounts,
     tokens,
     unit_accounts,
 )
@@ -101,6 +102,7 @@ def seal_rows(connection: Connection, seals: Seals) -> None:
         requests,
         secret_spends,
         unit_accounts,
+        shadow_accounts,
         idempotency,
     ):
         keys = [column.name for column in table.primary_key]

@@ -2,19 +2,23 @@
 
     first = FirstProject.of(units=32_561, rows=13_000, classes=2, epsilon=1)
     first.teachers, first.sigma, first.delta, first.cap
+    first.of_neighbours(lasting)
 
-Noisy counts of the whole public pool, from trained teachers: of all mechanisms the one whose
-student depends least on how far teachers agree (docs/results.md). Neighbours are not proposed.
+Noisy counts of the whole public pool, from trained teachers or from neighbours: of all mechanisms
+those whose student depends least on how far teachers agree (docs/results.md).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
+from terrine_server.planning.lasting import Lasting
 from terrine_server.planning.remaining import FEW
 from terrine_server.privacy.budget.quoting import Cap, cap, quote
+from terrine_server.privacy.mechanisms.base import Mechanism
+from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError, check_epsilon
 
@@ -39,12 +43,15 @@ class FirstProject:
     rows: int
     classes: int
     teachers: int
+    """Of neighbours, the units."""
     epsilon: float
     delta: float
     sigma: float
     cap: Cap
     share: float
     """Of the cap, that the project reserves."""
+    neighbours: Lasting | None = None
+    """None: teachers are trained."""
 
     @classmethod
     def of(cls, *, units: int, rows: int, classes: int, epsilon: float) -> FirstProject:
@@ -66,14 +73,39 @@ class FirstProject:
                 f"their votes. It needs {_enough(units, rows, classes, epsilon)}."
             )
         total = cap(min(CAP * epsilon, MAX_EPSILON), delta)
-        terms = quote(NoisyVotes(teachers, classes, sigma), epsilon, delta, cap_rule=total.rule)
-        share = max(terms.cap_budget / total.budget, terms.delta_budget / total.delta_budget)
-        return cls(units, rows, classes, teachers, epsilon, delta, sigma, total, share)
+        first = cls(units, rows, classes, teachers, epsilon, delta, sigma, total, share=0)
+        return first._reserving()
+
+    def of_neighbours(self, foretold: Lasting) -> FirstProject:
+        """Return the same of units that vote themselves, with nothing trained."""
+        first = replace(
+            self, teachers=self.units, sigma=foretold.sigma, neighbours=foretold, share=0
+        )
+        return first._reserving()
+
+    def _reserving(self) -> FirstProject:
+        terms = quote(self.mechanism, self.epsilon, self.delta, cap_rule=self.cap.rule)
+        costs = terms.cap_budget / self.cap.budget, terms.delta_budget / self.cap.delta_budget
+        return replace(self, share=max(costs))
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism that the project is opened with."""
+        foretold = self.neighbours
+        if foretold is None:
+            return NoisyVotes(self.teachers, self.classes, self.sigma)
+        return Neighbours(
+            self.units, self.classes, self.sigma, foretold.queries, norm=foretold.norm
+        )
 
     @property
     def fitted_noise(self) -> float:
-        """σ/(n·√rows), the noise of a fitted share for each √feature, whatever the rows."""
-        return fitted_noise(self.rows, self.teachers, self.sigma, 1)
+        """σ/(n·√rows), the noise of a fitted share for each √feature, whatever the rows.
+
+        n: the votes on a query, of each teacher or of the units that are near and still take part.
+        """
+        votes = self.teachers if self.neighbours is None else max(1e-9, self.neighbours.votes)
+        return self.sigma / votes / math.sqrt(self.rows)
 
 
 def teachers_for(units: int, classes: int) -> int:

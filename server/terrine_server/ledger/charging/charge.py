@@ -25,7 +25,12 @@ from terrine_server.ledger.chain import (
     iso,
     publication_digest,
 )
-from terrine_server.ledger.charging import idempotency_keys, tallies, unit_accounts
+from terrine_server.ledger.charging import (
+    idempotency_keys,
+    shadow_accounts,
+    tallies,
+    unit_accounts,
+)
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
@@ -95,6 +100,7 @@ def charge(
         tallies.save_tally(tx.connection, tx.seals, project, tally, after.charges)
     if entries and cast is not None:
         unit_accounts.save(tx, after, cast.accounts)
+        shadow_accounts.save(tx, after, cast.shadows)
     for publication in after.published[len(project.published) :]:
         record_log(
             replace(tx, by=SERVICE),

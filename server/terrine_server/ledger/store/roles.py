@@ -44,6 +44,11 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
         "INSERT": (),
         "UPDATE": ("charges", "head", "filled", "accounts", "seal"),
     },
+    "shadow_accounts": {
+        "SELECT": (),
+        "INSERT": (),
+        "UPDATE": ("charges", "head", "accounts", "seal"),
+    },
     "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at", "seal")},
     "tree_head": {"SELECT": (), "INSERT": (), "UPDATE": ("checkpoint",)},
     "tree_leaves": {"SELECT": (), "INSERT": ()},

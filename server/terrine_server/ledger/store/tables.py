@@ -242,6 +242,20 @@ unit_accounts = Table(
     CheckConstraint("filled IN (0, 1)", name="filled"),
 )
 
+# The same of public points that are charged as if they were private units. Public; a row comes with
+# the first charge.
+shadow_accounts = Table(
+    "shadow_accounts",
+    metadata,
+    Column("project_id", ForeignKey(projects.c.id), primary_key=True),
+    Column("charges", BigInteger, nullable=False),
+    Column("head", _Digest, nullable=False),
+    Column("accounts", LargeBinary, nullable=False),
+    *_seal(),
+    _digest("head"),
+    CheckConstraint("charges >= 0", name="charges"),
+)
+
 idempotency = Table(
     "idempotency",
     metadata,

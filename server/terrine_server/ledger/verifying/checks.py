@@ -22,7 +22,12 @@ from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
-from terrine_server.ledger.charging import idempotency_keys, tallies, unit_accounts
+from terrine_server.ledger.charging import (
+    idempotency_keys,
+    shadow_accounts,
+    tallies,
+    unit_accounts,
+)
 from terrine_server.ledger.counts import check_counts, counted_outcomes, counts_of
 from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.seals import Seals
@@ -221,6 +226,10 @@ def check_accounts(
         unit_accounts.load(connection, seals, record)
     except LedgerCorrupted as error:
         yield f"accounts: {error.found}"
+    try:
+        shadow_accounts.load(connection, seals, record)
+    except LedgerCorrupted as error:
+        yield f"shadows: {error.found}"
 
 
 def whole(value: object) -> int:

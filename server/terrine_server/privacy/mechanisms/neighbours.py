@@ -141,6 +141,16 @@ class Neighbours:
         after[units.present] = spent
         return counts, after
 
+    def shadowed(self, weights: NDArray[np.uint8], accounts: Accounts, allowance: int) -> Accounts:
+        """Return the accounts after the same queries of units of one record each. Public.
+
+        `weights`: uint8[B, S], of public records. Nothing is told of them, so nobody is protected.
+        """
+        spent = accounts.astype(np.int64)
+        for squared in np.minimum(weights.astype(np.int64), self.norm) ** 2:
+            spent += (spent + squared <= allowance) * squared
+        return spent.astype(np.uint32)
+
     def _votes(
         self, weights: NDArray[np.uint8], units: Units
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
