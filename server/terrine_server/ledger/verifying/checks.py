@@ -20,7 +20,6 @@ from sqlalchemy import Connection, case, func, select
 
 from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
 from terrine_server.ledger.charging import idempotency_keys, tallies, unit_accounts
 from terrine_server.ledger.counts import check_counts, counted_outcomes, counts_of
@@ -50,15 +49,15 @@ def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
 class Rules:
     """What the terms require of each entry; computes the account from entry to entry."""
 
-    def __init__(self, terms: Terms, events: Mapping[str, Any], start: Anchor | None) -> None:
+    def __init__(self, terms: Terms, events: Mapping[str, Any]) -> None:
         self.terms = terms
         self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
         self.events = dict(events)
         self.epochs = Epochs(events)
         self.counted = counted_outcomes(events)
-        self.account = start.account if start else Account()
-        self.published = list(start.published) if start else []
-        self.outcomes: Counter[str] = Counter(start.outcomes if start else {})
+        self.account = Account()
+        self.published: list[tuple[int, int]] = []
+        self.outcomes: Counter[str] = Counter()
         if terms.schedule is not None:
             self.prices[Outcome.PUBLISHED] = terms.schedule.price
             self.events[Outcome.PUBLISHED] = terms.schedule.publication.event.to_json()
