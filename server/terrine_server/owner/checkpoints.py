@@ -96,7 +96,7 @@ def own_policy(settings: Settings) -> Policy | None:
 
     None without either. Raises CheckpointError, or OSError.
     """
-    policy = load_policy(settings.log_policy_file)
+    policy = load_policy(settings.log_policy_path)
     if policy is not None:
         return policy
     key = load_checkpoint_key(settings.checkpoint_key_path)
@@ -248,7 +248,7 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
         raise CheckpointError(
             f"There is no key of the log, {settings.checkpoint_key_path}. Run `terrine init`."
         )
-    policy = load_policy(settings.log_policy_file)
+    policy = load_policy(settings.log_policy_path)
     publisher = Publisher(ledger, key, policy, settings.checkpoint_seconds)
     due = time.monotonic() + TURN_SECONDS
     while not publisher.round():
