@@ -87,7 +87,8 @@ class Settings(Variables):
         Path | None,
         Field(
             description="Policy with the witnesses that are asked to cosign checkpoints, in the "
-            "format of c2sp.org/tlog-policy. Default: `policy` in the data directory, if it is there."
+            "format of c2sp.org/tlog-policy. Default: `policy` in the data directory, if it is "
+            "there."
         ),
     ] = None
     host: Annotated[str, Field(min_length=1, description="Address to listen on.")] = "127.0.0.1"

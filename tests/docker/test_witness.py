@@ -1,4 +1,4 @@
-"""`docker compose --profile witness`: a witness in a container of its own, killed, late and lying."""
+"""`docker compose --profile witness`: a witness in its own container, killed, late, lying."""
 
 from __future__ import annotations
 

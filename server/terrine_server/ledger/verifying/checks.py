@@ -3,8 +3,8 @@
 They find any altered, missing, swapped, added or re-priced charge, altered terms, and any balance,
 number, hash or reservation that does not follow from the charges. Two things cannot be found in the
 ledger alone: that charges were removed from its end, and balance, count and head were set back to
-match, as in an older backup; and that the chain was rewritten from some entry to its end. A checkpoint
-that was kept elsewhere finds both.
+match, as in an older backup; and that the chain was rewritten from some entry to its end. A
+checkpoint that was kept elsewhere finds both.
 """
 
 from __future__ import annotations
