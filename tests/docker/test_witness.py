@@ -13,7 +13,7 @@ from composed import Composition, composed, docker, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-UP = ("--profile", "witness", "up", "--detach", "--wait", "witness")
+UP = ("up", "--detach", "--wait", "witness")
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,22 @@ class Witnessed:
 
 def printed(composition: Composition, service: str, pattern: str) -> str:
     """What a service printed last in this form."""
-    logs = composition.succeed("--profile", "witness", "logs", "--no-log-prefix", service)
-    return str(re.findall(pattern, logs, re.MULTILINE)[-1])
+    logs = composition.succeed("logs", "--no-log-prefix", service)
+    return str(re.findall(pattern, logs)[-1])
 
 
 @pytest.fixture(scope="module")
 def witnessed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Witnessed]:
     with composed(tmp_path_factory.mktemp("witness"), {"witness": "-witness"}) as composition:
         composition.succeed("up", "--detach", "--wait")
-        composition.environment["WITNESSED_LOG"] = printed(composition, "migrate", r"^log (\S+)")
+        composition.environment["WITNESSED_LOG"] = printed(
+            composition, "migrate", r"log (\S+\+\S+)"
+        )
+        composition.environment["COMPOSE_PROFILES"] = "witness"
         composition.environment["WITNESS_NAME"] = "witness.example"
-        composition.succeed("--profile", "witness", "build", "witness")
+        composition.succeed("build", "witness")
         composition.succeed(*UP)
-        key = printed(composition, "witness", r"^witness NAME (\S+)")
+        key = printed(composition, "witness", r"witness NAME (\S+)")
         log = composition.environment["WITNESSED_LOG"]
         policy = f"log {log}\nwitness w {key} http://witness:8470\nquorum w\n"
         write = ("-euc", 'printf %s "$1" > policy', "sh", policy)
@@ -73,7 +76,7 @@ def test_its_image_has_neither_pytorch_nor_a_database(witnessed: Witnessed) -> N
     heavy = ("torch", "sqlalchemy", "psycopg", "fastapi", "scipy")
     asked = f"import importlib.util as u; print([n for n in {heavy} if u.find_spec(n)])"
     command = ("exec", "--no-TTY", "witness", "python", "-c", asked)
-    assert witnessed.compose.succeed("--profile", "witness", *command).strip() == "[]"
+    assert witnessed.compose.succeed(*command).strip() == "[]"
     (image,) = {
         line.split()[0]
         for line in docker("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines()
@@ -84,8 +87,8 @@ def test_its_image_has_neither_pytorch_nor_a_database(witnessed: Witnessed) -> N
 
 def test_it_cosigns_and_nobody_waits_while_it_is_killed_or_late(witnessed: Witnessed) -> None:
     until(witnessed.cosigned)
-    for stop, go_on in (("kill", UP), ("pause", ("--profile", "witness", "unpause", "witness"))):
-        witnessed.compose.succeed("--profile", "witness", stop, "witness")
+    for stop, go_on in (("kill", UP), ("pause", ("unpause", "witness"))):
+        witnessed.compose.succeed(stop, "witness")
         logged = witnessed.act()
         until(witnessed.missed)
         assert witnessed.act() > logged, "the log and the ledger go on"
@@ -103,7 +106,7 @@ VERIFY = ("ledger", "verify", "all", "--policy", "policy")
 def test_another_key_at_its_address_is_no_witness(witnessed: Witnessed) -> None:
     """Nor does its forgetting what it promised bring it back: it has another key then."""
     until(witnessed.cosigned)
-    witnessed.compose.succeed("--profile", "witness", "rm", "--stop", "--force", "witness")
+    witnessed.compose.succeed("rm", "--stop", "--force", "witness")
     docker("volume", "rm", f"{witnessed.compose.environment['COMPOSE_PROJECT_NAME']}_witness")
     witnessed.compose.succeed(*UP)
     witnessed.act()
