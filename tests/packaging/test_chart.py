@@ -35,6 +35,7 @@ VARIANTS = {
         "data.storageClass=fast",
         "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",
         "networkPolicy.database[0].ipBlock.cidr=10.1.0.0/16",
+        "networkPolicy.witnesses[0].ipBlock.cidr=10.2.0.0/16",
     ),
     "open": (*BUNDLED, "networkPolicy.enabled=false", "database.storageClass=fast"),
 }
@@ -141,6 +142,12 @@ def test_replicas_sign_the_log_with_the_key_that_the_secret_has() -> None:
         signs = part == "server"
         assert (variables(container).get(file) == "/run/secrets/checkpoint.key") == signs
         assert ("checkpoint.key" in secrets(pod)) == signs
+    (asks,) = (
+        manifest["metadata"]["name"]
+        for manifest in render(*VARIANTS["everything"])
+        if manifest["kind"] == "NetworkPolicy" and "10.2.0.0/16" in json.dumps(manifest)
+    )
+    assert asks == "study-server", "witnesses are asked by servers alone"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
