@@ -136,11 +136,14 @@ lock: venv ## Lock the images' packages with their hashes in docker/requirements
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra ray --constraint docker/requirements.lock --upgrade \
 		--generate-hashes --python-version 3.11 --python-platform linux --no-annotate --prerelease disallow \
 		--custom-compile-command "make lock" --output-file docker/requirements-ray.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra witness --constraint docker/requirements.lock --upgrade \
+		--generate-hashes --python-version 3.11 --python-platform linux --no-annotate --prerelease disallow \
+		--custom-compile-command "make lock" --output-file docker/requirements-witness.lock
 
 audit: venv ## Look up known vulnerabilities of the locked packages
 	$(BIN)/pip install --quiet --editable '.[release]'
 	$(BIN)/pip-audit --disable-pip --require-hashes --requirement docker/requirements.lock \
-		--requirement docker/requirements-ray.lock
+		--requirement docker/requirements-ray.lock --requirement docker/requirements-witness.lock
 
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done

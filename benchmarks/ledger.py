@@ -138,7 +138,7 @@ def hash_all(bodies: list[bytes]) -> None:
 
 def fetch(url: str, project: ProjectRecord) -> None:
     with snapshot(connect(url)) as connection:
-        for _ in stored(connection, project.id, None):
+        for _ in stored(connection, project.id):
             pass
 
 

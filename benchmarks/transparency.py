@@ -81,6 +81,11 @@ def grow(kind: str, url: str, entries: int) -> None:
     root, before = ledger.tree_root(size), ledger.tree_root(early)
     signing = seconds(lambda: publisher(ledger).round())
     print(f"  a round that finds nothing new, and signs: {signing * 1e3:.1f} ms")
+    full = sum(-(-size // 256**level) for level in range(1, 4) if size >= 256 ** (level - 1))
+    print(
+        f"  tiles: {32 * sum(size // 256**level for level in range(4)):,} bytes of hashes in "
+        f"{full:,}, and {34 * size:,} of entries"
+    )
     fetched: list[tuple[Tile, int]] = []
 
     def fetch(tile: Tile) -> bytes:

@@ -9,7 +9,7 @@ Checked: the hash of the terms; every entry's number and hash; that the account 
 them, and has the balances that the entries add up to, within the budgets.
 Not checked: whether prices, labels and publications are what the terms allow, the project's status,
 what lies outside the file (caps, tokens, tallies), and whether the end was cut off or everything
-written anew. `terrine ledger verify --file FILE` checks the first, an anchor shows the last.
+written anew. `terrine ledger verify --file FILE` checks the first; check_log.py, the last.
 """
 
 import hashlib

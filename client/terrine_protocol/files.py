@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 LARGEST_DOCUMENT = 2**24
-"""Bytes of a document: a key, a token, anchors, a schema, settings."""
+"""Bytes of a document: a key, a token, a checkpoint, a schema, settings."""
 
 
 def opened(path: Path | str) -> BufferedReader:

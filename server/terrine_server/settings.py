@@ -87,7 +87,8 @@ class Settings(Variables):
         Path | None,
         Field(
             description="Policy with the witnesses that are asked to cosign checkpoints, in the "
-            "format of c2sp.org/tlog-policy. Default: nobody is asked."
+            "format of c2sp.org/tlog-policy. Default: `policy` in the data directory, if it is "
+            "there."
         ),
     ] = None
     host: Annotated[str, Field(min_length=1, description="Address to listen on.")] = "127.0.0.1"
@@ -334,6 +335,12 @@ class Settings(Variables):
     def checkpoint_key_path(self) -> Path:
         """The file that contains the key of the transparency log."""
         return self.checkpoint_key_file or self.data_dir / "checkpoint.key"
+
+    @property
+    def log_policy_path(self) -> Path | None:
+        """The file that contains the transparency log's policy, if there is one."""
+        usual = self.data_dir / "policy"
+        return self.log_policy_file or (usual if usual.exists() else None)
 
     @property
     def limits(self) -> Limits:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
-import json
 import re
-from dataclasses import asdict
 
 from house import House
+from logged import LOG, publisher, signed
 from server import GNMAX
 from visitor import Visitor, text_of
 
@@ -224,56 +222,43 @@ def test_whoever_revokes_the_own_token_is_signed_out(house: House) -> None:
     assert visitor.get("/admin").status_code == 303
 
 
-def test_verifying_finds_what_is_intact_and_offers_its_anchor(house: House, admin: Visitor) -> None:
+def test_verifying_finds_what_is_intact(house: House, admin: Visitor) -> None:
     record = house.ledger.project("study")
     said = text_of(admin.post("/admin/projects/study/verify"))
     assert "study: intact" in said
-    assert '"format": "terrine-anchor/1"' in said
     assert record.head in said
     said = text_of(admin.post("/admin/audit/verify-log"))
     assert "Administrative log: intact" in said
 
 
-def test_books_are_held_against_an_anchor_that_was_kept(house: House, auditor: Visitor) -> None:
-    house.open_project("kept", epsilon=5.0)
-    house.ask(house.token(Role.STUDENT, "kept"), 2)
-    verified = auditor.post("/admin/projects/kept/verify")
-    shown = re.search(r'aria-label="Anchor"><code>(.*?)</code>', verified.text, re.DOTALL)
-    assert shown is not None
-    anchor = json.loads(html.unescape(shown[1]))
-    record, log = house.ledger.project("kept"), house.ledger.verify_log().anchor
-    assert log is not None
-    house.ask(house.token(Role.STUDENT, "kept"), 1)
-
-    def compare(**changed: object) -> str:
-        text = json.dumps({**anchor, "log": asdict(log), **changed})
-        return text_of(auditor.post("/admin/audit/compare", anchor=text))
-
-    said = compare()
-    assert "The books hold all that was anchored" in said
-    assert "kept 3 intact" in said
-    assert "Not in this anchor:" in said
-    (of_kept,) = anchor["anchors"]
-    for changed, why in (
-        ({"anchors": [of_kept | {"head": "0" * 64}]}, "entry 2 is not the one of"),
-        ({"anchors": [of_kept | {"project": "lost"}]}, "lost: gone."),
-        ({"log": asdict(log) | {"entries": log.entries + 99}}, "is gone"),
-    ):
-        said = compare(**changed)
-        assert "The books are not what was anchored" in said
-        assert why in said
-    assert record.charges == 2
-
-
-def test_what_is_no_anchor_is_refused(auditor: Visitor) -> None:
-    for text, status in (
-        *((text, 422) for text in ("", "[1]", '{"format": "other"}', "[" * 20_000)),
-        ('{"format": "terrine-anchor/1", "anchors": [{"project": 1}]}', 422),
-        ("x" * 70_000, 413),
-    ):
-        reply = auditor.post("/admin/audit/compare", anchor=text)
-        assert reply.status_code == status
-        assert ("terrine ledger anchor" in text_of(reply)) == (status == 422)
+def test_the_ledger_is_held_against_a_checkpoint_that_was_kept(
+    house: House, auditor: Visitor
+) -> None:
+    key = house.app.state.services.settings.checkpoint_key_path
+    refused = auditor.post("/admin/audit/verify-tree", checkpoint="")
+    assert refused.status_code == 422
+    assert "no key of a transparency log" in text_of(refused)
+    key.write_text(LOG.secret)
+    try:
+        publisher(house.ledger).round()
+        kept = house.ledger.checkpoint() or ""
+        assert "cosigned by nobody" in text_of(auditor.get("/admin/audit"))
+        house.ask(house.token(Role.STUDENT, "study"), 1)
+        for given in ("", kept, kept.replace("\n", "\r\n")):  # as browsers send it
+            said = text_of(auditor.post("/admin/audit/verify-tree", checkpoint=given))
+            assert "Transparency log: intact" in said
+            assert "entries are not in it yet" in said
+        for given, why in (
+            (signed(3, b"o" * 32), "the log told two histories"),
+            (signed(10**6, b"o" * 32), "leaves were removed, or an older backup was restored"),
+            ("nonsense", "the checkpoint that you kept: "),
+        ):
+            said = text_of(auditor.post("/admin/audit/verify-tree", checkpoint=given))
+            assert "Transparency log: not intact" in said
+            assert why in said
+        assert auditor.post("/admin/audit/verify-tree", checkpoint="x" * 70_000).status_code == 413
+    finally:
+        key.unlink()
 
 
 def test_most_queries_is_what_fits_if_all_are_cheap() -> None:

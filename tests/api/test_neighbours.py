@@ -178,7 +178,7 @@ def test_nothing_that_a_student_or_an_auditor_reads_has_an_account_in_it(
     assert ledger.verify("study").problems == []
     export = tmp_path / "export.json"
     export.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
-    assert verify_export(export, {}).problems == []
+    assert verify_export(export).problems == []
 
 
 def test_a_client_gets_noisy_counts_and_forecasts_by_queries(people: People) -> None:

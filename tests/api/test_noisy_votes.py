@@ -150,7 +150,7 @@ def test_counts_are_the_students_and_the_owners_alone(
     lines = list(terrine_server.ledger.export("study"))
     assert [line["counts"] for line in lines[1:]] == [result["counts"] for result in found]
     exported.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert verify_export(exported, {}).ok
+    assert verify_export(exported).ok
 
 
 def test_edited_counts_are_ledger_corrupted(terrine_server: RunningServer, call: Call) -> None:

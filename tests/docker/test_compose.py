@@ -37,7 +37,7 @@ def first_start(fresh: Composition) -> subprocess.CompletedProcess[str]:
 def compose(fresh: Composition, first_start: subprocess.CompletedProcess[str]) -> Composition:
     """The composition, up and healthy."""
     assert first_start.returncode == 0, first_start.stdout + first_start.stderr
-    assert httpx.get(f"{fresh.url}/readyz").json() == {"status": "ready"}, "at once"
+    assert httpx.get(f"{fresh.url}/readyz").json()["status"] == "ready", "at once"
     return fresh
 
 
@@ -110,7 +110,7 @@ def test_a_query_is_answered_charged_and_replayed_after_a_restart(
 
 def test_migrating_again_changes_nothing(compose: Composition) -> None:
     compose.terrine("init")
-    assert httpx.get(f"{compose.url}/readyz").json() == {"status": "ready"}
+    assert httpx.get(f"{compose.url}/readyz").json()["status"] == "ready"
 
 
 def test_the_doctor_finds_no_problem_in_a_container(compose: Composition) -> None:
@@ -140,7 +140,7 @@ def test_a_container_refuses_a_newer_or_unmigrated_database_and_says_what_to_run
         alter("DELETE FROM alembic_version")
         alter("INSERT INTO alembic_version TABLE kept")
         alter("DROP TABLE kept")
-    assert httpx.get(f"{compose.url}/readyz").json() == {"status": "ready"}
+    assert httpx.get(f"{compose.url}/readyz").json()["status"] == "ready"
 
 
 def test_the_server_has_only_the_rights_that_it_needs(compose: Composition) -> None:

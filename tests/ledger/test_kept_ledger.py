@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept_ledger import ANCHORS, DATABASE
+from kept_ledger import DATABASE, EXPORTS
 from migrated import SECRET_KEY
 from releasing import REPOSITORY
 
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
 from terrine_server.ledger.verifying.walk import verify_export
 
-KEPT = json.loads(ANCHORS.read_text())
+KEPT = json.loads(EXPORTS.read_text())
 
 
 def lasting(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -55,6 +55,6 @@ def test_exports_of_then_verify_today(tmp_path: Path, name: str) -> None:
     path = tmp_path / "export.json"
     lines = (json.dumps(line) + "\n" for line in KEPT["projects"][name]["export"])
     path.write_text("".join(lines))
-    assert verify_export(path, {}).problems == []
+    assert verify_export(path).problems == []
     checker = [sys.executable, str(REPOSITORY / "docs" / "check_chain.py"), str(path)]
     assert subprocess.run(checker, capture_output=True, check=False).returncode == 0

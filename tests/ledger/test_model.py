@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from logged import policy_of, publisher
 from migrated import SECRET_KEY
 from reference_ledger import Answer, Book, Books, Refused
 from sqlalchemy import Connection, event
@@ -30,7 +31,6 @@ from sqlalchemy import Connection, event
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.ledger import Ledger, NewProject, Proposal, connect, upgrade
-from terrine_server.ledger.anchors import Anchor
 from terrine_server.privacy import VoteOutcome, cap
 
 REFUSALS: dict[type[errors.TerrineError], str] = {
@@ -68,6 +68,11 @@ class State:
     hashes: dict[str, list[str]] = field(default_factory=dict)
 
 
+def size_of(note: str | None) -> int:
+    """The number of leaves that a checkpoint is of."""
+    return 0 if note is None else int(note.splitlines()[1])
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Does the same to a real ledger and to the reference; both must agree at every step."""
 
@@ -80,7 +85,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ensemble = f"ensemble{next(NUMBERS)}"
         self.state = State(Books(CAP.budget))
         self.kept: tuple[str, State] | None = None
-        self.anchors: dict[str, Anchor] = {}
+        self.checkpoints: dict[str, bool] = {}
         self.cut_off = False
 
     def connected(self) -> Ledger:
@@ -167,6 +172,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.kept is None and any(self.state.hashes.values()))
     @rule()
     def back_up(self) -> None:
+        self.checkpoint()
         self.engine.dispose()
         self.kept = self.copies.make(), deepcopy(self.state)
 
@@ -174,38 +180,31 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def restore(self) -> None:
         assert self.kept is not None
-        for number in range(len(self.books.projects)):
-            self.anchor(number)
+        self.checkpoint()
         self.engine.dispose()
         self.copies.restore(self.kept[0])
         self.state = deepcopy(self.kept[1])
         self.ledger = self.connected()
-        self.compare_with_anchors(resume=False)
-        self.compare_with_anchors(resume=True)
+        size = size_of(self.ledger.checkpoint())
+        for note, holds in self.checkpoints.items():
+            self.checkpoints[note] = holds and size_of(note) <= size
+        self.compare_with_checkpoints()
 
-    @precondition(lambda self: self.books.projects)
-    @rule(number=pick)
-    def anchor(self, number: int) -> None:
-        name = self.a_project(number)
-        anchor = self.ledger.verify(name).anchor
-        assert anchor is not None
-        self.anchors[name] = anchor
+    @rule()
+    def checkpoint(self) -> None:
+        publisher(self.ledger).round()
+        note = self.ledger.checkpoint()
+        assert note is not None
+        self.checkpoints[note] = True
 
-    @rule(resume=st.booleans())
-    def compare_with_anchors(self, resume: bool) -> None:
-        """An anchor holds exactly as long as the entries that it was made of are there."""
-        for name, anchor in self.anchors.items():
-            if name not in self.books.projects:
-                with pytest.raises(errors.NotFound):
-                    self.ledger.verify(name, anchor, resume)
-                continue
-            hashes = self.state.hashes[name][: anchor.entries]
-            there = not anchor.entries or (
-                len(hashes) == anchor.entries and hashes[-1] == anchor.head
-            )
-            closed = self.books.projects[name].status == "closed"
-            found = self.ledger.verify(name, anchor, resume)
-            assert found.ok == (there and closed >= anchor.closed), found.problems
+    @precondition(lambda self: self.checkpoints)
+    @rule()
+    def compare_with_checkpoints(self) -> None:
+        """A checkpoint holds exactly as long as the entries that it was made of are there."""
+        found = self.ledger.check_tree(policy_of(), {note: note for note in self.checkpoints})
+        assert found.ok == all(self.checkpoints.values()), found.problems
+        for note, holds in self.checkpoints.items():
+            assert self.ledger.check_tree(policy_of(), {"kept": note}).ok == holds, note
 
     @invariant()
     def the_books_are_those_of_the_reference(self) -> None:

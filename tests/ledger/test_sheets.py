@@ -66,7 +66,7 @@ def test_an_export_that_is_verified_has_the_names_as_they_are(
 ) -> None:
     file = tmp_path / "study.json"
     assert CliRunner().invoke(app, ["export", "study", "--output", str(file)]).exit_code == 0
-    assert verify_export(file, {}).ok
+    assert verify_export(file).ok
     assert "HYPERLINK" in file.read_text()
     assert "'=HYPERLINK" not in file.read_text()
 

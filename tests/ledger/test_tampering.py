@@ -2,7 +2,7 @@
 
 An edit is made past all triggers and constraints. Everybody who believes the rows is then asked:
 
-- `verify`, and `anchor`: `verify` with anchors that were made before;
+- `verify`, and `checkpoint`: what it finds with a checkpoint that was kept;
 - the `doctor`;
 - whoever has no more than a file with the edited rows: `file` is `terrine ledger verify --file`,
   `checker` is docs/check_chain.py;
@@ -48,6 +48,7 @@ from edits import Hand, edited_json, other_values
 from fastapi import FastAPI
 from forging import add, altered, cut, kind, rebuild, rehash, remove, rewrite, rows_of, swap
 from in_process import InProcess
+from logged import policy_of
 from migrated import SECRET_KEY
 from publishing import voted
 from seeded_noise import seed_noise
@@ -72,6 +73,7 @@ from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.rows import KnownProjects
 from terrine_server.ledger.store.tables import metadata
+from terrine_server.ledger.transparency.checking import check
 from terrine_server.ledger.verifying import archive
 from terrine_server.ledger.verifying.administration import verify_log
 from terrine_server.ledger.verifying.walk import verify_export, verify_project
@@ -238,16 +240,16 @@ UNSEEN = {
     "log_head: another id": "there is one row, whatever its number",
 }
 """What nobody needs to notice."""
-ONLY_AN_ANCHOR = {
+ONLY_A_CHECKPOINT = {
     "projects, charges: the end cut off, with the older balance's seal",
-    "all tables: an older backup",
+    "all tables but the tree: an older backup",
 }
 """What is rolled back as a whole: requests are answered as they were earlier."""
 CONSISTENT = {
     "charges: the end cut off, the balance set back",
     "charges: a label, and the chain to its end",
 }
-"""Edits that leave a chain that fits: a seal, or an anchor, tells."""
+"""Edits that leave a chain that fits: a seal, or a checkpoint, tells."""
 
 
 def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
@@ -271,7 +273,7 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
         "projects, charges: the end cut off, with the older balance's seal",
         both(older, gone("charges", project_id=ids["study"], seq=ENTRIES)),
     )
-    yield "all tables: an older backup", older_backup(world)
+    yield "all tables but the tree: an older backup", older_backup(world)
 
     for column in ("cap", "delta_cap"):
         doubled = {column: TABLES["ensembles"].c[column] * 2}
@@ -347,11 +349,9 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
 def who(world: Served) -> set[str]:
     """Who, of those that look at the rows, notices that something is wrong."""
     ledger, files = world.ledger(), exported(world, world.directory)
-    found = {"verify", "anchor"}
-    with suppress(TerrineError):  # a book that cannot even be verified is noticed by both
-        problems = verified(world)
-        anchored = {problem.startswith("anchor") for problem in problems}
-        found = {"anchor" if each else "verify" for each in anchored}
+    found = set() if verified(world) else {"verify"}
+    if not ledger.check_tree(policy_of(), world.kept).ok:
+        found.add("checkpoint")
     if not healthy(ledger):
         found.add("doctor")
     if not all(verifies(file) for file in files[:-1]):
@@ -370,7 +370,7 @@ def healthy(ledger: Ledger) -> bool:
 
 def verifies(file: Path) -> bool:
     try:
-        return verify_export(file, {}).ok
+        return verify_export(file).ok
     except archive.ArchiveError:
         return False
 
@@ -382,14 +382,14 @@ def checks(file: Path) -> bool:
         return False
 
 
-def verified(world: World) -> list[str]:
-    """What `verify` finds with anchors; it cannot be asked about a project that is gone."""
+def verified(world: World) -> bool:
+    """Whether `verify` finds all intact; what cannot even be verified is not."""
     ledger = world.ledger()
-    there = ledger.project_names()
-    found = [f"anchor: {name} is gone" for name in world.anchors.keys() - {*there}]
-    for name in there:
-        found += ledger.verify(name, world.anchors.get(name)).problems
-    return [*found, *ledger.verify_log(world.log_anchor).problems]
+    try:
+        intact = [ledger.verify(name).ok for name in ledger.project_names()]
+    except TerrineError:
+        return False
+    return all(intact) and ledger.verify_log().ok
 
 
 def exported(world: World, directory: Path) -> list[Path]:
@@ -451,14 +451,22 @@ def notices(cell: Cell) -> set[str]:
         found |= {"file", "checker"}
     if cell.table == "administrative_log" or str(cell) in LOG_END:
         found.add("checker")
-    if str(cell) in ANCHORED:
-        found.add("anchor")
+    if str(cell) in LOGGED:
+        found.add("checkpoint")
     return found
 
 
 LOG_END = {"log_head: another entries", "log_head: another head"}
-ANCHORED = {"projects: another id", "projects: another name", "projects: another genesis"}
-"""What makes another project of one."""
+LOGGED = {
+    "projects: another id",
+    "projects: another genesis",
+    "charges: another project_id",
+    "charges: another seq",
+    "charges: another hash",
+    "administrative_log: another seq",
+    "administrative_log: another hash",
+}
+"""What decides of which entry a leaf is, and what its commitment is."""
 
 
 # ----------------------------------------------------------------------------- what is answered
@@ -652,8 +660,8 @@ def test_larger_edits_are_noticed(served: Served, hand: Hand, expected: dict[str
         with hand.edited(edit) as done:
             assert done, what
             by = who(served)
-            if what in ONLY_AN_ANCHOR:
-                assert by == {"anchor"}, what
+            if what in ONLY_A_CHECKPOINT:
+                assert by == {"checkpoint"}, what
                 continue
             assert ("verify" in by) == (what not in UNSEEN), what
             if what.startswith("charges:") and what not in CONSISTENT:
@@ -879,9 +887,9 @@ NOT_IN_THE_BOOKS = {
 }
 """What whoever has the key, too, may edit. What people have spent follows from their records, by
 which `verify --accounts` recomputes it (tests/api/test_neighbours.py). What was kept of a key must
-be possible, and is compared with charges when it is used (tests/ledger/test_keys.py). An anchor
-tells whether a closed project was reopened; files are compared with their digest; the rest is what
-the administrative log had, which is written anew: a signed anchor of the log shows that."""
+be possible, and is compared with charges when it is used (tests/ledger/test_keys.py). Files are
+compared with their digest; the rest, such as whether a closed project was reopened, is what the
+administrative log had, which is written anew: a checkpoint shows that."""
 OF_THE_LOG = {"tokens", "requests", "administrative_log", "log_head"}
 
 
@@ -894,19 +902,20 @@ def test_what_the_chain_holds_is_found_in_spite_of_the_key(each_database_url: st
                 cell.near()(forger)
                 seals = reseal(forger)
                 there = set(forger.execute(select(TABLES["projects"].c.name)).scalars())
-                found = there != world.anchors.keys() or not all(
+                found = there != world.names or not all(
                     verify_project(forger, seals, name).ok for name in there
                 )
                 forger.rollback()
                 assert found or cell.column.name in NOT_IN_THE_BOOKS.get(table, ()), cell
 
 
-def test_whatever_the_log_said_is_vouched_for_by_an_anchor(
+def test_whatever_the_log_said_is_vouched_for_by_a_checkpoint(
     world: World, forger: Connection
 ) -> None:
     seals = reseal(forger)
     assert verify_log(forger, seals).ok, "written anew, it is consistent"
-    assert not verify_log(forger, seals, world.log_anchor).ok
+    [note] = world.kept.values()
+    assert not check(forger, policy_of(), note, {}).ok
 
 
 def near_balance(row: Row, column: str) -> list[Any]:

@@ -350,7 +350,7 @@ def test_a_backup_restored_under_a_running_server_answers_nothing(opened: Opened
         connection.execute(delete(charges).where(charges.c.seq > 2))
         for table, (row,) in older.items():
             connection.execute(update(table).values(row))
-    assert opened.ledger.verify("study").problems == [], "only an anchor can tell"
+    assert opened.ledger.verify("study").problems == [], "only a checkpoint can tell"
     with pytest.raises(LedgerCorrupted, match="a backup was restored"):
         ask(inputs[4:])
 

@@ -24,8 +24,8 @@ from terrine_models.teachers.splitting import read_partition
 from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
 from terrine_protocol.images import ImageFormat
 from terrine_server.cli.votes import load_votes
-from terrine_server.ledger.anchors import load_private_key, load_public_key, read_anchors
 from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
 from terrine_server.owner.issuer import IssuerError, _secret
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
@@ -65,10 +65,9 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "an owner's token": ("peer.token", read_token),
     "a teacher": ("teacher", lambda path: verified_bytes(path.parent, path.name, "")),
     "a student": ("model.json", lambda path: Student.load(path.parent)),
-    "anchors": ("anchors", lambda path: read_anchors(path, None)),
-    "a private key": ("key", load_private_key),
-    "a public key": ("key", load_public_key),
-    "an export": ("export", lambda path: verify_export(path, {})),
+    "the log's key": ("key", load_checkpoint_key),
+    "a policy": ("policy", load_policy),
+    "an export": ("export", lambda path: verify_export(path)),
     "the secret key": ("key", load_secret_key),
     "votes": ("votes.npz", lambda path: load_votes(path, [])),
     "the database's password": (

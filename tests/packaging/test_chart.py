@@ -30,10 +30,12 @@ VARIANTS = {
         "image.digest=sha256:" + "0" * 64,
         "image.pullSecrets={registry}",
         "settings.TERRINE_DEVICE=cpu",
+        "checkpointKey=checkpoint.key",
         "data.existingClaim=teachers",
         "data.storageClass=fast",
         "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",
         "networkPolicy.database[0].ipBlock.cidr=10.1.0.0/16",
+        "networkPolicy.witnesses[0].ipBlock.cidr=10.2.0.0/16",
     ),
     "open": (*BUNDLED, "networkPolicy.enabled=false", "database.storageClass=fast"),
 }
@@ -129,6 +131,23 @@ def test_it_says_what_the_compose_file_says() -> None:
     assert secrets(made["database"]) == set(compose["db"]["secrets"])
     role = Path("files") / "service-role.sh"
     assert (CHART / role).read_bytes() == (REPOSITORY / "docker" / "db" / role.name).read_bytes()
+
+
+def test_replicas_sign_the_log_with_the_key_that_the_secret_has() -> None:
+    file = "TERRINE_CHECKPOINT_KEY_FILE"
+    without = pods(render(*EXTERNAL))["server"]
+    assert file not in variables(without["containers"][0])
+    for part, pod in pods(render(*VARIANTS["everything"])).items():
+        (container,) = pod["containers"]
+        signs = part == "server"
+        assert (variables(container).get(file) == "/run/secrets/checkpoint.key") == signs
+        assert ("checkpoint.key" in secrets(pod)) == signs
+    (asks,) = (
+        manifest["metadata"]["name"]
+        for manifest in render(*VARIANTS["everything"])
+        if manifest["kind"] == "NetworkPolicy" and "10.2.0.0/16" in json.dumps(manifest)
+    )
+    assert asks == "study-server", "witnesses are asked by servers alone"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -43,6 +43,7 @@ def test_only_servers_share_a_network_with_what_is_private() -> None:
         "behind": {"server", "server-ray", "proxy"},
         "outside": {"proxy"},
         "owners": {"server", "owner"},
+        "witnesses": {"server", "witness"},
         "cluster": {"server-ray", "ray-head", "ray-worker"},
     }
     closed = {name for name, network in COMPOSE["networks"].items() if network}

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python tests/support/kept_ledger.py
 
-writes `tests/fixtures/ledger-1.0.0.database.gz` and the exports and anchors beside it. It is never
+writes `tests/fixtures/ledger-1.0.0.database.gz` and the exports beside it. It is never
 written again: a version that changes what is stored adds a ledger of its own.
 """
 
@@ -19,11 +19,11 @@ from tampering import World
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 DATABASE = FIXTURES / "ledger-1.0.0.database.gz"
-ANCHORS = FIXTURES / "ledger-1.0.0.json"
+EXPORTS = FIXTURES / "ledger-1.0.0.json"
 
 
 def main() -> None:
-    """Write the ledger, and what its anchors and exports were."""
+    """Write the ledger, and what its exports were."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "terrine.sqlite"
         world = World(f"sqlite:///{path}")
@@ -42,7 +42,7 @@ def main() -> None:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         DATABASE.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-        ANCHORS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        EXPORTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from books import (
     register,
     terms,
 )
+from logged import publisher
 from migrated import SECRET_KEY, migrated
 from neighbouring import People, TheirVoters, many, open_study, register_people
 from publishing import CAP, TEACHERS, open_published, published_terms, voted
@@ -91,9 +92,9 @@ class World:
         ledger.refuse_request("refused", "Not now", Actor("token:0", "trace"))
         more = NewProject("more", "mnist", GNMAX, terms(2), "More", "To learn")
         ledger.approve_request("granted", more)
-        self.anchors = {name: ledger.verify(name).anchor for name in ledger.project_names()}
-        self.log_anchor = ledger.verify_log().anchor
-        assert all((*self.anchors.values(), self.log_anchor))
+        self.names = set(ledger.project_names())
+        publisher(ledger).round()
+        self.kept = {"kept": ledger.checkpoint() or ""}
 
     def prepared(self) -> Ledger:
         self.engine = migrated(self.url)

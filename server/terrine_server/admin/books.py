@@ -14,8 +14,8 @@ from terrine_server.admin.rendering import ROOT, page
 from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.errors import InvalidQuery
-from terrine_server.ledger.anchors import AnchorError, parse_anchors, write_anchors
 from terrine_server.owner import verification
+from terrine_server.owner.checkpoints import LogState, own_policy
 
 router = APIRouter(prefix=ROOT)
 
@@ -66,6 +66,7 @@ def audit(
         next=found[ROWS - 1].name if len(found) > ROWS else None,
         first=not cursor,
         last=next(iter(services.ledger.log(limit=1, newest=True)), None),
+        log=LogState.of(services.ledger.checkpoint(), services.readiness.policy),
     )
 
 
@@ -79,33 +80,20 @@ def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Respon
         sent.session,
         name=None,
         found=views.log_verification(found),
-        anchor=None if found.anchor is None else write_anchors([], None, found.anchor),
         now=None,
     )
 
 
-@router.post("/audit/compare")
-def compare(request: Request, services: ServicesDep, sent: Checked) -> Response:
-    """Hold the books and the log against an anchor, which was kept elsewhere."""
-    try:
-        read = parse_anchors(sent.fields.get("anchor", ""), None, "This text")
-    except AnchorError as error:
-        raise InvalidQuery(str(error)) from None
-    ledger, anchors = services.ledger, {each.project: each for each in read.anchors}
-    there = ledger.project_names()
-    return page(
-        request,
-        "compared.html",
-        sent.session,
-        gone=[anchor for name, anchor in anchors.items() if name not in there],
-        later=[name for name in there if name not in anchors],
-        found=[
-            views.verification(verification.verify_project(ledger, name, anchors[name]))
-            for name in there
-            if name in anchors
-        ],
-        log=None
-        if read.log is None
-        else views.log_verification(verification.verify_log(ledger, read.log)),
-        signed=read.signed,
-    )
+@router.post("/audit/verify-tree")
+def verify_tree(request: Request, services: ServicesDep, sent: Checked) -> Response:
+    """Hold the ledger against the transparency log, and against a checkpoint that was kept."""
+    policy = own_policy(services.settings)
+    if policy is None:
+        raise InvalidQuery(
+            "This server has no key of a transparency log, nor a policy that names one. "
+            "See docs/transparency.md."
+        )
+    kept = sent.fields.get("checkpoint", "").replace("\r\n", "\n").strip()
+    earlier = {"that you kept": f"{kept}\n"} if kept else {}
+    found = services.ledger.check_tree(policy, earlier)
+    return page(request, "tree.html", sent.session, found=found, kept=bool(kept))

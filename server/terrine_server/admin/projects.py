@@ -22,7 +22,6 @@ from terrine_server.dossier.folder import shown
 from terrine_server.dossier.told import DossierError
 from terrine_server.errors import Conflict
 from terrine_server.ledger import ProjectRecord
-from terrine_server.ledger.anchors import write_anchors
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import CheckpointError
 from terrine_server.owner.verification import verify_project
@@ -154,16 +153,14 @@ def close(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) ->
 
 @router.post("/{name}/verify")
 def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -> Response:
-    """Recompute a project's books, and show what was found, with an anchor if they are intact."""
+    """Recompute a project's books, and show what was found."""
     found = verify_project(services.ledger, name)
-    anchor = None if found.anchor is None else write_anchors([found.anchor], None, None)
     return page(
         request,
         "verified.html",
         sent.session,
         name=name,
         found=views.verification(found),
-        anchor=anchor,
         now=datetime.now(UTC),
     )
 

@@ -48,7 +48,6 @@ KNOWN = (
     ("terrine_server.owner.issuer", "IssuerError"),
     ("terrine_server.serving.listening", "CannotListen"),
     ("terrine_server.serving.listening", "TooFewDescriptors"),
-    ("terrine_server.ledger.anchors", "AnchorError"),
     ("terrine_server.ledger.verifying.archive", "ArchiveError"),
     ("terrine_client.errors", "TerrineError"),
 )

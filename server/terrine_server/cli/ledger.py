@@ -1,4 +1,4 @@
-"""`terrine ledger …`: show, verify, anchor and export the ledger."""
+"""`terrine ledger …`: show, verify, checkpoint and export the ledger."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from terrine_server.cli.console import (
 if TYPE_CHECKING:
     from terrine_server.ledger import ChargeRecord, ProjectRecord
 
-app = typer.Typer(no_args_is_help=True, help="Show, verify, anchor and export the ledger.")
+app = typer.Typer(no_args_is_help=True, help="Show, verify and export the ledger.")
 app.command()(verify.verify)
-app.command()(verify.anchor)
+app.command()(verify.checkpoint)
 app.command()(seal.seal)
 
 LAST = 20

@@ -1,4 +1,4 @@
-"""`terrine ledger verify` and `terrine ledger anchor`."""
+"""`terrine ledger verify` and `terrine ledger checkpoint`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from terrine_server.cli.console import console, errors, fail, opened_ledger, wri
 
 if TYPE_CHECKING:
     from terrine_server.ledger import LogVerificationRecord, VerificationRecord
-    from terrine_server.ledger.anchors import Anchor, AnchorFile, LogAnchor
 
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
 
@@ -26,31 +25,19 @@ def verify(
             help="JSON written by `export`, to verify instead of the ledger.",
         ),
     ] = None,
-    anchor: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="File written by `anchor`; the books must still match it."
-        ),
-    ] = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Ed25519 key that must have signed the anchor."),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Trust the signed anchor, and check only what follows it."),
-    ] = False,
     policy: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Whose signatures the transparency log needs; it is verified, too, with all.",
+            help="Whose signatures the transparency log needs; it is verified, too, with all. "
+            "With --checkpoint, by default the service's own policy, or its own key.",
         ),
     ] = None,
     checkpoint: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="A checkpoint of any time, which the log must continue. Repeat it."
+            metavar="FILE",
+            help="A checkpoint of any time, which log and ledger must continue. Repeat it.",
         ),
     ] = None,
     accounts: Annotated[
@@ -67,34 +54,27 @@ def verify(
     With `all`, also the administrative log, and requests, tokens, projects and ensembles by it.
 
     An older backup, a rewritten chain, or entries removed from the end together with a balance set
-    back to match, are consistent in themselves: only what is kept elsewhere reveals them, an anchor
-    or a checkpoint, or the cosignatures of witnesses. See docs/transparency.md.
+    back to match, are consistent in themselves: only what is kept elsewhere reveals them, a
+    checkpoint, or the cosignatures of witnesses. See docs/transparency.md.
     """
     from terrine_server.ledger.verifying.walk import verify_export
 
     if file is not None and project is not None:
         fail("Name a project or give --file with an export, not both.")
-    if resume and public_key is None:
-        fail("--resume trusts an anchor, so it must be signed: give --public-key as well.")
     if accounts is not None and (file is not None or project in (None, "all")):
         fail("--accounts goes with one project of this machine's ledger: name it.")
-    if public_key is not None and anchor is None:
-        fail("--public-key checks an anchor's signature: give --anchor as well.")
-    if policy is not None and (file is not None or project not in (None, "all")):
-        fail("--policy verifies the log of all projects: leave --file and the project out.")
-    if checkpoint and policy is None:
-        fail("--checkpoint is held against the log: give --policy as well.")
-    read = _read(anchor, public_key)
-    anchors = None if read is None else {found.project: found for found in read.anchors}
+    logged = policy is not None or bool(checkpoint)
+    if logged and file is not None:
+        fail("An export is held against the log by docs/check_log.py: leave --file out.")
+    if logged and project not in (None, "all"):
+        fail("--policy and --checkpoint are of the log of all projects: leave the project out.")
     if file is not None:
         with entries_bar(errors, file.name) as progress:
-            found = verify_export(file, anchors or {}, resume, progress)
-        _check_anchored(found.project, anchors)
+            found = verify_export(file, progress)
         intact = _report(found)
     else:
-        log = None if read is None else read.log
-        intact = _verify_ledger(project or "all", anchors, log, resume)
-        if policy is not None:
+        intact = _verify_ledger(project or "all")
+        if logged:
             intact = _verify_tree(policy, checkpoint or []) and intact
         if accounts is not None:
             intact = _verify_accounts(project or "all", accounts) and intact
@@ -102,100 +82,55 @@ def verify(
         raise typer.Exit(1)
 
 
-def anchor(
-    project: Project = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ed25519 key to sign with (PEM).")
-    ] = None,
+def checkpoint(
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: standard output.")
     ] = None,
 ) -> None:
-    """Verify the books, then write an anchor: where each chain stands now.
+    """Write a checkpoint of the ledger as it is now: log what is new, and sign the log.
 
-    Later, `terrine ledger verify --anchor FILE` shows whether the books still hold all entries up
-    to the anchor. Keep the file, and above all the key, where nobody who can write to the database
-    can reach them.
-
-    A key:  openssl genpkey -algorithm ed25519 -out anchor.key
-            openssl pkey -in anchor.key -pubout -out anchor.pub
+    Later, `terrine ledger verify --checkpoint FILE` shows whether the ledger still holds every
+    entry of now. Keep the file where nobody who can write to the database can reach it. A server
+    does the same every few seconds, and serves its last one at `/checkpoint`.
     """
-    from terrine_server.ledger.anchors import load_private_key, write_anchors
-    from terrine_server.owner.verification import verify_log, verify_project
+    from terrine_server.owner.checkpoints import sign_now
+    from terrine_server.settings import Settings
 
-    signing = load_private_key(key) if key is not None else None
-    ledger = opened_ledger()
-    log = verify_log(ledger)
-    if log.anchor is None:
-        report_log(log)
-        fail("The administrative log is not intact, so nothing can be anchored.")
-    anchors = []
-    for name in ledger.project_names() if project in (None, "all") else [project]:
-        with entries_bar(errors, name) as progress:
-            found = verify_project(ledger, name, progress=progress)
-        if found.anchor is None:
-            _report(found)
-            fail(f"The books of {name} are not intact, so they cannot be anchored.")
-        anchors.append(found.anchor)
+    note = sign_now(opened_ledger(), Settings())
     with writing(output) as file:
-        file.write(write_anchors(anchors, signing, log.anchor))
+        file.write(note)
     if output is not None:
-        line = f"Wrote anchors of {len(anchors)} projects and the log to {output}"
-        console.print(f"{line}{', signed' if key else ''}.", highlight=False, soft_wrap=True)
+        size = note.splitlines()[1]
+        line = f"Wrote a checkpoint of {size} entries to {output}."
+        console.print(line, highlight=False, soft_wrap=True)
 
 
-def _read(path: Path | None, public_key: Path | None) -> AnchorFile | None:
-    from terrine_server.ledger.anchors import load_public_key, read_anchors
-
-    if path is None:
-        return None
-    found = read_anchors(path, load_public_key(public_key) if public_key else None)
-    if found.signed and public_key is None:
-        errors.print(f"The signature of {path} was not checked: give --public-key.", soft_wrap=True)
-    return found
-
-
-def _check_anchored(project: str, anchors: dict[str, Anchor] | None) -> None:
-    if anchors is not None and project not in anchors:
-        fail(f"The anchor file has no anchor of project {project}.")
-
-
-def _verify_ledger(
-    project: str, anchors: dict[str, Anchor] | None, log: LogAnchor | None, resume: bool
-) -> bool:
+def _verify_ledger(project: str) -> bool:
     from terrine_server.owner.verification import verify_log, verify_project
 
     ledger = opened_ledger()
-    there, anchored = ledger.project_names(), anchors or {}
-    if project != "all":
-        _check_anchored(project, anchors)
-    names = sorted({*there, *anchored}) if project == "all" else [project]
+    names = ledger.project_names() if project == "all" else [project]
     intact = True
     for name in names:
-        if name in anchored and name not in there:
-            console.print(f"{name}: [bold red]NOT INTACT[/], gone", highlight=False)
-            line = f"  anchor: present at {anchored[name].made_at}; an older backup was restored"
-            console.print(line, highlight=False, soft_wrap=True)
-            intact = False
-            continue
         with entries_bar(errors, name) as progress:
-            found = verify_project(ledger, name, anchored.get(name), resume, progress)
+            found = verify_project(ledger, name, progress)
         intact = _report(found) and intact
     if not names:
         console.print("No project has been opened yet.")
     if project == "all":
-        found_in_log = verify_log(ledger, log)
-        intact = report_log(found_in_log) and intact
+        intact = report_log(verify_log(ledger)) and intact
     return intact
 
 
-def _verify_tree(path: Path, checkpoints: list[Path]) -> bool:
+def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     from terrine_protocol.files import read
     from terrine_protocol.transparency.notes import LARGEST
-    from terrine_server.owner.checkpoints import load_policy
+    from terrine_server.owner.checkpoints import load_policy, own_policy
+    from terrine_server.settings import Settings
 
-    policy = load_policy(path)
-    assert policy is not None  # noqa: S101 - there is a path
+    policy = load_policy(path) or own_policy(Settings())
+    if policy is None:
+        fail("Here is no key of a log, nor a policy that names one: give --policy.")
     earlier = {str(each): read(each, LARGEST).decode(errors="replace") for each in checkpoints}
     found = opened_ledger().check_tree(policy, earlier)
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
@@ -241,8 +176,7 @@ def report_log(found: LogVerificationRecord) -> bool:
 
 def _report(found: VerificationRecord) -> bool:
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
-    vouched = f", the first {found.vouched} trusted to the anchor" if found.vouched else ""
-    line = f"{found.project}: {verdict}, {found.charges} charges{vouched}"
+    line = f"{found.project}: {verdict}, {found.charges} charges"
     console.print(line, highlight=False, soft_wrap=True)
     console.print(f"  head {found.head}", highlight=False, soft_wrap=True)
     for problem in found.problems:

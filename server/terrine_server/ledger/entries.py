@@ -8,7 +8,6 @@ from typing import Any
 
 from terrine_protocol import Outcome
 from terrine_server.errors import NotFound
-from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.records import ChargeRecord, History, SecretAccount, VerificationRecord
@@ -120,17 +119,7 @@ class Entries(Handle):
                 return
             yield archive.entry_line(entry)
 
-    def verify(
-        self,
-        project: str,
-        anchor: Anchor | None = None,
-        resume: bool = False,
-        progress: Progress | None = None,
-    ) -> VerificationRecord:
-        """Recompute a project's ledger from its charges, in constant memory. Raises NotFound.
-
-        With an `anchor`, its entry must still exist, unchanged. `resume` trusts the anchor for all
-        entries up to its own, so its signature must have been checked.
-        """
+    def verify(self, project: str, progress: Progress | None = None) -> VerificationRecord:
+        """Recompute a project's ledger from its charges, in constant memory. Raises NotFound."""
         with snapshot(self._engine) as connection:
-            return verify_project(connection, self._seals, project, anchor, resume, progress)
+            return verify_project(connection, self._seals, project, progress)

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import select
 
 from terrine_server.ledger.administration import Action, Actor
-from terrine_server.ledger.anchors import LogAnchor
 from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.records import LogRecord, LogVerificationRecord
 from terrine_server.ledger.store import log
@@ -94,13 +93,10 @@ class Log(Handle):
             yield from map(archive.log_entry_line, page)
             after = page[-1].seq
 
-    def verify_log(self, anchor: LogAnchor | None = None) -> LogVerificationRecord:
-        """Recompute the administrative log, and hold the rows of today against it.
-
-        With an `anchor`, its entry must still exist, unchanged.
-        """
+    def verify_log(self) -> LogVerificationRecord:
+        """Recompute the administrative log, and hold the rows of today against it."""
         with snapshot(self._engine) as connection:
-            return verify_log(connection, self._seals, anchor)
+            return verify_log(connection, self._seals)
 
     def verify_schema(self) -> list[str]:
         """Return in what the whole schema is not as this version's migrations make it."""

@@ -32,7 +32,6 @@ from typing import Any
 
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import TerrineError
-from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
 from terrine_server.privacy import GDP, Account, Accounts, Rule, Terms, VoteOutcome
 
@@ -377,15 +376,11 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class LogVerificationRecord:
-    """Whether the administrative log is intact, and the rows as it says.
-
-    `anchor`: its end, if so.
-    """
+    """Whether the administrative log is intact, and the rows as it says."""
 
     entries: int
     head: str
     problems: Sequence[str]
-    anchor: LogAnchor | None = None
 
     @property
     def ok(self) -> bool:
@@ -395,18 +390,12 @@ class LogVerificationRecord:
 
 @dataclass(frozen=True)
 class VerificationRecord:
-    """Whether a project's ledger is intact. `problems`: what is not, first finding first.
-
-    `vouched`: how many entries were not checked because an anchor vouches for them. `anchor`: a
-    new anchor, if the ledger is intact.
-    """
+    """Whether a project's ledger is intact. `problems`: what is not, first finding first."""
 
     project: str
     charges: int
     head: str
     problems: Sequence[str]
-    vouched: int = 0
-    anchor: Anchor | None = None
 
     @property
     def ok(self) -> bool:

@@ -30,15 +30,18 @@ from terrine_protocol.transparency.notes import (
     VerifierKey,
     number,
 )
-from terrine_protocol.transparency.policies import Party, Policy
+from terrine_protocol.transparency.policies import NONE, Party, Policy
 from terrine_protocol.transparency.trees import ProofError
 from terrine_server.errors import TerrineError
 from terrine_server.ledger import Ledger
+from terrine_server.settings import Settings
 
 PATIENCE_SECONDS = 5.0
 """How long a witness may take for a part of its answer, or to accept a connection."""
 LONGEST_PAUSE_SECONDS = 60.0
 """How long a witness that fails is left alone at most. The first pause is one second."""
+TURN_SECONDS = 60.0
+"""How long a turn to sign is waited for by whoever asks for a checkpoint of now."""
 REFRESH_SECONDS = 3600
 """A cosignature says until when its witness saw no larger tree: it is asked again after so long."""
 MOST_WITNESSES = 32
@@ -86,6 +89,18 @@ def load_policy(path: Path | None) -> Policy | None:
         return Policy.parse(read(path, LARGEST))
     except NoteError as error:
         raise CheckpointError(f"{path} is no policy: {error}. See docs/transparency.md.") from None
+
+
+def own_policy(settings: Settings) -> Policy | None:
+    """Return what the service's log is held against here: its policy, or its key alone.
+
+    None without either. Raises CheckpointError, or OSError.
+    """
+    policy = load_policy(settings.log_policy_path)
+    if policy is not None:
+        return policy
+    key = load_checkpoint_key(settings.checkpoint_key_path)
+    return None if key is None else Policy((Party(key.verifier),), {}, {}, NONE)
 
 
 @dataclass(frozen=True)
@@ -140,21 +155,22 @@ class Publisher:
         self._stop.set()
         self._thread.join(timeout=2 * PATIENCE_SECONDS)
 
-    def round(self) -> None:
+    def round(self) -> bool:
         """Log what is new, sign the root, and ask witnesses who have not cosigned it.
 
-        Does nothing if another process has the turn. Raises TerrineError, and CheckpointError if
-        the tree does not continue the one that was signed before.
+        Return False, having done nothing, if another process has the turn. Raises TerrineError, and
+        CheckpointError if the tree does not continue the one that was signed before.
         """
         with self._ledger.growing() as mine:
             if not mine:
-                return
+                return False
             size = self._ledger.grow_tree()
             kept = self._ledger.checkpoint()
             note = self._next(kept, size)
             note = self._cosigned(note)
             if str(note) != kept:
                 self._ledger.keep_checkpoint(str(note), kept)
+        return True
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -220,6 +236,28 @@ class Publisher:
         new = {(signature.name, signature.key_id) for signature in given}
         old = [s for s in note.signatures if (s.name, s.key_id) not in new]
         return Note(note.text, (*old, *given))
+
+
+def sign_now(ledger: Ledger, settings: Settings) -> str:
+    """Return a checkpoint of everything that is in the ledger, as `Publisher.round` makes it.
+
+    Raises CheckpointError also if there is no key, or another process has the turn all the time.
+    """
+    key = load_checkpoint_key(settings.checkpoint_key_path)
+    if key is None:
+        raise CheckpointError(
+            f"There is no key of the log, {settings.checkpoint_key_path}. Run `terrine init`."
+        )
+    policy = load_policy(settings.log_policy_path)
+    publisher = Publisher(ledger, key, policy, settings.checkpoint_seconds)
+    due = time.monotonic() + TURN_SECONDS
+    while not publisher.round():
+        if time.monotonic() > due:
+            raise CheckpointError("Another process signs all the time. Try again.")
+        time.sleep(0.1)
+    note = ledger.checkpoint()
+    assert note is not None  # noqa: S101 - the round kept one
+    return note
 
 
 class _Witness:

@@ -1,14 +1,13 @@
 """Verifies the administrative log, and holds today's rows against what it says.
 
 The log's hashes can be checked by anyone. That it has not been cut or written anew is what the seal
-of its end shows, and, for whoever has the secret key as well, an anchor.
+of its end shows, and, for whoever has the secret key as well, a checkpoint of the transparency log.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
@@ -16,8 +15,7 @@ from sqlalchemy import Connection, Select, select
 
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger.administration import ABOUT, START, facts, log_hash
-from terrine_server.ledger.anchors import LogAnchor
-from terrine_server.ledger.chain import canonical_json, iso
+from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import LogVerificationRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
@@ -62,22 +60,17 @@ def rows_of(kind: str) -> Select[Any]:
             )
 
 
-def verify_log(
-    connection: Connection, seals: Seals, anchor: LogAnchor | None = None
-) -> LogVerificationRecord:
+def verify_log(connection: Connection, seals: Seals) -> LogVerificationRecord:
     """See `Log.verify_log`. The connection's transaction must read one snapshot throughout."""
-    walk = _Walk(anchor)
+    walk = _Walk()
     problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
-    head = walk.head.hex()
-    made = None if problems else LogAnchor(iso(datetime.now(UTC)), walk.last, head)
-    return LogVerificationRecord(walk.last, head, problems, made)
+    return LogVerificationRecord(walk.last, walk.head.hex(), problems)
 
 
 def _findings(connection: Connection, seals: Seals, walk: _Walk) -> Iterator[str]:
     entries = connection.execute(log.select_log(), execution_options={"yield_per": 1000})
     for row in entries:
         yield from walk.follow(row._mapping)
-    yield from walk.end()
     try:
         log.check_head(connection, seals)
     except (LedgerCorrupted, NotSealed) as error:
@@ -89,8 +82,8 @@ def _findings(connection: Connection, seals: Seals, walk: _Walk) -> Iterator[str
 class _Walk:
     """One pass over the log. `said`: by kind and subject, the last entry about it."""
 
-    def __init__(self, anchor: LogAnchor | None) -> None:
-        self.last, self.head, self._anchor = 0, START, anchor
+    def __init__(self) -> None:
+        self.last, self.head = 0, START
         self.said: dict[str, dict[str, str]] = {kind: {} for kind in ABOUT}
 
     def follow(self, entry: Mapping[Any, Any]) -> Iterator[str]:
@@ -110,18 +103,7 @@ class _Walk:
             self.said[kind][entry["subject"]] = entry["detail"]
             if entry["detail"] == log.GONE:
                 del self.said[kind][entry["subject"]]
-        anchor = self._anchor
-        if anchor is not None and seq == anchor.entries and entry["hash"].hex() != anchor.head:
-            yield f"anchor: log entry {seq} is not the one of {anchor.made_at}"
         self.last, self.head = seq, entry["hash"]
-
-    def end(self) -> Iterator[str]:
-        """Check that the log reaches to the anchor."""
-        if self._anchor is not None and self.last < self._anchor.entries:
-            yield (
-                f"anchor: log entry {self._anchor.entries}, there at {self._anchor.made_at}, is "
-                "gone: an older backup was restored, or the end was cut off"
-            )
 
 
 def _check_rows(

@@ -106,10 +106,9 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]
         yield project, _entries(path, project, lines)
 
 
-def pages(entries: Iterator[StoredEntry], after: int | None) -> Pages:
-    """Group the entries, or only those numbered above `after`, into pages."""
-    wanted = (entry for entry in entries if after is None or entry[0] > after)
-    while page := list(islice(wanted, PAGE)):
+def pages(entries: Iterator[StoredEntry]) -> Pages:
+    """Group the entries into pages."""
+    while page := list(islice(entries, PAGE)):
         yield page
 
 

@@ -3,8 +3,8 @@
 They find any altered, missing, swapped, added or re-priced charge, altered terms, and any balance,
 number, hash or reservation that does not follow from the charges. Two things cannot be found in the
 ledger alone: that charges were removed from its end, and balance, count and head were set back to
-match, as in an older backup; and that the chain was rewritten from some entry to its end. An anchor
-that was kept elsewhere finds both.
+match, as in an older backup; and that the chain was rewritten from some entry to its end. A
+checkpoint that was kept elsewhere finds both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from sqlalchemy import Connection, case, func, select
 
 from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
 from terrine_server.ledger.charging import (
     idempotency_keys,
@@ -55,15 +54,15 @@ def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
 class Rules:
     """What the terms require of each entry; computes the account from entry to entry."""
 
-    def __init__(self, terms: Terms, events: Mapping[str, Any], start: Anchor | None) -> None:
+    def __init__(self, terms: Terms, events: Mapping[str, Any]) -> None:
         self.terms = terms
         self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
         self.events = dict(events)
         self.epochs = Epochs(events)
         self.counted = counted_outcomes(events)
-        self.account = start.account if start else Account()
-        self.published = list(start.published) if start else []
-        self.outcomes: Counter[str] = Counter(start.outcomes if start else {})
+        self.account = Account()
+        self.published: list[tuple[int, int]] = []
+        self.outcomes: Counter[str] = Counter()
         if terms.schedule is not None:
             self.prices[Outcome.PUBLISHED] = terms.schedule.price
             self.events[Outcome.PUBLISHED] = terms.schedule.publication.event.to_json()

@@ -34,18 +34,16 @@ _INSTANT = re.compile(
 ).fullmatch
 
 
-def stored(connection: Connection, project_id: int, after: int | None) -> Pages:
-    """Yield the entries in order, or only those numbered above `after`, page by page.
+def stored(connection: Connection, project_id: int) -> Pages:
+    """Yield the entries in order, page by page.
 
-    Integers are written into the query, since the two drivers mark parameters differently.
+    The project is written into the query, since the two drivers mark parameters differently.
     """
     on_postgresql = connection.dialect.name == "postgresql"
     columns = ", ".join(COLUMNS)
     if on_postgresql:
         columns = columns.replace("created_at", _POSTGRESQL_ISO)
     wanted = f"project_id = {int(project_id)}"
-    if after is not None:
-        wanted += f" AND seq > {int(after)}"
     query = f"SELECT {columns} FROM charges WHERE {wanted} ORDER BY seq"  # noqa: S608 - see above
     driver: Any = connection.connection.driver_connection
     try:

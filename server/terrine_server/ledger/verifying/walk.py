@@ -7,9 +7,8 @@ fields that many entries share is computed once for all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from terrine_server.errors import LedgerCorrupted, NotFound
-from terrine_server.ledger.anchors import Anchor
-from terrine_server.ledger.chain import KIND_FIELDS, frame, frame_counts, hasher, iso
+from terrine_server.ledger.chain import KIND_FIELDS, frame, frame_counts, hasher
 from terrine_server.ledger.records import VerificationRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
@@ -53,8 +51,6 @@ def verify_project(
     connection: Connection,
     seals: Seals,
     name: str,
-    anchor: Anchor | None = None,
-    resume: bool = False,
     progress: Progress | None = None,
 ) -> VerificationRecord:
     """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
@@ -69,31 +65,23 @@ def verify_project(
         yield from check_reservation(connection, project)
         yield from check_keys(connection, seals, project)
 
-    walk = _Walk(project, anchor, resume, progress)
-    found = walk.verified(stored(connection, project["id"], walk.after), check_rest)
+    found = _Walk(project, progress).verified(stored(connection, project["id"]), check_rest)
     if found.ok:
         # An account that every other reader refuses must not be reported as intact.
         try:
             rows.project_record(row, seals)
         except LedgerCorrupted as error:
-            problems = [f"account: {error.found} {error.cause}"]
-            return replace(found, problems=problems, anchor=None)
+            return replace(found, problems=[f"account: {error.found} {error.cause}"])
     return found
 
 
-def verify_export(
-    path: Path,
-    anchors: Mapping[str, Anchor],
-    resume: bool = False,
-    progress: Progress | None = None,
-) -> VerificationRecord:
+def verify_export(path: Path, progress: Progress | None = None) -> VerificationRecord:
     """Verify an export from the file alone: all but what is stored outside a project's own ledger.
 
     Raises ArchiveError when the file is not an export.
     """
     with archive.opened(path) as (project, entries):
-        walk = _Walk(project, anchors.get(project["name"]), resume, progress)
-        return walk.verified(archive.pages(entries, walk.after), lambda _: ())
+        return _Walk(project, progress).verified(archive.pages(entries), lambda _: ())
 
 
 class _Kind:
@@ -110,27 +98,19 @@ class _Kind:
 
 
 class _Walk:
-    """One pass over a project's ledger, from its start or from an anchor."""
+    """One pass over a project's ledger."""
 
-    def __init__(
-        self, project: Raw, anchor: Anchor | None, resume: bool, progress: Progress | None
-    ) -> None:
-        self._project, self._anchor, self._progress = project, anchor, progress
-        self._start = anchor if resume and anchor is not None and anchor.entries else None
-
-    @property
-    def after(self) -> int | None:
-        """Entries up to this number are not read: the signed anchor vouches for them."""
-        return self._start.entries - 1 if self._start is not None else None
+    def __init__(self, project: Raw, progress: Progress | None) -> None:
+        self._project, self._progress = project, progress
 
     def verified(
         self, pages: Pages, check_rest: Callable[[Rules], Iterable[str]]
     ) -> VerificationRecord:
         """Check the entries of `pages`, then call `check_rest` for what is stored outside them."""
-        project, rules, found = self._project, None, list[str]()
+        project, found = self._project, list[str]()
         try:
             terms = Terms.from_json(json.loads(project["terms"]))
-            rules = Rules(terms, json.loads(project["events"]), self._start)
+            rules = Rules(terms, json.loads(project["events"]))
             published = [tuple(pair) for pair in json.loads(project["published"])]
         except UNREADABLE:
             found.append("terms: they cannot be read")
@@ -146,21 +126,6 @@ class _Walk:
             charges=whole(project["charges"]),
             head=head.hex() if isinstance(head, bytes) else str(head),
             problems=found,
-            vouched=self._start.entries if self._start is not None else 0,
-            anchor=None if found or rules is None else self._new_anchor(rules),
-        )
-
-    def _new_anchor(self, rules: Rules) -> Anchor:
-        return Anchor(
-            project=self._project["name"],
-            made_at=iso(datetime.now(UTC)),
-            genesis=self._project["genesis"].hex(),
-            entries=self._project["charges"],
-            head=self._project["head"].hex(),
-            closed=self._project["status"] == "closed",
-            account=rules.account,
-            outcomes=dict(sorted(rules.outcomes.items())),
-            published=tuple(rules.published),
         )
 
     def _findings(
@@ -172,40 +137,16 @@ class _Walk:
         check_rest: Callable[[Rules], Iterable[str]],
     ) -> Iterator[str]:
         yield from check_terms(self._project, terms)
-        yield from self._check_anchored_account()
         last = yield from self._check_entries(rules, self._counted(pages))
-        if last is not None:
-            yield from check_balance(self._project, rules, *last, published)
-            yield from check_rest(rules)
-
-    def _check_anchored_account(self) -> Iterator[str]:
-        anchor, project = self._anchor, self._project
-        if anchor is None:
-            return
-        if anchor.genesis != project["genesis"].hex():
-            yield f"anchor: the terms are not those anchored at {anchor.made_at}"
-        if anchor.closed and project["status"] != "closed":
-            yield f"anchor: it was closed at {anchor.made_at}, and is {project['status']} now"
+        yield from check_balance(self._project, rules, *last, published)
+        yield from check_rest(rules)
 
     def _check_entries(
         self, rules: Rules, entries: Iterator[StoredEntry]
-    ) -> Generator[str, None, tuple[int, bytes] | None]:
-        """Yield what is wrong; return the last entry's number and hash.
-
-        Returns None if the anchor's entry is not there: nothing vouches for the skipped entries.
-        """
-        project, anchor = self._project, self._anchor
+    ) -> Generator[str, None, tuple[int, bytes]]:
+        """Yield what is wrong; return the last entry's number and hash."""
+        project = self._project
         last, head = 0, project["genesis"]
-        if self._start is not None:
-            first = next(entries, None)
-            if first is None or first[0] != self._start.entries:
-                yield _gone(self._start)
-                return None
-            if first[-1].hex() != self._start.head:
-                yield _another(self._start)
-                return None
-            last, head = first[0], first[-1]
-        anchored = anchor.entries if anchor is not None else None
         classes = len(json.loads(project["ensemble__info"])["classes"])
         hashed, steady = hasher(project["id"]), rules.steady
         kinds: dict[Sequence[Any], _Kind] = {}
@@ -252,17 +193,13 @@ class _Walk:
             if counts is not None or kind.fields["outcome"] in rules.counted:
                 for problem in check_counted(rules, classes, kind.fields, counts):
                     yield f"entry {seq}: {problem}"
-            if seq == anchored and anchor is not None and hash.hex() != anchor.head:
-                yield _another(anchor)
             head, last = hash, seq
         if steady:
             _count(rules, kinds)
-        if anchor is not None and last < anchor.entries:
-            yield _gone(anchor)
         return last, head
 
     def _counted(self, pages: Pages) -> Iterator[StoredEntry]:
-        done, total = self.after or 0, self._project["charges"]
+        done, total = 0, self._project["charges"]
         for page in pages:
             yield from page
             done += len(page)
@@ -282,17 +219,3 @@ def _misnumbered(seq: int, last: int) -> str:
     if seq == last + 2:
         return f"entry {last + 1}: missing"
     return f"entries {last + 1} to {seq - 1}: missing"
-
-
-def _gone(anchor: Anchor) -> str:
-    return (
-        f"anchor: entry {anchor.entries}, there at {anchor.made_at}, is gone: "
-        "an older backup was restored, or the end was cut off"
-    )
-
-
-def _another(anchor: Anchor) -> str:
-    return (
-        f"anchor: entry {anchor.entries} is not the one of {anchor.made_at}: "
-        "it, or entries before it, were written anew"
-    )

@@ -1,0 +1,116 @@
+"""`docker compose --profile witness`: a witness in its own container, killed, late, lying."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from composed import Composition, composed, docker, until
+
+pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+UP = ("up", "--detach", "--wait", "witness")
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """A service whose policy needs the witness, and what is asked of both."""
+
+    compose: Composition
+
+    def ready(self) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.compose.url}/readyz", timeout=30).json()
+        return found
+
+    def act(self) -> int:
+        """Do something that is logged; return how many entries the log has then."""
+        before = self.ready()["logged"]
+        self.compose.terrine("token", "create", "--role", "auditor")
+        until(lambda: self.ready()["logged"] > before)
+        logged: int = self.ready()["logged"]
+        return logged
+
+    def cosigned(self) -> bool:
+        found = self.ready()
+        return bool(found["cosigned"] == ["w"] and found["missing"] == [])
+
+    def missed(self) -> bool:
+        found = self.ready()
+        return bool(found["status"] == "ready" and found["missing"] == ["w"])
+
+
+def printed(composition: Composition, service: str, pattern: str) -> str:
+    """What a service printed last in this form."""
+    logs = composition.succeed("logs", "--no-log-prefix", service)
+    return str(re.findall(pattern, logs)[-1])
+
+
+@pytest.fixture(scope="module")
+def witnessed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Witnessed]:
+    with composed(tmp_path_factory.mktemp("witness"), {"witness": "-witness"}) as composition:
+        composition.succeed("up", "--detach", "--wait")
+        composition.environment["WITNESSED_LOG"] = printed(
+            composition, "migrate", r"log (\S+\+\S+)"
+        )
+        composition.environment["COMPOSE_PROFILES"] = "witness"
+        composition.environment["WITNESS_NAME"] = "witness.example"
+        composition.succeed("build", "witness")
+        composition.succeed(*UP)
+        key = printed(composition, "witness", r"witness NAME (\S+)")
+        log = composition.environment["WITNESSED_LOG"]
+        policy = f"log {log}\nwitness w {key} http://witness:8470\nquorum w\n"
+        write = ("-euc", 'printf %s "$1" > policy', "sh", policy)
+        composition.succeed(
+            "run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "sh", "server", *write
+        )
+        composition.succeed("restart", "server")
+        until(lambda: httpx.get(f"{composition.url}/readyz").status_code == 200)
+        yield Witnessed(composition)
+
+
+def test_its_image_has_neither_pytorch_nor_a_database(witnessed: Witnessed) -> None:
+    heavy = ("torch", "sqlalchemy", "psycopg", "fastapi", "scipy")
+    asked = f"import importlib.util as u; print([n for n in {heavy} if u.find_spec(n)])"
+    command = ("exec", "--no-TTY", "witness", "python", "-c", asked)
+    assert witnessed.compose.succeed(*command).strip() == "[]"
+    (image,) = {
+        line.split()[0]
+        for line in docker("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines()
+        if line.startswith(f"{witnessed.compose.environment['COMPOSE_PROJECT_NAME']}-witness:")
+    }
+    assert int(docker("image", "inspect", "--format", "{{.Size}}", image)) < 600e6
+
+
+def test_it_cosigns_and_nobody_waits_while_it_is_killed_or_late(witnessed: Witnessed) -> None:
+    until(witnessed.cosigned)
+    for stop, go_on in (("kill", UP), ("pause", ("unpause", "witness"))):
+        witnessed.compose.succeed(stop, "witness")
+        logged = witnessed.act()
+        until(witnessed.missed)
+        assert witnessed.act() > logged, "the log and the ledger go on"
+        refused = witnessed.compose("run", "--rm", "--no-TTY", "--no-deps", "server", *VERIFY)
+        assert refused.returncode == 1
+        assert "cosigned by nobody; the quorum is w" in refused.stdout
+        witnessed.compose.succeed(*go_on)
+        until(witnessed.cosigned)
+        assert "cosigned by w" in witnessed.compose.terrine(*VERIFY)
+
+
+VERIFY = ("ledger", "verify", "all", "--policy", "policy")
+
+
+def test_another_key_at_its_address_is_no_witness(witnessed: Witnessed) -> None:
+    """Nor does its forgetting what it promised bring it back: it has another key then."""
+    until(witnessed.cosigned)
+    witnessed.compose.succeed("rm", "--stop", "--force", "witness")
+    docker("volume", "rm", f"{witnessed.compose.environment['COMPOSE_PROJECT_NAME']}_witness")
+    witnessed.compose.succeed(*UP)
+    witnessed.act()
+    until(witnessed.missed)
+    said = witnessed.compose.succeed("logs", "--no-log-prefix", "server")
+    assert "no cosignature" in said
+    assert witnessed.missed()
