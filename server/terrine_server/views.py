@@ -89,6 +89,7 @@ def budget(project: ledger.ProjectRecord) -> Budget:
     return Budget(
         project=project.name,
         status=project.status,
+        protects=project.ensemble.protects,
         epsilon=terms.epsilon,
         delta=terms.delta,
         rule=terms.rule,
@@ -126,6 +127,8 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
     """Return an ensemble as students see it."""
     return EnsembleInfo(
         name=record.name,
+        protects=record.protects,
+        units=record.units,
         manifest_sha256=record.manifest_sha256,
         available=available,
         **dict(record.facts),

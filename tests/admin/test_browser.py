@@ -65,7 +65,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     page, said = open_page(chrome, server, java_script_enabled=False)
     page.get_by_role("navigation").get_by_role("link", name="Open a project").click()
     page.get_by_label("Mechanism").select_option("gnmax")
-    page.get_by_role("button", name="Choose").click()
+    page.get_by_role("button", name="Go on").click()
     for label, value in (("Name", "study"), ("ε", "30"), ("δ", "1e-5"), ("sigma", "4")):
         page.get_by_label(label, exact=True).fill(value)
     page.get_by_role("button", name="Show the price").click()

@@ -20,6 +20,7 @@ from terrine_server.api.services import ServicesDep
 from terrine_server.ledger import ProjectRecord
 from terrine_server.ledger.anchors import write_anchors
 from terrine_server.owner import operations
+from terrine_server.owner.room import epsilon_that_fits
 from terrine_server.owner.verification import verify_project
 
 router = APIRouter(prefix=f"{ROOT}/projects")
@@ -149,7 +150,8 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
 
 
 def _shown(record: ProjectRecord) -> dict[str, Any]:
-    return {"record": record, "project": ShownProject.of(record)}
+    room = epsilon_that_fits(record.ensemble) if record.exhausted else None
+    return {"record": record, "project": ShownProject.of(record), "room": room}
 
 
 def _start(day: date | None, later: int = 0) -> datetime | None:
