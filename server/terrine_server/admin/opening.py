@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from starlette.responses import Response
 
-from terrine_protocol import MechanismSpec, ProjectOpen
+from terrine_protocol import MECHANISM_SPECS, ProjectOpen
 from terrine_server.admin.access import Admin, ByAdmin, Fields
 from terrine_server.admin.forms import lines, number, spoken
 from terrine_server.admin.overview import CapUse, caps
@@ -33,10 +33,7 @@ from terrine_server.privacy.parameters import check_epsilon
 
 router = APIRouter(prefix=f"{ROOT}/open")
 
-SPECS = {
-    get_args(spec.model_fields["name"].annotation)[0]: spec
-    for spec in get_args(get_args(MechanismSpec)[0])
-}
+SPECS = MECHANISM_SPECS
 """By name: how each mechanism is specified."""
 PLANNED = set(SPECS) - {"stable_svt"}
 """Mechanisms whose parameters can be proposed."""
