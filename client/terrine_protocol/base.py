@@ -6,11 +6,13 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import ErrorDetails
 
+_NAME = r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$"
 Name = Annotated[
     str,
     Field(
-        pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$",
+        pattern=_NAME,
         description="Lower-case letters, digits, '-' and '_'; at most 64 characters.",
         examples=["diabetes"],
     ),
@@ -41,6 +43,22 @@ Purpose = Annotated[
     ),
 ]
 Reason = Annotated[str, _Words, Field(description="Why it is refused; the requester reads it.")]
+
+
+PROTECTS = "What the promise protects one of, in words: a record, or all records of a person."
+
+_IN_WORDS = {
+    _NAME: "use at most 64 lower-case letters, digits, '-' and '_', with a letter or digit at both "
+    "ends",
+    SHOWN: "use one line of text that shows all that it holds: no control characters, and none "
+    "that are invisible",
+}
+
+
+def in_words(error: ErrorDetails) -> str:
+    """Return what is wrong with a field, for people: of a pattern, the rule and not the pattern."""
+    pattern = error.get("ctx", {}).get("pattern")
+    return _IN_WORDS.get(pattern or "", error["msg"])
 
 
 class Wire(BaseModel):

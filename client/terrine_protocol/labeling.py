@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from terrine_protocol.base import (
+    PROTECTS,
     Name,
     Opening,
     Outcome,
@@ -77,6 +78,7 @@ class Budget(Reply):
 
     project: Name
     status: ProjectStatus
+    protects: Annotated[str, Field(description=PROTECTS)]
     epsilon: float
     delta: float
     rule: RuleInfo

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    Tag,
+)
 
 from terrine_protocol.base import Wire, absent
 
@@ -177,17 +186,33 @@ class StableSVTSpec(Wire):
     ]
 
 
+class OtherSpec(Wire):
+    """A mechanism that another package registered on the server, called OWNER.NAME."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, StrictInt | StrictFloat | StrictStr]
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}\.[a-z][a-z0-9_]{0,31}$")]
+
+
+def _tag(value: Any) -> Any:
+    """Return which specification it is, by its name."""
+    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+    return "OWNER.NAME" if isinstance(name, str) and "." in name else name
+
+
 MechanismSpec = Annotated[
-    LNMaxSpec
-    | GNMaxSpec
-    | NoisyVotesSpec
-    | NeighboursSpec
-    | ConfidentGNMaxSpec
-    | InteractiveGNMaxSpec
-    | ImmutableSpec
-    | StableSpec
-    | StableSVTSpec,
-    Field(discriminator="name"),
+    Annotated[LNMaxSpec, Tag("lnmax")]
+    | Annotated[GNMaxSpec, Tag("gnmax")]
+    | Annotated[NoisyVotesSpec, Tag("noisy_votes")]
+    | Annotated[NeighboursSpec, Tag("neighbours")]
+    | Annotated[ConfidentGNMaxSpec, Tag("confident_gnmax")]
+    | Annotated[InteractiveGNMaxSpec, Tag("interactive_gnmax")]
+    | Annotated[ImmutableSpec, Tag("immutable")]
+    | Annotated[StableSpec, Tag("stable")]
+    | Annotated[StableSVTSpec, Tag("stable_svt")]
+    | Annotated[OtherSpec, Tag("OWNER.NAME")],
+    Discriminator(_tag),
 ]
 
 MECHANISM_SPECS: dict[str, type[Wire]] = {

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from terrine_protocol.base import (
+    PROTECTS,
     DeltaSplitInfo,
     Name,
     Opening,
@@ -59,6 +60,14 @@ class EnsembleFacts(Reply):
             "them. The guarantee rests on it. Declared by the owner, not checked.",
         ),
     ] = None
+    group_column: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="The column that names whose a record is: all records of one are protected "
+            "together. Absent where each record counts by itself.",
+        ),
+    ] = None
     aggregator_sigma: Annotated[
         float | None,
         Field(
@@ -89,6 +98,8 @@ class EnsembleInfo(EnsembleFacts):
     """An ensemble as students see it."""
 
     name: Name
+    protects: Annotated[str, Field(description=PROTECTS)]
+    units: Annotated[int, Field(ge=1, description="How many of them there are.")]
     manifest_sha256: str
     available: Annotated[bool, Field(description="False if its files do not verify.")]
 
@@ -250,7 +261,7 @@ class ProjectOpen(ProjectChoices):
         MechanismSpec, Field(description="How votes become answers, and its parameters.")
     ]
     epsilon: Annotated[Epsilon, Field(description="Budget: ε.")]
-    delta: Annotated[Delta, Field(description="Budget: δ; below 1 / training records.")]
+    delta: Annotated[Delta, Field(description="Budget: δ; below 1 / `units`.")]
     title: Annotated[
         Title | None,
         Field(exclude_if=absent, description="What it is called among people, in one line."),

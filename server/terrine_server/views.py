@@ -90,6 +90,7 @@ def budget(project: ledger.ProjectRecord, shadows: Accounts | None = None) -> Bu
     return Budget(
         project=project.name,
         status=project.status,
+        protects=project.ensemble.protects,
         epsilon=terms.epsilon,
         delta=terms.delta,
         rule=terms.rule,
@@ -136,6 +137,8 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
     """Return an ensemble as students see it."""
     return EnsembleInfo(
         name=record.name,
+        protects=record.protects,
+        units=record.units,
         manifest_sha256=record.manifest_sha256,
         available=available,
         **dict(record.facts),

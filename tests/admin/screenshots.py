@@ -105,10 +105,10 @@ def draw(server: RunningServer, directory: Path, everything: bool) -> None:
     }
     paths = {
         "overview": "",
-        "study": "/projects/diabetes-screening",
-        "open": "/open?ensemble=digits&mechanism=confident_gnmax",
+        "project": "/projects/diabetes-screening",
+        "open": "/open",
     }
-    chosen = [("overview", "light"), ("study", "dark"), ("open", "phone")]
+    chosen = [("overview", "light"), ("project", "dark"), ("open", "phone")]
     if everything:
         paths |= {
             "close": "/projects/icu-readmission/close",
@@ -117,6 +117,7 @@ def draw(server: RunningServer, directory: Path, everything: bool) -> None:
             "log": "/log",
             "audit": "/audit",
             "missing": "/projects/none",
+            "terms": "/open?ensemble=digits&mechanism=confident_gnmax",
         }
         chosen = [(screen, look) for screen in paths for look in looks]
     path = chromium()
@@ -133,13 +134,11 @@ def draw(server: RunningServer, directory: Path, everything: bool) -> None:
             for screen in (s for s, chosen_look in chosen if chosen_look == look):
                 page.goto(f"{server.url}/admin{paths[screen]}")
                 if screen == "open":
-                    page.get_by_label("Name").fill("sepsis-two")
-                    page.get_by_label("ε", exact=True).fill("20")
-                    page.get_by_label("δ", exact=True).fill("1e-5")
-                    page.get_by_role("button", name="Propose").click()
-                    page.get_by_role("button", name="Show the price").click()
+                    page.get_by_label("Public rows").fill("1500")
+                    page.get_by_label("ε", exact=True).fill("6")
+                    page.get_by_role("button", name="Propose a project").click()
                     if look == "phone":
-                        page.get_by_text("What it would be").scroll_into_view_if_needed()
+                        page.get_by_text("Protected", exact=True).scroll_into_view_if_needed()
                 if everything:
                     page.set_viewport_size(
                         {

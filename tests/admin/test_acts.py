@@ -12,6 +12,8 @@ from visitor import Visitor, text_of
 from terrine_protocol import Role
 from terrine_server.admin.opening import SPECS
 from terrine_server.app import create_app
+from terrine_server.planning.counts import sigma_for_rows
+from terrine_server.planning.first_project import delta_for, right_at_most
 from terrine_server.planning.remaining import most_queries, too_few
 from terrine_server.privacy import Account, build_mechanism, quote
 
@@ -92,6 +94,48 @@ def test_what_is_expected_of_the_teachers_shapes_forecasts_and_terms(
         assert why in text_of(admin.post("/admin/open", consensus=consensus, **terms))
 
 
+def test_a_project_is_proposed_as_quickstart_does_and_opened_with_one_confirmation(
+    house: House, admin: Visitor
+) -> None:
+    facts = house.ledger.ensemble("digits")
+    asked = {"action": "suggest", "ensemble": "digits", "rows": "700", "epsilon": "6"}
+    page = admin.post("/admin/open", **asked)
+    said = text_of(page)
+    sigma = sigma_for_rows(700, facts.facts.teachers, 10, 6.0, delta_for(facts.units))
+    assert f"ε = 6, δ = {delta_for(facts.units):g}" in said
+    assert f"right at most {right_at_most(6.0, delta_for(facts.units)):.1%}" in said
+    assert f"σ = {sigma:.4g}" in said
+    assert f"one record, {facts.units:,} of them" in said
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.text))
+    before = house.last_logged
+    opened = admin.post("/admin/open", **hidden, name="proposed", action="open")
+    assert opened.status_code == 303, text_of(opened)
+    assert before != house.last_logged == ("project-opened", "proposed", admin.actor)
+    record = house.ledger.project("proposed")
+    assert record.mechanism == {"name": "noisy_votes", "sigma": sigma}
+    assert record.affordable >= 700
+    taken = f"{record.terms.cap_budget / record.ensemble.cap:.1%} of a cap"
+    assert taken in said
+    for wrong, why in (
+        ({"rows": "many"}, "at least 100, ten for each class"),
+        ({"rows": "20"}, "at least 100, ten for each class"),
+        ({"epsilon": "much"}, "ε: give a number"),
+        ({"epsilon": "0.01"}, "noise would drown the votes of 40 teachers"),
+    ):
+        reply = admin.post("/admin/open", **(asked | wrong))
+        assert (reply.status_code, why in text_of(reply)) == (422, True), text_of(reply)
+
+
+def test_a_spent_project_says_so_and_what_to_do_next(house: House, admin: Visitor) -> None:
+    house.open_project("few", {"name": "noisy_votes", "sigma": 5.0}, epsilon=3.0)
+    token = house.token(Role.STUDENT, "few")
+    house.ask(token, house.ledger.project("few").affordable)
+    said = text_of(admin.get("/admin/projects/few"))
+    assert "few spent" in said
+    assert "What is left pays for no further query" in said
+    assert re.search(r"up to about ε = [\d.]+ still fits under the cap of digits", said)
+
+
 def test_what_an_answer_costs_beside_an_abstention_can_be_chosen(
     house: House, admin: Visitor
 ) -> None:
@@ -106,10 +150,10 @@ def test_what_is_wrong_with_terms_is_said_beside_what_was_entered(
     house: House, admin: Visitor
 ) -> None:
     cases = [
-        ({"name": "Bad Name"}, 422, "Name:"),
+        ({"name": "Bad Name"}, 422, "Name: use at most 64 lower-case letters"),
         ({"name": "bad", "sigma1": "a lot"}, 422, "Sigma1: Input should be a valid number."),
         ({"name": "bad", "delta": "0.5"}, 422, "1/1200"),
-        ({"name": "bad", "epsilon": "90"}, 409, "left of its cap"),
+        ({"name": "bad", "epsilon": "90"}, 409, "is free. Ask for less"),
         ({"name": "bad", "ensemble": "none"}, 404, "no ensemble called none"),
         ({"name": "bad", "mechanism": "magic"}, 422, "Mechanism:"),
     ]

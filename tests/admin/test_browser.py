@@ -70,7 +70,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     page, said = open_page(chrome, server, java_script_enabled=False)
     page.get_by_role("navigation").get_by_role("link", name="Open a project").click()
     page.get_by_label("Mechanism").select_option("gnmax")
-    page.get_by_role("button", name="Choose").click()
+    page.get_by_role("button", name="Go on").click()
     for label, value in (("Name", "study"), ("ε", "30"), ("δ", "1e-5"), ("sigma", "4")):
         page.get_by_label(label, exact=True).fill(value)
     page.get_by_role("button", name="Show the price").click()
@@ -122,6 +122,29 @@ def test_a_study_from_opening_to_closing_without_any_script(
     page.goto(f"{server.url}/admin/projects/study")
     assert page.url.endswith("/admin/sign-in")
     assert said == [], "\n".join(said)
+
+
+def test_a_project_is_opened_by_a_number_of_rows_and_one_confirmation(
+    chrome: Browser, server: RunningServer
+) -> None:
+    page, said = open_page(
+        chrome, server, java_script_enabled=False, viewport={"width": 390, "height": 844}
+    )
+    page.goto(f"{server.url}/admin/open")
+    page.get_by_label("Public rows").fill("500")
+    page.get_by_label("ε", exact=True).fill("8")
+    page.get_by_role("button", name="Propose a project").click()
+    assert page.get_by_text("is right at most").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_label("Name").fill("by-rows")
+    page.get_by_role("button", name="Fix this budget for good").click()
+    page.wait_for_url("**/admin/projects/by-rows")
+    assert page.get_by_text("Protects", exact=True).is_visible()
+    record = server.ledger.project("by-rows")
+    assert record.mechanism["name"] == "noisy_votes"
+    assert record.affordable >= 500
+    server.ledger.set_status("by-rows", ProjectStatus.CLOSED)
+    assert said == []
 
 
 @pytest.fixture

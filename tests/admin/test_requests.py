@@ -27,7 +27,8 @@ def fields_of(page: str) -> dict[str, str]:
     """What a browser would send back of the form for the terms."""
     named = re.findall(r'<input[^>]* name="(\w+)"[^>]* value="([^"]*)"', page)
     words = re.findall(r'<textarea id="(purpose)"[^>]*>([^<]*)</textarea>', page)
-    found = {name: html.unescape(value) for name, value in [*named, *words]}
+    chosen = re.findall(r'<select[^>]* name="(\w+)">.*?<option selected>(\w+)</option>', page)
+    found = {name: html.unescape(value) for name, value in [*named, *words, *chosen]}
     return {name: value for name, value in found.items() if name != "form_key"}
 
 
@@ -86,12 +87,13 @@ def test_terms_are_changed_proposed_and_checked_before_anything_is_opened(
     request, _ = ask(house, epsilon=60.0, title="Much", purpose=HOSTILE)
     page = admin.get(f"/admin/requests/{request}")
     assert "The cap has no room" in text_of(page)
+    assert re.search(r"With up to about ε = [\d.]+ it would fit\. To close [\w-]+,", text_of(page))
     assert 'value="open"' not in page.text
     assert "<script" not in page.text
     assert "<script" not in admin.get("/admin/log").text
     fields, before = fields_of(page.text), house.last_logged
     for changed, status, why in (
-        ({"action": "open"}, 409, "left of its cap"),
+        ({"action": "open"}, 409, "is free. Ask for less"),
         ({"action": "open", "name": "Bad Name"}, 422, "Name:"),
         ({"action": "open", "epsilon": "6", "days": "soon"}, 422, "valid number"),
         ({"action": "open", "epsilon": "6", "days": "3000"}, 403, "none that lasts longer"),
@@ -102,10 +104,12 @@ def test_terms_are_changed_proposed_and_checked_before_anything_is_opened(
         assert (reply.status_code, why in text_of(reply)) == (status, True), text_of(reply)
     assert house.last_logged == before
     assert house.ledger.find_request(request).status == "open"
-    other = admin.get(f"/admin/requests/{request}?mechanism=gnmax").text
-    assert 'name="name" value="much"' in other
+    typed = fields | {"mechanism": "gnmax", "title": "Typed", "epsilon": "6", "days": "7"}
+    other = admin.post(f"/admin/requests/{request}", action="choose", **typed).text
     assert 'name="sigma"' in other
-    fields = fields_of(other) | {"sigma": "40", "epsilon": "6", "days": ""}
+    kept = {name: typed[name] for name in ("title", "name", "epsilon", "days", "mechanism")}
+    assert kept.items() <= fields_of(other).items(), "what was typed is kept"
+    fields = fields_of(other) | {"sigma": "40", "days": ""}
     opened = admin.post(f"/admin/requests/{request}", action="open", **fields)
     assert opened.headers["location"] == "/admin/projects/much", text_of(opened)
     assert house.ledger.project("much").mechanism["name"] == "gnmax"

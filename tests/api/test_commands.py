@@ -94,7 +94,7 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     shutil.copytree(digits_ensemble.directory, data / "ensembles" / "digits")
     register = ["ensemble", "register", "digits", "--epsilon", "20", "--delta"]
     outside = terrine("ensemble", "register", "../digits", *register[3:], "1e-4").refused
-    assert "NAME takes lower-case letters" in outside
+    assert "NAME: use at most 64 lower-case letters" in outside
     assert "delta" in terrine(*register, "2").refused
     terrine(*register, "1e-4").fine  # noqa: B018
     assert "registered already" in terrine(*register, "1e-4").refused

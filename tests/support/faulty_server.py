@@ -95,6 +95,7 @@ class FaultyServer:
             "delta_budget": 0,
             "delta_spent": 0,
             "epsilon_spent": 0.5,
+            "protects": "one record, 100 of them",
             "charges": len(self.book),
             "affordable": max(0, self.capacity - len(self.book)),
         }

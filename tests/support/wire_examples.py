@@ -7,6 +7,8 @@ from typing import Any
 INPUT = {"shape": [28, 28], "dtype": "uint8", "low": 0.0, "high": 255.0}
 ENSEMBLE = {
     "name": "digits",
+    "protects": "one record, 100 of them",
+    "units": 100,
     "manifest_sha256": "ab" * 32,
     "kind": "heads",
     "input": INPUT,
@@ -25,6 +27,7 @@ BUDGET: dict[str, Any] = {
     "delta_budget": 10**13,
     "delta_spent": 3,
     "epsilon_spent": 0.1,
+    "protects": "one record, 100 of them",
     "charges": 2,
     "publications": [{"charge": 2, "queries": 1, "figure": 10**9}],
     "affordable": 40,
@@ -187,7 +190,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "EnsembleFacts": {
         key: value
         for key, value in ENSEMBLE.items()
-        if key not in ("name", "manifest_sha256", "available")
+        if key not in ("name", "protects", "units", "manifest_sha256", "available")
     },
     "EnsembleInfo": ENSEMBLE,
     "EnsembleRegister": {

@@ -16,6 +16,7 @@ from terrine_server.api.services import ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import verification
 from terrine_server.owner.checkpoints import LogState, own_policy
+from terrine_server.owner.room import gives_back
 
 router = APIRouter(prefix=ROOT)
 
@@ -30,7 +31,8 @@ def ensembles(request: Request, services: ServicesDep, reader: Reader) -> Respon
         (cap, views.ensemble_account(cap.ensemble, services.available(cap.ensemble)))
         for cap in caps(services.ledger)
     ]
-    return page(request, "ensembles.html", reader, ensembles=found)
+    back = {cap.ensemble.name: gives_back(services.ledger, cap.ensemble) for cap, _ in found}
+    return page(request, "ensembles.html", reader, ensembles=found, back=back)
 
 
 @router.get("/log")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from terrine_protocol.base import in_words
+
 
 def number(text: str) -> int | float | str:
     """Return the number that a text is; any other text as it is, for validation to refuse."""
@@ -24,8 +26,8 @@ def lines(text: str) -> str:
 def spoken(error: ValidationError) -> list[str]:
     """Return what is wrong, a sentence for each field."""
     return [
-        f"{_field(item['loc'])}{item['msg'].removeprefix('Value error, ').removesuffix('.')}."
-        for item in error.errors(include_url=False, include_context=False)
+        f"{_field(item['loc'])}{in_words(item).removeprefix('Value error, ').removesuffix('.')}."
+        for item in error.errors(include_url=False)
     ]
 
 

@@ -11,31 +11,34 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from starlette.responses import Response
 
-from terrine_protocol import MechanismSpec, ProjectOpen
+from terrine_protocol import MECHANISM_SPECS, ProjectOpen
 from terrine_server.admin.access import Admin, ByAdmin, Fields
 from terrine_server.admin.forms import lines, number, spoken
 from terrine_server.admin.overview import CapUse, caps
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import InvalidTerms, NotFound, TerrineError
-from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger
 from terrine_server.owner.operations import ProjectQuote, open_project, quote_project
+from terrine_server.owner.room import advice, epsilon_that_fits
 from terrine_server.owner.sessions import Session
+from terrine_server.planning.counts import fitted_noise, sigma_for_rows
+from terrine_server.planning.first_project import FEATURES, TOO_NOISY, delta_for, right_at_most
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes, forecast
 from terrine_server.planning.opening import EXPECTED_STUDENT
 from terrine_server.planning.plan import plan
-from terrine_server.planning.remaining import most_queries
+from terrine_server.planning.remaining import FEW, most_queries
 from terrine_server.privacy import Account, ParameterError
+from terrine_server.privacy.parameters import check_epsilon
 
 router = APIRouter(prefix=f"{ROOT}/open")
 
-SPECS = {
-    get_args(spec.model_fields["name"].annotation)[0]: spec
-    for spec in get_args(get_args(MechanismSpec)[0])
-}
+SPECS = MECHANISM_SPECS
 """By name: how each mechanism is specified."""
 PLANNED = set(SPECS) - {"stable_svt"}
 """Mechanisms whose parameters can be proposed."""
+MOST_ROWS = 10_000_000
+"""Public rows that a form may propose a project for."""
 WORDS = ("title", "purpose")
 TERMS = ("name", "ensemble", "epsilon", "delta", "accounting", "expected_pass_rate", *WORDS)
 STATUSES = {"conflict": 409, "cap-exceeded": 409, "not-found": 404, "forbidden": 403}
@@ -71,6 +74,8 @@ class TermsPreview:
     most: int | None
     answered: float | None
     right: float | None
+    advice: str
+    """What would fit, if it does not."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,9 @@ def form(
     mechanism: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
     """Ask for an ensemble and a mechanism, then for the terms."""
-    given = {"ensemble": ensemble, "mechanism": mechanism}
+    known = services.ledger.ensembles()
+    only = known[0].name if len(known) == 1 else ""
+    given = {"ensemble": ensemble or only, "mechanism": mechanism}
     return _form(request, services, reader, Tried(given))
 
 
@@ -114,7 +121,12 @@ def tried(
     """Propose parameters, show what the terms would mean, or do what opens the project."""
     given, preview, problems, status = dict(fields), None, list[str](), 200
     try:
-        if given.get("action") == "propose":
+        if given.get("action") == "choose":
+            return Tried(given)
+        if given.get("action") == "suggest":
+            given |= _suggested(ledger, given)
+            preview = _preview(ledger, _request(given), DEFAULT_CONSENSUS)
+        elif given.get("action") == "propose":
             given |= _proposed(ledger.ensemble(given.get("ensemble", "")), given)
         else:
             wanted = _request(given)
@@ -138,9 +150,12 @@ def terms_form(ledger: Ledger, done: Tried) -> dict[str, Any]:
     """Return what the templates of the form and of its preview show."""
     ensemble, mechanism = done.given.get("ensemble", ""), done.given.get("mechanism", "")
     spec = SPECS.get(mechanism)
+    chosen = next((each for each in ledger.ensembles() if each.name == ensemble), None)
     return {
         "given": {"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **done.given},
-        "chosen": next((each for each in ledger.ensembles() if each.name == ensemble), None),
+        "chosen": chosen,
+        "suggested_epsilon": "" if chosen is None else _likely_epsilon(chosen),
+        "likely_delta": None if chosen is None else delta_for(chosen.units),
         "mechanisms": {
             name: (each.__doc__ or "").partition("\n")[0] for name, each in SPECS.items()
         },
@@ -210,6 +225,7 @@ def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
         most_queries(terms, Account()),
         answered,
         right,
+        "" if quoted.fits else advice(ledger, ensemble, mechanism, terms),
     )
 
 
@@ -235,6 +251,54 @@ def _proposed(ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
         key: f"{value:g}" if isinstance(value, float) else str(value)
         for key, value in proposed.items()
     }
+
+
+def _suggested(ledger: Ledger, given: Fields) -> dict[str, str]:
+    """Return the terms that `terrine quickstart` opens a project of these teachers with: noisy
+    counts of every public row. Raises `ParameterError` where that would teach nothing.
+    """
+    ensemble = ledger.ensemble(given.get("ensemble", ""))
+    facts, rows, budget = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
+    classes, delta = len(facts.classes), delta_for(ensemble.units)
+    if facts.kind == NEIGHBOURS:
+        raise ParameterError(
+            f"In {ensemble.name} people vote themselves, and nothing is proposed for that. "
+            "Choose the mechanism neighbours below."
+        )
+    if not isinstance(rows, int) or not FEW * classes <= rows <= MOST_ROWS:
+        raise ParameterError(
+            f"Public rows: give how many rows students will ask about, as a whole number of at "
+            f"least {FEW * classes:,}, ten for each class, and at most {MOST_ROWS:,}."
+        )
+    wanted = number(budget)
+    if isinstance(wanted, str):
+        raise ParameterError("ε: give a number, such as 1.")
+    epsilon = check_epsilon(float(wanted))
+    sigma = sigma_for_rows(rows, facts.teachers, classes, epsilon, delta)
+    if fitted_noise(rows, facts.teachers, sigma, FEATURES) > TOO_NOISY:
+        raise ParameterError(
+            f"At ε = {epsilon:g} noise would drown the votes of {facts.teachers:,} teachers: a "
+            "student would learn little or nothing. It needs a larger ε, or more teachers."
+        )
+    return {
+        "mechanism": "noisy_votes",
+        "sigma": repr(sigma),
+        "delta": f"{delta:g}",
+        "name": given.get("name") or _free_name(ledger, ensemble.name),
+        "right": f"{right_at_most(epsilon, delta):.1%}",
+    }
+
+
+def _likely_epsilon(ensemble: EnsembleRecord) -> str:
+    """Return the ε that a form begins with: 1, or what fits."""
+    return f"{min(1.0, epsilon_that_fits(ensemble) or 1.0):g}"
+
+
+def _free_name(ledger: Ledger, name: str) -> str:
+    """Return the ensemble's name, as `terrine quickstart` does, or the next that is free."""
+    taken = set(ledger.project_names())
+    others = (f"{name[:58]}-{number}" for number in range(2, len(taken) + 3))
+    return name if name not in taken else next(each for each in others if each not in taken)
 
 
 def _votes(ensemble: EnsembleRecord, mechanism: str, consensus: Sequence[Consensus]) -> Votes:

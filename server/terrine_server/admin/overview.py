@@ -16,6 +16,7 @@ from terrine_server.admin.rendering import ROOT, page
 from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord
+from terrine_server.owner.room import epsilon_that_fits
 from terrine_server.planning.remaining import most_queries
 from terrine_server.privacy import Accounts
 
@@ -46,6 +47,14 @@ class CapUse:
     def taken(self) -> int:
         """What is spent, reserved or would be."""
         return self.ensemble.reserved + self.added
+
+    @property
+    def room_in_words(self) -> str:
+        """What ε of a further project fits."""
+        found = epsilon_that_fits(self.ensemble)
+        if found is None:
+            return "Nothing more fits."
+        return f"A further project of up to about ε = {found:g} fits."
 
     @property
     def free(self) -> int:

@@ -24,6 +24,7 @@ from terrine_server.errors import Conflict
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import CheckpointError
+from terrine_server.owner.room import epsilon_that_fits
 from terrine_server.owner.verification import verify_project
 from terrine_server.privacy import Accounts
 
@@ -166,7 +167,8 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
 
 
 def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
-    return {"record": record, "project": ShownProject.of(record, shadows)}
+    room = epsilon_that_fits(record.ensemble) if record.exhausted else None
+    return {"record": record, "project": ShownProject.of(record, shadows), "room": room}
 
 
 def _dossier(services: Services, name: str, *, verify: bool) -> dict[str, Any]:

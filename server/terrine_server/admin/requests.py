@@ -13,7 +13,7 @@ from starlette.responses import Response
 from terrine_protocol import ProjectOpen, RequestApprove, RequestRefuse, RequestStatus
 from terrine_server.admin.access import ByAdmin, Reader
 from terrine_server.admin.forms import lines, number, spoken
-from terrine_server.admin.opening import SPECS, Tried, terms_form, tried
+from terrine_server.admin.opening import Tried, terms_form, tried
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.paging import RequestId, TokenCursor
 from terrine_server.api.services import Services, ServicesDep
@@ -44,6 +44,7 @@ def list_requests(
         "requests.html",
         reader,
         requests=found[:ROWS],
+        labels=_labels(services, found[:ROWS]),
         next=found[ROWS - 1].id if len(found) > ROWS else None,
         first=not cursor,
         only=status,
@@ -57,17 +58,12 @@ def show(
     services: ServicesDep,
     reader: Reader,
     request_id: RequestId,
-    mechanism: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
     """Show a request and, while it is open, what approving it as it was made would mean."""
     record = services.ledger.find_request(request_id)
     given = _asked(record, reader)
     done = Tried(given)
-    if mechanism in SPECS and mechanism != given["mechanism"]:
-        others = set(record.asked["mechanism"]) - {"name"}
-        kept = {key: text for key, text in given.items() if key not in others}
-        done = Tried({**kept, "mechanism": mechanism})
-    elif record.status is RequestStatus.OPEN:
+    if record.status is RequestStatus.OPEN:
         # A price needs a name, which decides nothing about it.
         priced = {**given, "name": given["name"] or record.id, "action": "price"}
         found = tried(services.ledger, priced, lambda _: Response())
@@ -125,6 +121,12 @@ def refuse(
         return _page(request, services, sent.session, record, done, reason)
     services.ledger.refuse_request(request_id, refusal.reason, sent.session.actor)
     return see_other(request, f"/requests/{request_id}", sent.session)
+
+
+def _labels(services: Services, found: list[RequestRecord]) -> dict[str, str]:
+    """Return what the owner calls whoever asked, by token."""
+    holders = {each: services.ledger.find_token(each) for each in {each.token for each in found}}
+    return {token: holder.label for token, holder in holders.items() if holder and holder.label}
 
 
 def _page(

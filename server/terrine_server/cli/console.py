@@ -194,8 +194,10 @@ def explain(error: BaseException) -> str | None:
             return str(error)
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and isinstance(error, pydantic.ValidationError):
+        from terrine_protocol.base import in_words
+
         return "\n".join(
-            f"{'.'.join(map(str, item['loc'])) or error.title}: {_sentence(item['msg'])}"
+            f"{'.'.join(map(str, item['loc'])) or error.title}: {_sentence(in_words(item))}"
             for item in error.errors(include_url=False, include_input=False)
         )
     return None
@@ -223,6 +225,8 @@ def _extra(words: list[str]) -> str:
 
 def by_option(error: ValidationError) -> str:
     """Say what is wrong with a project's terms in the words of the command line."""
+    from terrine_protocol.base import in_words
+
     sentences, missing, mechanism = [], [], ""
     for item in error.errors(include_url=False):
         if not item["loc"]:
@@ -241,13 +245,8 @@ def by_option(error: ValidationError) -> str:
         elif item["type"] == "union_tag_invalid":
             tags, tag = item["ctx"]["expected_tags"], item["ctx"]["tag"]
             sentences.append(f"--mechanism is one of {tags}; not '{tag}'.")
-        elif item["type"] == "string_pattern_mismatch":
-            sentences.append(
-                f"{option} takes lower-case letters, digits, '-' and '_', at most 64 of them and "
-                f"neither sign at an end; not {item['input']!r}."
-            )
         else:
-            sentences.append(f"{option}: {_sentence(item['msg'])}")
+            sentences.append(f"{option}: {_sentence(in_words(item))}")
     if missing:
         sentences.append(
             f"{mechanism} needs {', '.join(missing)}: --mechanism {mechanism}:{missing[0]}=…; "

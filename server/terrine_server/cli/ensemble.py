@@ -265,6 +265,7 @@ def list_ensembles() -> None:
     people = [
         {
             "ensemble": record.name,
+            "protects": record.protects,
             "teachers": record.facts.teachers,
             "classes": len(record.facts.classes),
             "cap ε": record.epsilon,

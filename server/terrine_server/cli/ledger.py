@@ -57,6 +57,7 @@ def show(
         return
     console.print(
         f"[bold]{project}[/] on {record.ensemble.name}, {record.status}\n"
+        f"Protects: {account.protects}\n"
         f"ε spent {account.epsilon_spent:.6g} of {account.epsilon:g} at δ = {account.delta:g}: "
         f"{account.spent} of {account.budget} units ({account.spent / account.budget:.1%})\n"
         f"{account.charges} charges, at least {account.affordable} more queries fit\n"

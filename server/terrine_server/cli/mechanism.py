@@ -28,10 +28,17 @@ def mechanisms(
     ] = None,
 ) -> None:
     """List the mechanisms with their parameters; those in brackets may be left out."""
+    from importlib.metadata import entry_points
+
     from terrine_protocol import MECHANISM_SPECS
+    from terrine_server.privacy.mechanisms import GROUP
 
     if name is None:
         show_kinds(MECHANISM_SPECS)
+        if not as_json():
+            for each in entry_points(group=GROUP):
+                package = each.dist.name if each.dist else "?"
+                console.print(f"{each.name} of the package {package}: {each.value}", soft_wrap=True)
         return
     known = name.replace("-", "_")
     if known not in MECHANISM_SPECS:

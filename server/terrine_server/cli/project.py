@@ -203,7 +203,8 @@ def _for_people(record: ProjectRecord) -> Row:
         "title": record.title,
         "purpose": record.purpose,
         "ensemble": record.ensemble.name,
-        "status": record.status,
+        "status": "spent" if record.exhausted else record.status,
+        "protects": record.ensemble.protects,
         "mechanism": ", ".join(f"{key} {value}" for key, value in record.mechanism.items()),
         "budget": f"ε = {account.epsilon:g}, δ = {account.delta:g}",
         "rule": account.rule.name

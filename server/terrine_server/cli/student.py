@@ -298,6 +298,7 @@ def budget(context: typer.Context) -> None:
         account = client.budget()
     people = {
         "project": f"{account.project} ({account.status})",
+        "protects": account.protects,
         "budget": f"ε = {account.epsilon:g}, δ = {account.delta:g}",
         "ε spent": f"{account.epsilon_spent:.6g}",
         "charges": account.charges,

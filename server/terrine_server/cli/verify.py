@@ -11,7 +11,7 @@ from terrine_server.bars import entries_bar
 from terrine_server.cli.console import console, errors, fail, opened_ledger, writing
 
 if TYPE_CHECKING:
-    from terrine_server.ledger import LogVerificationRecord, VerificationRecord
+    from terrine_server.ledger import Ledger, LogVerificationRecord, VerificationRecord
 
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
 
@@ -115,6 +115,8 @@ def _verify_ledger(project: str) -> bool:
         with entries_bar(errors, name) as progress:
             found = verify_project(ledger, name, progress)
         intact = _report(found) and intact
+        if found.ok:
+            _say_missing(ledger, name)
     if not names:
         console.print("No project has been opened yet.")
     if project == "all":
@@ -142,6 +144,26 @@ def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
     return found.ok
+
+
+def _say_missing(ledger: Ledger, project: str) -> None:
+    """Say so if a project's mechanism is of a package that is not here."""
+    from terrine_server.privacy import ParameterError, build_mechanism
+
+    record = ledger.project(project)
+    facts, spec = record.ensemble.facts, record.mechanism
+    if "." not in spec["name"]:
+        return
+    try:
+        build_mechanism(spec, teachers=facts.teachers, classes=len(facts.classes))
+    except ParameterError as error:
+        console.print(
+            f"  {error} Its prices were recomputed from the cost events on record; that they are "
+            "those of the mechanism, only its package shows, and until it is installed nothing is "
+            "answered.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _verify_accounts(project: str, path: Path) -> bool:

@@ -54,6 +54,7 @@ from terrine_server.privacy import (
     Mechanism,
     Neighbours,
     NoisyVotes,
+    ParameterError,
     Released,
     Terms,
     build_mechanism,
@@ -386,9 +387,15 @@ def possible(terms: Terms, account: Account) -> float:
 
 
 def mechanism_of(project: ProjectRecord) -> Mechanism:
-    """Return the project's mechanism, with its noise tables built once."""
+    """Return the project's mechanism, with its noise tables built once.
+
+    Raises EnsembleUnavailable without the package that a mechanism from outside is of.
+    """
     facts = project.ensemble.facts
-    return _mechanism(json.dumps(dict(project.mechanism)), facts.teachers, len(facts.classes))
+    try:
+        return _mechanism(json.dumps(dict(project.mechanism)), facts.teachers, len(facts.classes))
+    except ParameterError as error:
+        raise EnsembleUnavailable(f"Project {project.name}: {error}") from error
 
 
 @lru_cache(maxsize=64)

@@ -107,12 +107,12 @@ def check_name(kind: str, name: str) -> None:
 def check_delta(what: str, delta: float, units: int) -> None:
     """Raise InvalidTerms unless a δ is below one over the number of units."""
     if units < 1:
-        raise InvalidTerms(f"An ensemble is trained on at least one record, not {units}.")
+        raise InvalidTerms(f"An ensemble protects at least one record or person, not {units}.")
     if not 0 < delta < 1 / units:
         raise InvalidTerms(
             f"{what} is {delta:g}; it must be above 0 and below 1/{units} = {1 / units:.3g}, "
-            "one over the number of training records, or people where records are grouped: a "
-            "larger δ would allow publishing all of one."
+            "one over the number of those whom it protects: a larger δ would allow publishing all "
+            "of one."
         )
 
 

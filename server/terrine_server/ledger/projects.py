@@ -294,11 +294,14 @@ def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
         ensemble.delta_cap - ensemble.delta_reserved,
     )
     if terms.cap_budget > left or terms.delta_budget > delta_left:
+        # What decides: the cost, unless that fits and the additive δ does not.
+        what, needs, has, of = "", terms.cap_budget, left, ensemble.cap
+        if needs <= left:
+            what, needs, has = "additive δ of the ", terms.delta_budget, delta_left
+            of = ensemble.delta_cap
         raise CapExceeded(
-            f"This budget reserves {terms.cap_budget / 1e12:.6g} in {ensemble.rule} and "
-            f"{terms.delta_budget / 1e18:.3g} of additive δ; the ensemble {ensemble.name} has "
-            f"{left / 1e12:.6g} and {delta_left / 1e18:.3g} left of its cap "
-            f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}). "
+            f"This budget takes {needs / of:.3%} of the {what}cap of the ensemble {ensemble.name} "
+            f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}), and {has / of:.3%} is free. "
             "Ask for less, or close a project that no longer needs its budget.",
             required=terms.cap_budget,
             available=left,

@@ -67,6 +67,24 @@ class EnsembleRecord:
         """The rule by which the spends of its projects add up."""
         return GDP if self.rdp_order is None else Rule("rdp", self.rdp_order)
 
+    @property
+    def unit(self) -> str:
+        """What the promise protects one of, in words."""
+        facts = self.facts
+        columns = facts.encoding.columns if facts.encoding else ()
+        of_table = next((each.name for each in columns if each.role == "group"), None)
+        column = facts.group_column or of_table
+        if column is not None:
+            return f"{column} with all its records"
+        if facts.disjoint_by is not None:
+            return "record, or person with all their records"
+        return "record"
+
+    @property
+    def protects(self) -> str:
+        """What the promise protects one of, and how many there are."""
+        return f"one {self.unit}, {self.units:,} of them"
+
     @cached_property
     def class_names(self) -> Mapping[int | None, str]:
         """The name of each class, by its label. Empty if classes are named 0, 1, …"""
@@ -119,6 +137,20 @@ class ProjectRecord:
     def affordable(self) -> int:
         """How many further queries are certain to fit, at the worst price."""
         return self.terms.affordable(self.account)
+
+    @property
+    def spent_share(self) -> float:
+        """How much of the budget is spent: of its cost or its δ, whichever ends sooner."""
+        terms = self.terms
+        costs = [(self.spent, terms.budget), (self.delta_spent, terms.delta_budget)]
+        return max(spent / budget for spent, budget in costs if budget)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether what is left pays for no further query, however cheap."""
+        terms, account = self.terms, self.account
+        opens, baseline = terms.opening is not None, terms.baselines[-1]
+        return not terms.due(account) and not terms.admits(account, opens, baseline)
 
     def counts_due(self, outcome: str) -> int | None:
         """How many noisy counts an entry with this outcome has; None where it has none."""

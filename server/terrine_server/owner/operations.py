@@ -21,6 +21,7 @@ from terrine_server.ledger import (
     SecretAccount,
     connect,
 )
+from terrine_server.owner.room import explained
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose
@@ -143,7 +144,9 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
 
     Also raises `Conflict` (name taken) and `CapExceeded`.
     """
-    return ledger.open_project(quote_project(ledger, request).project(request), by)
+    quoted = quote_project(ledger, request)
+    with explained(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+        return ledger.open_project(quoted.project(request), by)
 
 
 def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
@@ -260,6 +263,7 @@ def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
         teachers=manifest.teachers,
         matches_prior=manifest.teacher.matches_prior,
         disjoint_by=manifest.teacher.declared_disjoint,
+        group_column=manifest.partition.group_column if manifest.partition else None,
         encoding=manifest.encoding,
         image=manifest.image,
     )

@@ -22,6 +22,7 @@ from terrine_protocol import (
 from terrine_server.errors import Forbidden, InvalidTerms
 from terrine_server.ledger import Actor, Ledger, ProjectRecord, RequestRecord
 from terrine_server.owner.operations import ProjectQuote, quote_project
+from terrine_server.owner.room import explained
 from terrine_server.owner.tokens import Principal, Tokens, shown_once
 from terrine_server.privacy import ParameterError, build_mechanism
 
@@ -112,7 +113,8 @@ def approve(
         "purpose": terms.purpose or request.purpose,
     }
     project = quoted.project(terms.model_copy(update=words))
-    decided, opened, made = ledger.approve_request(id, project, new, by)
+    with explained(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+        decided, opened, made = ledger.approve_request(id, project, new, by)
     return Approved(decided, opened, None if made is None else shown_once(made, secret))
 
 

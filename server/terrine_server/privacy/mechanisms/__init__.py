@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 
+from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.mechanisms.gnmax import GNMax
@@ -15,6 +17,9 @@ from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.mechanisms.stable import StableArgmax
 from terrine_server.privacy.mechanisms.stable_svt import StableSVT
 from terrine_server.privacy.parameters import ParameterError
+
+GROUP = "terrine.mechanisms"
+"""Entry points of other packages: mechanisms that no line of this one knows."""
 
 MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
     kind.name: kind
@@ -40,10 +45,31 @@ def build_mechanism(spec: Mapping[str, object], *, teachers: int, classes: int) 
     """
     parameters = dict(spec)
     name = parameters.pop("name", None)
-    if name not in MECHANISMS:
-        known = ", ".join(MECHANISMS)
-        raise ParameterError(f"No mechanism is called {name!r}. Use one of {known}.")
+    kind = MECHANISMS[str(name)] if name in MECHANISMS else _from_outside(name)
     try:
-        return MECHANISMS[str(name)](teachers=teachers, classes=classes, **parameters)
+        made = kind(teachers=teachers, classes=classes, **parameters)
     except TypeError as error:
         raise ParameterError(f"The parameters of {name} are not {sorted(parameters)}.") from error
+    events = [*made.events().values(), *([] if made.opening is None else [made.opening])]
+    if made.name != name or not all(isinstance(event, CostEvent) for event in events):
+        raise ParameterError(f"{name} is another's name, or has events that are no cost events.")
+    return made
+
+
+def _from_outside(name: object) -> Callable[..., Mechanism]:
+    """Return a mechanism of another package: its entry point in `GROUP`, called OWNER.NAME."""
+    foreign = isinstance(name, str) and "." in name
+    found = list(entry_points(group=GROUP, name=str(name))) if foreign else []
+    if len(found) != 1:
+        why = "is of no package that is installed" if not found else "is of several packages"
+        known = ", ".join(MECHANISMS)
+        raise ParameterError(
+            f"No mechanism is called {name!r}. Use one of {known}."
+            if not foreign
+            else f"The mechanism {name} {why} here: it is an entry point of {GROUP}."
+        )
+    try:
+        kind: Callable[..., Mechanism] = found[0].load()
+    except Exception as error:
+        raise ParameterError(f"The mechanism {name} cannot be loaded: {error!r}.") from error
+    return kind

@@ -1,0 +1,61 @@
+"""Whom the promise protects is said with the ensemble's own word, and what still fits in ε."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from books import FACTS
+from migrated import SECRET_KEY, migrated
+
+from terrine_protocol import ProjectOpen
+from terrine_server import views
+from terrine_server.errors import CapExceeded
+from terrine_server.ledger import Ledger
+from terrine_server.owner.operations import open_project
+from terrine_server.owner.room import epsilon_that_fits
+from terrine_server.privacy import cap
+
+MORE = {"ensemble": "flights", "mechanism": {"name": "noisy_votes", "sigma": 300.0}, "delta": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, "one record, 3,990 of them"),
+        ({"group_column": "tailnum"}, "one tailnum with all its records, 3,990 of them"),
+        (
+            {"disjoint_by": "one model per hospital"},
+            "one record, or person with all their records, 3,990 of them",
+        ),
+    ],
+)
+def test_an_account_says_whom_it_protects(
+    tmp_path: Path, changed: dict[str, str], words: str
+) -> None:
+    engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger = Ledger(engine, SECRET_KEY)
+    facts = FACTS.model_copy(update=changed)
+    ledger.register_ensemble("flights", "ensembles/f", "ab" * 32, facts, 3990, cap(3.0, 1e-5))
+    wanted = ProjectOpen.model_validate({**MORE, "name": "first", "epsilon": 1.0})
+    record = open_project(ledger, wanted)
+    assert views.budget(record).protects == words
+    assert views.project(record, True).ensemble.protects == words
+    engine.dispose()
+
+
+def test_a_full_cap_says_what_would_fit_and_that_fits(tmp_path: Path) -> None:
+    engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger = Ledger(engine, SECRET_KEY)
+    ledger.register_ensemble("flights", "ensembles/f", "ab" * 32, FACTS, 3990, cap(3.0, 1e-5))
+    wanted = ProjectOpen.model_validate({**MORE, "name": "first", "epsilon": 2.5})
+    open_project(ledger, wanted)
+    with pytest.raises(CapExceeded) as refused:
+        open_project(ledger, wanted.model_copy(update={"name": "second"}))
+    said = refused.value.detail
+    epsilon = float(said.partition("up to about ε = ")[2].partition(" ")[0])
+    assert "To close first, which has spent 0.0% of its budget, would give" in said
+    open_project(ledger, wanted.model_copy(update={"name": "second", "epsilon": epsilon}))
+    found = epsilon_that_fits(ledger.ensemble("flights"))
+    assert found is None or found < 0.3 * epsilon
+    engine.dispose()

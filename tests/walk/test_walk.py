@@ -1,0 +1,34 @@
+"""The walk from a table to a student, by script, on the real UCI Adult."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WALK = Path(__file__).parents[2] / "benchmarks" / "walk.py"
+
+
+@pytest.mark.nightly
+def test_a_walk_gets_what_was_foretold_and_more_than_a_plain_model(
+    tmp_path: Path, shared_data: Path
+) -> None:
+    out = tmp_path / "walk.jsonl"
+    given = ["--adult", str(shared_data / "adult"), "--seeds", "1", "--out", str(out)]
+    subprocess.run([sys.executable, str(WALK), *given], check=True, cwd=tmp_path)
+    found = json.loads(out.read_text())
+    student = found["student"]
+    assert found["answered"] >= found["promised"], "what was certain"
+    assert student["accuracy"] > 0.83
+    assert student["balanced"] > 0.7
+    assert student["accuracy"] > found["plain"]["accuracy"] - 0.01
+    low, high = found["range"]
+    assert low - 0.2 < student["accuracy"] < high + 0.2
+
+
+def test_without_data_it_says_that_it_skips() -> None:
+    done = subprocess.run([sys.executable, str(WALK)], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("Skipped: no data was given.")
