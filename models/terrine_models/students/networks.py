@@ -61,6 +61,7 @@ class Objective(ABC):
 
     def follow(self) -> None:
         """Do what is done after each step of the network."""
+        return  # most do nothing
 
 
 class Consistent(Objective):

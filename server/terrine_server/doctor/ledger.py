@@ -62,7 +62,7 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
             continue
         whole += 1
         newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
-    text = f"{whole} end as their balance and accounts say. To check all entries: `terrine ledger verify`."
+    text = f"{whole} end as their balance and accounts say. All entries: `terrine ledger verify`."
     yield Finding("books", State.OK, text)
     yield dated(datetime.now(UTC), newest)
 
