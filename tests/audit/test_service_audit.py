@@ -36,7 +36,7 @@ def test_the_worlds_differ_in_one_teacher_on_every_input(
     tmp_path: Path, adversary: Adversary
 ) -> None:
     for world in WORLDS:
-        save_world(tmp_path / world, world, world, adversary)
+        save_world(adversary, world, tmp_path / world, world)
     here, there = (Ensemble.load(tmp_path / world, "cpu") for world in ("here", "there"))
     choice = np.random.default_rng(1)
     regions = adversary.regions()

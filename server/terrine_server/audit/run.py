@@ -68,9 +68,11 @@ def _findings(
         yield from audit_prices()
     if "service" in subjects:
         # It brings PyTorch and the web framework, which an auditor of the rest need not install.
+        from terrine_server.audit.people import audit_people
         from terrine_server.audit.service import audit_service
 
-        yield from audit_service(effort.students, level, choice)
+        yield from audit_service(effort.students, level / 2, choice)
+        yield from audit_people(effort.students, level / 2, choice)
     if "ledger" in subjects and ledger is not None:
         yield from audit_books(ledger)
     elif "ledger" in subjects:

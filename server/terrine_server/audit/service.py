@@ -16,13 +16,14 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from terrine_client import BudgetExhausted, Client
-from terrine_protocol import Outcome, ProjectOpen
-from terrine_server.audit.evidence import Promise, Sample, limits
+from terrine_protocol import Outcome
+from terrine_server.audit.evidence import Promise, Sample, held_to_law, limits
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.transcripts import Answer, Guess, Transcripts, outcomes
@@ -35,6 +36,7 @@ from terrine_server.audit.world import (
     Service,
     World,
     running_service,
+    save_world,
 )
 from terrine_server.privacy import Terms, quote
 from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
@@ -47,8 +49,6 @@ AT_ONCE = 4
 """Queries of a request."""
 STUDENTS = 4
 """Students that send queries at the same time."""
-ROUNDING = 1e-9
-"""More than sums of exact probabilities are off."""
 
 
 @dataclass(frozen=True)
@@ -139,34 +139,24 @@ def attack(
     service: Service, strategy: Strategy, runs: int, choice: np.random.Generator
 ) -> list[Attack]:
     """Let `runs` students in each world send queries until they are refused."""
-    opened: list[tuple[World, str, np.random.Generator]] = []
-    name = strategy.adversary.name
-    for world in WORLDS:
-        ensemble, room = "", 0
-        for number in range(runs):
-            if not room:
-                ensemble = f"{name}-{world}-{number}"
-                service.register(world, ensemble, strategy.adversary)
-            project = ProjectOpen.model_validate(
-                {
-                    "name": f"{name}-{world}-project-{number}",
-                    "ensemble": ensemble,
-                    "mechanism": {
-                        "name": MECHANISM.name,
-                        "threshold": MECHANISM.threshold,
-                        "sigma1": MECHANISM.sigma1,
-                        "sigma2": MECHANISM.sigma2,
-                    },
-                    "epsilon": EPSILON,
-                    "delta": DELTA,
-                }
-            )
-            token = service.open(project)
-            if not room:
-                record = service.ledger.project(project.name)
-                room = record.ensemble.cap // record.terms.cap_budget
-            room -= 1
-            opened.append((world, token, np.random.default_rng(choice.integers(2**63))))
+    adversary = strategy.adversary
+    terms = {
+        "mechanism": {
+            "name": MECHANISM.name,
+            "threshold": MECHANISM.threshold,
+            "sigma1": MECHANISM.sigma1,
+            "sigma2": MECHANISM.sigma2,
+        },
+        "epsilon": EPSILON,
+        "delta": DELTA,
+    }
+    opened = [
+        (world, token, np.random.default_rng(choice.integers(2**63)))
+        for world in WORLDS
+        for token in service.open_many(
+            f"{adversary.name}-{world}", runs, partial(save_world, adversary, world), terms
+        )
+    ]
     with ThreadPoolExecutor(STUDENTS) as pool:
         return list(
             pool.map(
@@ -215,13 +205,7 @@ def _judge(strategy: Strategy, seen: Sequence[Attack], level: float) -> AuditFin
     }
     here, there = (Sample(guesses[world]) for world in WORLDS)
     right, wrong = (here, there) if guess.first else (there, here)
-    found, others = (
-        limits(*samples, (True,), level / 2) for samples in ((right, wrong), (wrong, right))
-    )
-    lawful = (
-        found.p - ROUNDING <= guess.right <= others.q + ROUNDING
-        and others.p - ROUNDING <= guess.wrong <= found.q + ROUNDING
-    )
+    found, lawful = held_to_law(right, wrong, (True,), (guess.right, guess.wrong), level)
     queries = np.array([len(run.answers) for run in seen])
     epsilon = transcripts.epsilon(DELTA)
     evidence = (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,6 +39,7 @@ from terrine_server.serving.connection import options
 from terrine_server.settings import Settings
 
 World = Literal["here", "there"]
+Save = Callable[[Path, str], object]
 WORLDS: tuple[World, World] = ("here", "there")
 
 TEACHERS = 11
@@ -138,17 +139,35 @@ class Service:
         request = TokenCreate(role=Role.STUDENT, project=project.name, expires_in_days=1)
         return tokens.create(request).token
 
-    def register(self, world: World, name: str, adversary: Adversary) -> None:
-        """Save a world's ensemble in the data directory and register it in the ledger."""
-        save_world(self.settings.ensembles_dir / name, world, name, adversary)
-        register_ensemble(
-            self.ledger,
-            self.settings,
-            EnsembleRegister(name=name, epsilon=CAP_EPSILON, delta=CAP_DELTA),
-        )
+    def open_many(
+        self, prefix: str, count: int, save: Save, terms: Mapping[str, object]
+    ) -> list[str]:
+        """Open projects on the terms, and return their tokens.
+
+        `save`: saves an ensemble in a directory, under a name. There are as many as caps require.
+        """
+        tokens: list[str] = []
+        ensemble, room = "", 0
+        for number in range(count):
+            if not room:
+                ensemble = f"{prefix}-{number}"
+                save(self.settings.ensembles_dir / ensemble, ensemble)
+                register_ensemble(
+                    self.ledger,
+                    self.settings,
+                    EnsembleRegister(name=ensemble, epsilon=CAP_EPSILON, delta=CAP_DELTA),
+                )
+            name = f"{prefix}-project-{number}"
+            wanted = {"name": name, "ensemble": ensemble, **terms}
+            tokens.append(self.open(ProjectOpen.model_validate(wanted)))
+            if not room:
+                record = self.ledger.project(name)
+                room = record.ensemble.cap // record.terms.cap_budget
+            room -= 1
+        return tokens
 
 
-def save_world(directory: Path, world: World, name: str, adversary: Adversary) -> None:
+def save_world(adversary: Adversary, world: World, directory: Path, name: str) -> None:
     """Save the ensemble of a world as `terrine ensemble train` would."""
     spec = InputSpec(shape=(2,), dtype="float32", low=0, high=1)
     weights = torch.zeros(TEACHERS, 2, 2)
