@@ -75,7 +75,7 @@ def installed(
     The ensemble's files are copied: a test may alter them. `settings` override the defaults.
     """
     made = Settings(data_dir=data_dir, database_url=database_url, **settings)
-    made.ensembles_dir.mkdir(parents=True)
+    made.ensembles_dir.mkdir(parents=True, exist_ok=True)
     made.secret_key_path.write_bytes(SECRET_KEY)
     made.secret_key_path.chmod(0o600)
     engine = migrated(database_url)
