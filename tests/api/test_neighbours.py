@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,14 @@ import numpy as np
 import pytest
 from caller import Caller, slug
 from commands import Terrine
-from digits import DigitsEnsemble
+from digits import DigitsEnsemble, build_people
 from numpy.typing import NDArray
 from server import RunningServer, running_server
 from sqlalchemy import select, update
 
 from terrine_client import Client
 from terrine_client.distill import distill
-from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
-from terrine_models.features.maps import PublicData
-from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
+from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_protocol import LabelResponse
 from terrine_server.ledger import connect
 from terrine_server.ledger.charging import unit_accounts as accounts_of
@@ -31,7 +29,7 @@ from terrine_server.ledger.verifying.walk import verify_export
 from terrine_server.privacy import Neighbours as Mechanism
 from terrine_server.privacy import Units
 
-PRIVATE, PUBLIC = 1200, 400
+PRIVATE = 1200
 SPEC = {"name": "neighbours", "sigma": 30.0, "queries": 300}
 
 
@@ -68,21 +66,7 @@ class People:
 def built(
     tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
 ) -> DigitsEnsemble:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images, labels = digits.images.astype(np.uint8), digits.target.astype(np.int64)
-    out = tmp_path_factory.mktemp("neighbours") / "people"
-    private = Dataset(
-        images[:PRIVATE],
-        labels[:PRIVATE],
-        DIGITS,
-        InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16),
-        name="digits",
-    )
-    public = PublicData.declare("digits from 1200 on", digits_ensemble.public)
-    manifest = build(private, out, name="people", public=public, settings=Neighbours(near=40))
-    return replace(digits_ensemble, directory=out, manifest=manifest)
+    return build_people(tmp_path_factory.mktemp("neighbours") / "people", digits_ensemble)
 
 
 @pytest.fixture

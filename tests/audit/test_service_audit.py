@@ -1,4 +1,4 @@
-"""Two worlds, the whole service in between, and an attacker who distinguishes them."""
+"""Two worlds, the whole service in between, and adversaries who distinguish them."""
 
 from __future__ import annotations
 
@@ -13,72 +13,149 @@ import pytest
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit import service
 from terrine_server.audit.findings import AuditFinding
-from terrine_server.audit.service import SPLIT, audit_service
-from terrine_server.audit.world import TEACHERS, input_with, save_world
+from terrine_server.audit.service import AT_ONCE, MECHANISM, Strategy, audit_service
+from terrine_server.audit.transcripts import Transcripts
+from terrine_server.audit.world import ADVERSARIES, TEACHERS, WORLDS, Adversary, save_world
 from terrine_server.planning import opening
 from terrine_server.privacy import Mechanism, Terms, quote
 from terrine_server.privacy.noise import NoiseTable
 
+LEVEL = 1e-9
+"""Probability that one audit convicts what is sound."""
+QUERIES, SHARDS, BOTH = ADVERSARIES
 
-def findings(students: int, level: float = 1e-9) -> list[AuditFinding]:
-    return list(audit_service(students, level, np.random.default_rng(0)))
+
+def findings(
+    students: int, *adversaries: Adversary, level: float = LEVEL
+) -> tuple[AuditFinding, ...]:
+    return tuple(audit_service(students, level, np.random.default_rng(0), adversaries))
 
 
-def test_the_worlds_differ_in_one_teacher_on_every_input(tmp_path: Path) -> None:
-    save_world(tmp_path / "here", "here", "here")
-    save_world(tmp_path / "there", "there", "there")
+@pytest.mark.parametrize("adversary", ADVERSARIES, ids=lambda each: each.name)
+def test_the_worlds_differ_in_one_teacher_on_every_input(
+    tmp_path: Path, adversary: Adversary
+) -> None:
+    for world in WORLDS:
+        save_world(adversary, world, tmp_path / world, world)
     here, there = (Ensemble.load(tmp_path / world, "cpu") for world in ("here", "there"))
     choice = np.random.default_rng(1)
-    for votes in range(TEACHERS):
-        inputs = np.concatenate([input_with(votes, choice) for _ in range(20)])
+    regions = adversary.regions()
+    assert sum(region.share for region in regions) == pytest.approx(1)
+    for region in regions:
+        inputs = np.stack([region.draw(choice) for _ in range(20)])
+        votes = region.votes
         assert here.votes(inputs).tolist() == [[TEACHERS - votes, votes]] * 20
         assert there.votes(inputs).tolist() == [[TEACHERS - votes - 1, votes + 1]] * 20
 
 
+def test_an_adversary_can_bring_about_no_more_votes_than_it_has_power_for() -> None:
+    reached = {
+        adversary.name: {region.votes for region in adversary.regions()}
+        for adversary in ADVERSARIES
+    }
+    assert reached["queries"] == {0, 3, 7, 10}
+    assert reached["shards"] == {3, 6, 7}
+    assert reached["both"] == set(range(11))
+
+
+def transcripts(adversary: Adversary) -> Transcripts:
+    strategy = Strategy(adversary)
+    terms = quote(MECHANISM, service.EPSILON, service.DELTA)
+    return Transcripts.of(terms, strategy.laws, strategy.following, AT_ONCE)
+
+
+def test_each_adversary_comes_near_the_budget_and_both_powers_come_nearest() -> None:
+    exact = {each.name: transcripts(each) for each in ADVERSARIES}
+    for found in exact.values():
+        assert found.masses.values.sum(axis=1) == pytest.approx([1, 1], abs=1e-12)
+        assert 5 < found.epsilon(service.DELTA) < service.EPSILON
+    advantages = {name: found.advantage for name, found in exact.items()}
+    assert advantages["both"] > 1.15 * max(advantages["queries"], advantages["shards"])
+    assert min(advantages.values()) > 0.5
+
+
+def test_the_exact_law_is_that_of_many_students() -> None:
+    """Every transcript of a student, drawn from the same laws by another program."""
+    draw, found = np.random.default_rng(4), transcripts(BOTH)
+    strategy, terms = Strategy(BOTH), quote(MECHANISM, service.EPSILON, service.DELTA)
+    scores = []
+    for _ in range(4000):
+        spent, answers, last = 0, [], None
+        while terms.budget - spent >= terms.worst.cost:
+            (votes,) = strategy.following(last)
+            for _ in range(AT_ONCE):
+                if terms.budget - spent < terms.worst.cost:
+                    break
+                kinds = [answer for answer in strategy.laws if answer[0] == votes]
+                share = [strategy.laws[answer][0] for answer in kinds]
+                answer = kinds[draw.choice(len(kinds), p=np.array(share) / sum(share))]
+                answers.append(answer)
+                last = answer[2] if answer[2] >= 0 else last
+                spent += next(p.cost for o, p in terms.prices.items() if str(o) == answer[1])
+        scores.append(found.score(answers))
+    here = found.masses.values[0].cumsum()
+    for guess in (-100, 0, 100, 200):
+        share = here[guess - 1 - found.masses.low]
+        # A share of 4,000 draws is further than 8 deviations off less than once in 10⁹ times.
+        assert abs(np.mean(np.array(scores) < guess) - share) < 8 * (0.25 / 4000) ** 0.5
+
+
 @pytest.mark.statistical
 @pytest.mark.slow
-def test_the_service_keeps_its_budget_and_its_books() -> None:
-    attack, books = findings(students=12)
-    assert attack.verdict == books.verdict == "holds"
-    assert attack.unit == "μ"
-    assert "24 students sent" in attack.evidence
-    assert "24 projects" in books.evidence
+@pytest.mark.timeout(300)
+def test_the_service_keeps_its_budget_its_law_and_its_books() -> None:
+    *attacks, books = findings(12, *ADVERSARIES)
+    assert [each.verdict for each in attacks] == ["holds"] * 3
+    assert books.verdict == "holds"
+    assert all("24 students sent" in each.evidence for each in attacks)
+    for each in attacks:
+        assert each.unit == "μ"
+        assert each.exact is not None
+        assert each.price is not None
+        assert 0.6 < each.exact / each.price < 0.8
+    assert "72 projects" in books.evidence
 
 
 def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[service.Attack] = []
     judge = service._judge
 
-    def listen(promise: Any, runs: Any, level: float) -> AuditFinding:
+    def listen(strategy: Any, runs: Any, level: float) -> AuditFinding:
         seen.extend(runs)
-        return judge(promise, runs, level)
+        return judge(strategy, runs, level)
 
     monkeypatch.setattr(service, "_judge", listen)
-    findings(students=6)
-    queried = {votes for run in seen for votes, _, _ in run.answers}
-    assert all(run.answers[0][0] == SPLIT for run in seen)
-    assert queried >= {SPLIT - 1, SPLIT + 1}
+    findings(6, BOTH)
+    assert {votes for run in seen for votes, _, _ in run.answers} == {5, 6}
     assert len({run.answers for run in seen}) > 1
     # The refusal came when the budget could not pay for one more answer, in either world.
-    assert all(len(run.answers) >= 2 for run in seen)
-
-
-@pytest.fixture
-def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = NoiseTable.sample
-
-    def shrunk(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
-        return np.rint(sample(table, shape, entropy) / 20).astype(np.int64)
-
-    monkeypatch.setattr(NoiseTable, "sample", shrunk)
+    assert all(len(run.answers) >= 7 for run in seen)
 
 
 @pytest.mark.statistical
 @pytest.mark.slow
-@pytest.mark.usefixtures("little_noise")
-def test_too_little_noise_in_the_service_is_caught() -> None:
-    attack, books = findings(students=100, level=0.01)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("adversary", "students"),
+    [
+        (QUERIES, 70),
+        pytest.param(SHARDS, 150, marks=pytest.mark.nightly),
+        pytest.param(BOTH, 400, marks=pytest.mark.nightly),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_half_the_noise_in_the_service_is_caught(
+    adversary: Adversary, students: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = NoiseTable.sample
+
+    def half(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
+        return np.rint(sample(table, shape, entropy) / 2).astype(np.int64)
+
+    monkeypatch.setattr(NoiseTable, "sample", half)
+    attack, books = findings(students, adversary)
     assert attack.verdict == "exceeded"
+    assert attack.evidence.startswith("not by the mechanism's law")
     assert books.verdict == "holds"  # the ledger cannot know
 
 
@@ -92,6 +169,6 @@ def test_answers_sold_too_cheaply_are_caught_by_the_books(monkeypatch: pytest.Mo
         return replace(terms, prices=prices)
 
     monkeypatch.setattr(opening, "quote", cheap)
-    _, *books = findings(students=3)
+    _, *books = findings(3, BOTH)
     assert [finding.verdict for finding in books] == ["exceeded"] * 6 + ["holds"]
     assert "entry 1 paid a cost of" in books[0].evidence

@@ -10,8 +10,7 @@ import pytest
 from terrine_server.audit import worst_votes
 from terrine_server.audit.worst_votes import (
     EXAMPLE,
-    audit_answer_price,
-    audit_joint_price,
+    audit_prices,
     needed_by_answer,
     needed_share,
 )
@@ -58,29 +57,23 @@ def test_the_worst_votes_found_need_most_of_the_price_of_an_answer(
     assert least < needed <= 1
 
 
-def test_a_price_of_an_answer_that_is_a_tenth_too_low_is_exceeded(
+def test_each_adversary_is_held_to_its_worst_votes_and_too_low_a_price_is_exceeded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert audit_answer_price().passed
+    joint, joint_poisoned, answer, poisoned = audit_prices()
+    assert all(each.verdict == "holds" for each in (joint, joint_poisoned, answer, poisoned))
+    assert "need 99.6% of it" in joint.evidence
+    assert "99.3% of it" in answer.evidence
+    # A test against a threshold tells much of queries as they come; a clear maximum nothing.
+    assert "need 90.9% with 0%" in joint_poisoned.evidence
+    assert "need 0.0% with 0%, 0.0% with 10%, 0.0% with 30%, 37.8% with 45%" in poisoned.evidence
 
     def cheaper(*args: Any) -> Price:
         whole = price(*args)
         return replace(whole, cost=whole.cost * 9 // 10)
 
     monkeypatch.setattr(worst_votes, "price", cheaper)
-    found = audit_answer_price()
-    assert found.verdict == "exceeded"
-    assert "need 110." in found.evidence
-
-
-def test_the_audit_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = audit_joint_price()
-    assert found.passed
-    assert "need 99.6% of it" in found.evidence
-
-    def cheaper(*args: Any) -> Price:
-        whole = price(*args)
-        return replace(whole, cost=whole.cost * 9 // 10)
-
-    monkeypatch.setattr(worst_votes, "price", cheaper)
-    assert audit_joint_price().verdict == "exceeded"
+    joint, joint_poisoned, answer, poisoned = audit_prices()
+    assert joint.verdict == joint_poisoned.verdict == answer.verdict == "exceeded"
+    assert "need 110." in answer.evidence
+    assert poisoned.verdict == "holds", "with less than half of the shards"

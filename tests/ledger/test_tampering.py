@@ -329,6 +329,15 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
     yield "secret_spends: an older tally, with its seal", set_back(world, "secret_spends", **secret)
     yield "secret_spends: removed", gone("secret_spends", **secret)
 
+    crowd = {"project_id": ids["crowd"]}
+    kept = world.row("unit_accounts", **crowd)["accounts"]
+    older = set_back(world, "unit_accounts", **crowd)
+    yield "unit_accounts: older ones, with their seal", older
+    yield "unit_accounts: emptied", change("unit_accounts", crowd, accounts=bytes(len(kept)))
+    yield "unit_accounts: undecipherable", change("unit_accounts", crowd, accounts=b"?")
+    yield "unit_accounts: another project's", change("unit_accounts", crowd, project_id=1)
+    yield "unit_accounts: removed", gone("unit_accounts", **crowd)
+
     end = len(world.rows()["administrative_log"])
     yield "log: the last entry removed", gone("administrative_log", seq=end)
     yield "log: an entry removed", gone("administrative_log", seq=3)
@@ -437,7 +446,7 @@ EXPORTED = {
     "charges": {column.name for column in TABLES["charges"].columns},
 }
 """Columns that whoever has no more than an export can check."""
-NOT_OF_THE_DOCTOR = {"charges", "secret_spends", "unit_accounts", "shadow_accounts", "idempotency"}
+NOT_OF_THE_DOCTOR = {"charges", "secret_spends", "shadow_accounts", "idempotency"}
 
 
 def notices(cell: Cell) -> set[str]:
@@ -666,6 +675,8 @@ def test_larger_edits_are_noticed(served: Served, hand: Hand, expected: dict[str
             assert ("verify" in by) == (what not in UNSEEN), what
             if what.startswith("charges:") and what not in CONSISTENT:
                 assert {"file", "checker"} <= by, what
+            if what.startswith("unit_accounts:"):
+                assert "doctor" in by, what
             if what.startswith(("log:", "log_head:")):
                 assert "checker" in by, what
             found = wrong(answers(served, served.started()), expected).keys()

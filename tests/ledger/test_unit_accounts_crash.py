@@ -11,25 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from neighbour_workers import ask_and_tell, ask_but_die
-from neighbouring import NEIGHBOURS, PEOPLE, Opened, many, open_people
+from neighbouring import NEIGHBOURS, Opened, many, open_people, recomputed
 from numpy.typing import NDArray
 from processes import in_processes, start
 
-from terrine_server.labeling.queries import input_digests
-from terrine_server.privacy import Neighbours
-
 
 def replayed(opened: Opened, inputs: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint32]:
-    """The accounts that follow from the inputs that were charged, in the order of the charges."""
-    digests = input_digests(np.stack(inputs), opened.project.ensemble.manifest_sha256)
-    known = {digest.hex(): x for digest, x in zip(digests, inputs, strict=True)}
-    entries = opened.ledger.charges("study", limit=1000)
-    accounts = np.zeros(PEOPLE, dtype=np.uint32)
-    mechanism = Neighbours(PEOPLE, 2, NEIGHBOURS["sigma"], NEIGHBOURS["queries"])
-    for entry in entries:
-        weights = opened.people.weights(known[entry.input_digest][None])
-        _, accounts = mechanism.cast(weights, opened.voters.found.units, accounts, opened.allowance)
-    return accounts
+    return recomputed(opened.ledger, "study", opened.voters.found, inputs)
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ class Worker:
 
     def __call__(self, project: str, key: str, queries: Sequence[int]) -> Answers:
         try:
-            self._pipe.send((self._projects[project], key, queries, project == "counted"))
+            self._pipe.send((self._projects[project], key, queries, project == "people"))
             results = self._pipe.recv()
         except (EOFError, OSError) as error:
             self.process.join()

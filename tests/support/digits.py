@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,23 @@ class DigitsEnsemble:
     """[400]; their true labels, for the tests only."""
     unseen: NDArray[np.uint8]
     unseen_labels: NDArray[np.int64]
+
+
+def build_people(directory: Path, digits: DigitsEnsemble) -> DigitsEnsemble:
+    """Let each of the 1,200 private digits vote near it; `directory` must not exist."""
+    from terrine_models.teachers.neighbours import Neighbours, build
+
+    known = load_digits()
+    private = Dataset(
+        known.images[:PRIVATE].astype(np.uint8),
+        known.target[:PRIVATE].astype(np.int64),
+        DIGITS,
+        InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16),
+        name="digits",
+    )
+    public = PublicData.declare("digits 1200-1599", digits.public)
+    manifest = build(private, directory, name="people", public=public, settings=Neighbours(near=40))
+    return replace(digits, directory=directory, manifest=manifest)
 
 
 def train_digits(directory: Path) -> DigitsEnsemble:

@@ -14,9 +14,12 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
+import numpy as np
 from between import come_between
-from books import GNMAX, abstained, answered, counted, digest, terms
+from books import GNMAX, abstained, answered, digest, terms
 from migrated import SECRET_KEY
+from neighbour_workers import replica
+from neighbouring import numbered
 from sqlalchemy import Connection, event
 
 from terrine_protocol import Role
@@ -122,30 +125,34 @@ def die_approving(url: str, request: str, before: str) -> None:
 def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:
     """Charge the requests from a pipe, one at a time, until it is closed.
 
-    A request is a project's number, a key, queries, and whether they are answered with noisy
-    counts. Each vote is drawn anew, so an answer that is not a replay is noticed. Replies with a
-    list of results, None if the budget is spent, or the error's problem. A `flaw` is one of
-    `FLAWS`.
+    A request is a project's number, a key, queries, and whether people vote on them. Each vote is
+    drawn anew, so an answer that is not a replay is noticed. Replies with a list of results, None
+    if the budget is spent, or the error's problem. A `flaw` is one of `FLAWS`.
     """
     engine = connect(url)
     ledger = Ledger(engine, SECRET_KEY)
+    labeling = replica(ledger)
     if flaw == "loses commits":
         event.listen(engine, "commit", lose)
     while True:
         try:
-            project_id, key, queries, with_counts = connection.recv()
+            project_id, key, queries, of_people = connection.recv()
         except EOFError:
             return
-        if with_counts:
-            batch = [counted(query, randbelow(2**32)) for query in queries]
-        else:
-            batch = [
-                abstained(query) if randbelow(3) == 0 else answered(query, randbelow(10))
-                for query in queries
-            ]
+        batch = [
+            abstained(query) if randbelow(3) == 0 else answered(query, randbelow(10))
+            for query in queries
+        ]
         try:
             idempotency = None if flaw == "forgets keys" else (key, digest(queries))
-            receipt = ledger.charge(project_id, batch, idempotency)
+            if of_people:
+                ask = labeling.check("people", np.stack([*map(numbered, queries)]), key=key)
+                (found,) = labeling.answer("people", [ask])
+                if isinstance(found, TerrineError):
+                    raise found
+                receipt = found
+            else:
+                receipt = ledger.charge(project_id, batch, idempotency)
         except BudgetExhausted:
             connection.send(None)
         except TerrineError as error:

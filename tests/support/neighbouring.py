@@ -16,12 +16,13 @@ from sqlalchemy import select
 from terrine_protocol import InputSpec
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.queries import input_digests
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.store.tables import unit_accounts
 from terrine_server.metrics import Metrics
 from terrine_server.planning.opening import choose
-from terrine_server.privacy import Units, build_mechanism, cap
+from terrine_server.privacy import Neighbours, Units, build_mechanism, cap
 
 PEOPLE, CLASSES = 12, 2
 NEIGHBOURS: dict[str, Any] = {"name": "neighbours", "sigma": 15.0, "queries": 40}
@@ -31,7 +32,7 @@ CAP = cap(20.0, 1e-5)
 class People:
     """People 0 to 11 with a record each, and a second of another class for every third person.
 
-    An input is twelve numbers: the weight of each person's records.
+    An input is twelve numbers, the weight of each person's records, and perhaps some more.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class People:
         self.labels = np.array([label for _, label in pairs], dtype=np.int16)
 
     def weights(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return x.reshape(len(x), PEOPLE)[:, self.units]
+        return x[:, :PEOPLE][:, self.units]
 
     @property
     def shadows(self) -> int:
@@ -148,6 +149,39 @@ def open_study(
     mechanism = build_mechanism(spec, teachers=PEOPLE, classes=CLASSES)
     terms = choose(mechanism, epsilon, 1e-6, cap_rule=CAP.rule).terms
     return ledger.open_project(NewProject(name, "people", spec, terms))
+
+
+def numbered(query: object) -> NDArray[np.uint8]:
+    """An input [24] that some people are near, another one for each query."""
+    drawn = np.frombuffer(hashlib.sha256(f"{query}".encode()).digest(), np.uint8)
+    return np.concatenate([drawn[:PEOPLE] % 2, drawn[-PEOPLE:]])
+
+
+def recomputed(
+    ledger: Ledger, name: str, found: Neighbourhood, inputs: Sequence[NDArray[np.uint8]]
+) -> NDArray[np.uint32]:
+    """The accounts that follow from the inputs that were charged, in the order of the charges."""
+    project = ledger.project(name)
+    digests = input_digests(np.stack(inputs), project.ensemble.manifest_sha256)
+    known = {digest.hex(): x for digest, x in zip(digests, inputs, strict=True)}
+    facts, terms = project.ensemble.facts, project.terms
+    mechanism = build_mechanism(
+        project.mechanism, teachers=facts.teachers, classes=len(facts.classes)
+    )
+    assert isinstance(mechanism, Neighbours)
+    assert terms.allowance is not None
+    accounts = np.zeros(facts.teachers, dtype=np.uint32)
+    for entry in ledger.stream_charges(name):
+        weights = found.ensemble.weights(known[entry.input_digest][None])
+        _, accounts = mechanism.cast(weights, found.units, accounts, terms.allowance.most)
+    return accounts
+
+
+def stored(url: str, project: ProjectRecord) -> NDArray[np.uint32]:
+    """A project's accounts, as they are in the database."""
+    with connect(url).connect() as connection:
+        query = select(unit_accounts).where(unit_accounts.c.project_id == project.id)
+        return np.frombuffer(connection.execute(query).one().accounts, dtype="<u4")
 
 
 def many(people: People, count: int, salt: object = "") -> list[NDArray[np.uint8]]:

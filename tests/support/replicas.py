@@ -12,20 +12,23 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import processes
-from books import COUNTED, terms
+from books import terms
 from digits import DigitsEnsemble
 from migrated import SECRET_KEY
 from patience import PATIENCE_SECONDS
-from server import installed
+from server import installed, register
 from sqlalchemy import Engine
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger, NewProject
 from terrine_server.owner.tokens import Tokens, load_secret_key
+from terrine_server.planning.opening import choose
+from terrine_server.privacy import build_mechanism
 from terrine_server.settings import Settings
 
 NOISY = {"name": "gnmax", "sigma": 400.0}
 """Among 40 teachers the noise decides: a label drawn twice is most likely two labels."""
+PEOPLE = {"name": "neighbours", "sigma": 400.0}
 
 
 class Replicas:
@@ -94,13 +97,23 @@ class Replicas:
     def open_project(self, name: str, queries: int) -> str:
         """Open a project whose budget pays for exactly `queries`; return a token for it.
 
-        One called "counted" is answered with noisy counts.
+        In one called "people", people vote: see `register`.
         """
-        mechanism = COUNTED if name == "counted" else NOISY
-        quoted = terms(queries, mechanism, self.ledger.ensemble("digits").rule)
-        self.ledger.open_project(NewProject(name, "digits", mechanism, quoted))
+        if name == "people":
+            spec = PEOPLE | {"queries": queries}
+            facts, rule = self.ledger.ensemble(name).facts, self.ledger.ensemble(name).rule
+            mechanism = build_mechanism(spec, teachers=facts.teachers, classes=len(facts.classes))
+            agreed = choose(mechanism, 8.0, 1e-6, cap_rule=rule).terms
+            self.ledger.open_project(NewProject(name, name, spec, agreed))
+        else:
+            agreed = terms(queries, NOISY, self.ledger.ensemble("digits").rule)
+            self.ledger.open_project(NewProject(name, "digits", NOISY, agreed))
         tokens = Tokens(self.ledger, load_secret_key(self._settings.secret_key_path))
         return tokens.create(TokenCreate(role=Role.STUDENT, project=name)).token
+
+    def register(self, ensemble: DigitsEnsemble) -> None:
+        """Register another ensemble, while the servers run."""
+        register(self._settings, self.ledger, ensemble)
 
     def close(self) -> None:
         for replica in range(len(self)):

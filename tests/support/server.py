@@ -75,17 +75,20 @@ def installed(
     The ensemble's files are copied: a test may alter them. `settings` override the defaults.
     """
     made = Settings(data_dir=data_dir, database_url=database_url, **settings)
-    name = ensemble.manifest.name
-    shutil.copytree(ensemble.directory, made.ensembles_dir / name)
+    made.ensembles_dir.mkdir(parents=True, exist_ok=True)
     made.secret_key_path.write_bytes(SECRET_KEY)
     made.secret_key_path.chmod(0o600)
     engine = migrated(database_url)
-    register_ensemble(
-        Ledger(engine, SECRET_KEY),
-        made,
-        EnsembleRegister(name=name, epsilon=CAP_EPSILON, delta=CAP_DELTA),
-    )
+    register(made, Ledger(engine, SECRET_KEY), ensemble)
     return made, engine
+
+
+def register(settings: Settings, ledger: Ledger, ensemble: DigitsEnsemble) -> None:
+    """Copy an ensemble's files to a server, and register it."""
+    name = ensemble.manifest.name
+    shutil.copytree(ensemble.directory, settings.ensembles_dir / name)
+    wanted = EnsembleRegister(name=name, epsilon=CAP_EPSILON, delta=CAP_DELTA)
+    register_ensemble(ledger, settings, wanted)
 
 
 @contextmanager

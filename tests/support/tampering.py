@@ -84,6 +84,7 @@ class World:
         ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
         self.ask_crowd(ledger, crowd)
         self.before = self.rows()
+        self.ask_crowd(ledger, crowd, last=4)
         ledger.charge(study.id, [answered("last")])
         ledger.charge(secret.id, voted(secret, ["last"]))
         ledger.set_status("resting", ProjectStatus.PAUSED)
@@ -109,9 +110,9 @@ class World:
         open_study(ledger, name="crowd")
         return People()
 
-    def ask_crowd(self, ledger: Ledger, people: People) -> None:
+    def ask_crowd(self, ledger: Ledger, people: People, last: int = 3) -> None:
         labeling = Labeling(ledger, TheirVoters(people), Metrics(), max_batch=100)
-        inputs = np.stack(many(people, 3))
+        inputs = np.stack(many(people, last))
         labeling.answer("crowd", [labeling.check("crowd", inputs)])
 
     def ask_first(self, study: ProjectRecord) -> None:

@@ -19,23 +19,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from asking import Student, Worker
-from books import COUNTED, NOISY, open_ledger, open_project
+from asking import Student, Worker, image
+from books import NOISY, open_ledger, open_project
 from checker import discrepancies
 from crowd import Crowd
 from migrated import SECRET_KEY
+from neighbouring import (
+    People,
+    TheirVoters,
+    numbered,
+    open_study,
+    recomputed,
+    register_people,
+    stored,
+)
+from numpy.typing import NDArray
 from postgres import Database
 
+from terrine_server.labeling.voters import Neighbourhood
 from terrine_server.ledger import Ledger, connect
+from terrine_server.privacy import Units
 
 if TYPE_CHECKING:
     from digits import DigitsEnsemble
 
 
-PROJECTS = {"small": 20, "wide": 20_000, "counted": 20_000}
-"""Queries that each project pays for: the first is exhausted, the others never. The last is
-answered with noisy counts."""
+PROJECTS = {"small": 20, "wide": 20_000, "people": 20_000}
+"""Queries that each project pays for: the first is exhausted, the others never. In the last, people
+vote, each of whom has an account."""
+Inputs = Callable[[Sequence[int]], Sequence[NDArray[np.uint8]]]
 OF_WORKERS, OF_SERVERS = 0.36, 0.14
 """Each test's share of all kills: half on SQLite and half on PostgreSQL."""
 
@@ -77,9 +91,19 @@ def strike(database: Database, kill: Kill, process: Callable[[], None]) -> None:
 
 @contextmanager
 def judged(
-    database: Database, crowd: Crowd, kills: Sequence[Kill], what: str, tally: Callable[[str], None]
+    database: Database,
+    crowd: Crowd,
+    kills: Sequence[Kill],
+    what: str,
+    tally: Callable[[str], None],
+    people: Neighbourhood,
+    inputs: Inputs,
 ) -> Iterator[None]:
-    """Let the crowd send requests during the block, then check the ledger."""
+    """Let the crowd send requests during the block, then check the ledger.
+
+    `people` vote on the `inputs` that queries stand for: their accounts must be those of the
+    answers, in the order of the charges.
+    """
     began = time.monotonic()
     try:
         with crowd.asking():
@@ -103,6 +127,10 @@ def judged(
     for project in PROJECTS:
         assert discrepancies(database.url, project, crowd.exchanges) == []
         assert ledger.verify(project).ok
+    asked = {q for each in crowd.exchanges if each.project == "people" for q in each.queries}
+    accounts = recomputed(ledger, "people", people, inputs(sorted(asked)))
+    assert stored(database.url, ledger.project("people")).tolist() == accounts.tolist()
+    assert accounts.max() > 1
 
 
 @pytest.mark.slow
@@ -112,15 +140,16 @@ def test_workers_killed_under_load(
 ) -> None:
     """Six clients, each with its own worker process; the workers are killed."""
     ledger = open_ledger(database.url)
-    mechanisms = {"counted": COUNTED}
-    ids = {
-        name: open_project(ledger, queries, mechanisms.get(name, NOISY), name).id
-        for name, queries in PROJECTS.items()
-    }
+    register_people(ledger, len(numbered(0)))
+    spec = {"name": "neighbours", "sigma": 400.0, "queries": PROJECTS["people"]}
+    ids = {name: open_project(ledger, PROJECTS[name], NOISY, name).id for name in ("small", "wide")}
+    ids["people"] = open_study(ledger, 8.0, spec, "people").id
     workers = [Worker(database.url, ids) for _ in range(6)]
     crowd = Crowd(seed, [([*PROJECTS][i % 3], worker) for i, worker in enumerate(workers)])
     plan = schedule(seed, kills(OF_WORKERS), 0.05, databases=0.25)
-    with judged(database, crowd, plan, "workers", tally):
+    people = TheirVoters(People()).found
+    inputs: Inputs = lambda queries: [*map(numbered, queries)]  # noqa: E731
+    with judged(database, crowd, plan, "workers", tally, people, inputs):
         for kill in plan:
             crowd.wait_for_answers(kill.answers)
             time.sleep(kill.seconds)
@@ -143,15 +172,24 @@ def test_servers_killed_under_load(
     tmp_path: Path,
 ) -> None:
     """Five students of three servers. Servers are killed once they listen, and restarted."""
+    from digits import build_people
     from replicas import replicas
 
+    from terrine_models.teachers.neighbours import NeighbourEnsemble
+
+    built = build_people(tmp_path / "people", digits_ensemble)
     with replicas(tmp_path / "data", database.url, digits_ensemble, 3) as servers:
+        servers.register(built)
+        ensemble = NeighbourEnsemble.load(built.directory)
+        units = Units.of(ensemble.units, ensemble.labels, built.manifest.units)
+        people = Neighbourhood(ensemble, units)
         tokens = {name: servers.open_project(name, n) for name, n in PROJECTS.items()}
-        clients = ["small", "wide", "counted", "wide", "counted"]
+        clients = ["small", "wide", "people", "wide", "people"]
         students = [Student(servers, tokens[name], (seed, i)) for i, name in enumerate(clients)]
         crowd = Crowd(seed, list(zip(clients, students, strict=True)))
         plan = schedule(seed, kills(OF_SERVERS), 0.2, databases=0.3)
-        with judged(database, crowd, plan, "servers", tally):
+        inputs: Inputs = lambda queries: [*map(image, queries)]  # noqa: E731
+        with judged(database, crowd, plan, "servers", tally, people, inputs):
             for kill in plan:
                 server = int(kill.which * len(servers))
                 servers.wait_until_ready(server)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -30,7 +31,7 @@ OF_IMAGES, LEAST = 4, 100
 Those for tables train fast, and are trained for all of them."""
 
 
-class Objective:
+class Objective(ABC):
     """What a network learns from labels and from unlabelled inputs, after it has warmed up.
 
     `average`: the running mean of its weights. `x`: all prepared inputs. It begins with `random`.
@@ -54,12 +55,13 @@ class Objective:
         """Return the number of unlabelled inputs in a step."""
         return self.training.unlabelled_batch
 
+    @abstractmethod
     def loss(self, x: torch.Tensor, labels: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """Loss on x [B, …] with `labels` [B], and on unlabelled inputs [U, …], as they are."""
-        raise NotImplementedError
 
     def follow(self) -> None:
         """Do what is done after each step of the network."""
+        return  # most do nothing
 
 
 class Consistent(Objective):

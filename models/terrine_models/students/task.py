@@ -7,6 +7,7 @@ answers that were paid for, so it costs no privacy, however often it is repeated
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -77,7 +78,7 @@ def _distinct(task: Task) -> Ints:
     return found
 
 
-class StudentMethod:
+class StudentMethod(ABC):
     """One way to train a student. A subclass says whom it suits and how it is fitted."""
 
     wants: ClassVar[str] = "any inputs"
@@ -96,9 +97,9 @@ class StudentMethod:
         """Whether `auto` takes it for such inputs, by public facts alone."""
         return False
 
+    @abstractmethod
     def fit(self, task: Task, answers: Answers) -> Student:
         """Train a student on what is known of the inputs. Raises ValueError if nothing is."""
-        raise NotImplementedError
 
     def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
         """Probabilities [N, m] of inputs by students that did not see the answers of their fold.

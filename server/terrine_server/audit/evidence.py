@@ -19,6 +19,8 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
 Unit = Literal["μ", "ε", "D₂"]
+ROUNDING = 1e-9
+"""More than sums of exact probabilities are off."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,26 @@ def limits(one: Sample, other: Sample, event: Sequence[Hashable], level: float) 
     if other_hits < other.size:
         q = float(beta.isf(level / 2, other_hits + 1, other.size - other_hits))
     return ConfidenceLimits(p, q)
+
+
+def held_to_law(
+    one: Sample,
+    other: Sample,
+    event: Sequence[Hashable],
+    law: tuple[float, float],
+    level: float,
+) -> tuple[ConfidenceLimits, bool]:
+    """Return the limits, and whether the exact probabilities of the event, `law`, are within them.
+
+    And within the limits from the other side. All four are right with confidence 1 − level.
+    """
+    found, reverse = (limits(*each, event, level / 2) for each in ((one, other), (other, one)))
+    p, q = law
+    lawful = (
+        found.p - ROUNDING <= p <= reverse.q + ROUNDING
+        and reverse.p - ROUNDING <= q <= found.q + ROUNDING
+    )
+    return found, lawful
 
 
 def events(outcomes: Iterable[Hashable]) -> Iterator[tuple[Hashable, ...]]:

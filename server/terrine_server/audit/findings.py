@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any, Literal
@@ -19,7 +19,8 @@ class AuditFinding:
     """One thing that was checked.
 
     `measured` is a lower confidence bound on the privacy loss and `price` is what is charged for
-    it, both in `unit`. All three are None if the check does not measure a loss. A price that is
+    it, both in `unit`. All three are None if the check does not measure a loss. `exact`: the loss
+    to this adversary by the exact law of what is released, if that was computed. A price that is
     only claimed, and known to be too low, must be refuted: otherwise the audit has no power.
     """
 
@@ -30,6 +31,7 @@ class AuditFinding:
     unit: Unit | None = None
     measured: float | None = None
     price: float | None = None
+    exact: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -46,12 +48,20 @@ class AuditFinding:
         measured: float,
         price: float,
         claimed: bool = False,
+        exact: float | None = None,
     ) -> AuditFinding:
-        """Judge a measured loss against its price."""
-        verdict: Verdict = "exceeded" if measured > price else "holds"
+        """Judge a measured loss, and the exact one if it is known, against the price."""
+        exceeded = max(measured, exact or 0.0) > price
+        verdict: Verdict = "exceeded" if exceeded else "holds"
         if claimed:
-            verdict = "claim refuted" if measured > price else "claim not refuted"
-        return cls(part, subject, verdict, evidence, unit, measured, price)
+            verdict = "claim refuted" if exceeded else "claim not refuted"
+        return cls(part, subject, verdict, evidence, unit, measured, price, exact)
+
+    def not_of_its_law(self) -> AuditFinding:
+        """Return the finding that what is released has another law than the mechanism."""
+        return replace(
+            self, verdict="exceeded", evidence=f"not by the mechanism's law: {self.evidence}"
+        )
 
 
 @dataclass(frozen=True)

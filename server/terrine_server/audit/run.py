@@ -14,7 +14,7 @@ from terrine_server.audit.findings import AuditFinding, AuditReport
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.mechanisms import audit_mechanisms
 from terrine_server.audit.noise import audit_noise
-from terrine_server.audit.worst_votes import audit_answer_price, audit_joint_price
+from terrine_server.audit.worst_votes import audit_prices
 from terrine_server.ledger import Ledger
 
 Subject = Literal["mechanisms", "service", "ledger"]
@@ -31,11 +31,11 @@ class Effort:
     noise: int
     """Draws of each kind of noise."""
     students: int
-    """Students of the attacked service, in each world."""
+    """Students of the attacked service, in each world, of each adversary."""
 
 
-FULL = Effort(draws=500_000, noise=10_000_000, students=600)
-QUICK = Effort(draws=60_000, noise=1_000_000, students=100)
+FULL = Effort(draws=500_000, noise=10_000_000, students=200)
+QUICK = Effort(draws=60_000, noise=1_000_000, students=40)
 
 
 def audit(
@@ -66,13 +66,14 @@ def _findings(
     if "mechanisms" in subjects:
         yield from audit_noise(effort.noise, level)
         yield from audit_mechanisms(effort.draws, level, choice)
-        yield audit_joint_price()
-        yield audit_answer_price()
+        yield from audit_prices()
     if "service" in subjects:
         # It brings PyTorch and the web framework, which an auditor of the rest need not install.
+        from terrine_server.audit.people import audit_people
         from terrine_server.audit.service import audit_service
 
-        yield from audit_service(effort.students, level, choice)
+        yield from audit_service(effort.students, level / 2, choice)
+        yield from audit_people(effort.students, level / 2, choice)
     if "ledger" in subjects and ledger is not None:
         yield from audit_books(ledger)
     elif "ledger" in subjects:

@@ -1,9 +1,11 @@
-"""Two worlds that differ in one teacher, each behind the whole service.
+"""Two worlds that differ in one teacher, each behind the whole service, and who attacks them.
 
-Eleven real teachers (heads on a table of two columns) vote for class 1 if the first column exceeds
-their own threshold; the second column only makes inputs distinct. One teacher was trained on
-different data in the other world and always votes the other way. The cap of an ensemble allows a
-few dozen projects, so every world is registered several times under different names.
+Eleven real teachers are heads on a table of two columns. One was trained on different data in the
+other world and always votes the other way. The ten others vote for class 1 if the first column
+exceeds their threshold. These come in three groups, as of teachers that saw like data: so on most
+queries they agree, and a query can divide them between groups only. Some of the ten may be an
+adversary's (`Adversary`). The cap of an ensemble allows a few dozen projects, so every world is
+registered several times under different names.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -36,15 +39,89 @@ from terrine_server.serving.connection import options
 from terrine_server.settings import Settings
 
 World = Literal["here", "there"]
+Save = Callable[[Path, str], object]
 WORLDS: tuple[World, World] = ("here", "there")
 
 TEACHERS = 11
 FIRM = 10.0
 """A bias that no input can outweigh."""
-THRESHOLDS = np.arange(TEACHERS - 1) / 10 + 0.05
-"""Thresholds of the ten teachers that both worlds share, in the unit of the first column."""
+THRESHOLDS = (0.45,) * 3 + (0.5,) * 4 + (0.55,) * 3
+"""Of the ten teachers that both worlds share, in the unit of the first column."""
 CAP_EPSILON, CAP_DELTA = 100.0, 0.05
 START_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Region:
+    """Inputs on which the ten teachers give the same number of `votes` to class 1."""
+
+    votes: int
+    first: tuple[float, float]
+    second: tuple[float, float]
+    """The columns' intervals."""
+
+    @property
+    def share(self) -> float:
+        """Of all queries that come by themselves: uniform in the unit square."""
+        return (self.first[1] - self.first[0]) * (self.second[1] - self.second[0])
+
+    def draw(self, choice: np.random.Generator) -> NDArray[np.float32]:
+        """Return an input [2], not so near an edge that rounding matters."""
+        columns = (
+            low + (high - low) * choice.uniform(0.1, 0.9) for low, high in (self.first, self.second)
+        )
+        return np.array([*columns], dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """An adversary of *Auditing Private Prediction* (Chadha et al., ICML 2024, arXiv 2402.09403).
+
+    `poisoned`: how many of the ten teachers it trained. `chooses`: whether it chooses the queries,
+    and so tells its teachers by the second column how many of them vote for class 1. Otherwise
+    queries come by themselves, and its teachers vote against what most others think.
+    """
+
+    name: str
+    title: str
+    poisoned: int
+    chooses: bool
+
+    @property
+    def honest(self) -> tuple[float, ...]:
+        """The thresholds of the teachers that are not the adversary's."""
+        return THRESHOLDS[: len(THRESHOLDS) - self.poisoned]
+
+    def teacher(self, own: int) -> tuple[tuple[float, float], float]:
+        """Return weights [2] and bias, on columns, of the score for class 1 of one of its own."""
+        return ((0.0, 1.0), -self._edges[own + 1]) if self.chooses else ((-1.0, 0.0), 0.5)
+
+    @property
+    def _edges(self) -> list[float]:
+        """Where votes by the second column change, if it is used."""
+        return [own / (self.poisoned + 1) for own in range(self.poisoned + 2)]
+
+    def regions(self) -> list[Region]:
+        """Return the parts of the unit square on which votes are the same."""
+        edges = sorted({0.0, 0.5, 1.0, *self.honest})
+        seconds = [*pairwise(self._edges)] if self.chooses else [(0.0, 1.0)]
+        return [
+            Region(
+                sum(threshold <= first[0] for threshold in self.honest)
+                + (own if self.chooses else self.poisoned * (first[1] <= 0.5)),
+                first,
+                second,
+            )
+            for first in pairwise(edges)
+            for own, second in enumerate(seconds)
+        ]
+
+
+ADVERSARIES = (
+    Adversary("queries", "control of the queries", 0, chooses=True),
+    Adversary("shards", "3 of 10 shards poisoned", 3, chooses=False),
+    Adversary("both", "both", 3, chooses=True),
+)
 
 
 @dataclass(frozen=True)
@@ -62,23 +139,44 @@ class Service:
         request = TokenCreate(role=Role.STUDENT, project=project.name, expires_in_days=1)
         return tokens.create(request).token
 
-    def register(self, world: World, name: str) -> None:
-        """Save a world's ensemble in the data directory and register it in the ledger."""
-        save_world(self.settings.ensembles_dir / name, world, name)
-        register_ensemble(
-            self.ledger,
-            self.settings,
-            EnsembleRegister(name=name, epsilon=CAP_EPSILON, delta=CAP_DELTA),
-        )
+    def open_many(
+        self, prefix: str, count: int, save: Save, terms: Mapping[str, object]
+    ) -> list[str]:
+        """Open projects on the terms, and return their tokens.
+
+        `save`: saves an ensemble in a directory, under a name. There are as many as caps require.
+        """
+        tokens: list[str] = []
+        ensemble, room = "", 0
+        for number in range(count):
+            if not room:
+                ensemble = f"{prefix}-{number}"
+                save(self.settings.ensembles_dir / ensemble, ensemble)
+                register_ensemble(
+                    self.ledger,
+                    self.settings,
+                    EnsembleRegister(name=ensemble, epsilon=CAP_EPSILON, delta=CAP_DELTA),
+                )
+            name = f"{prefix}-project-{number}"
+            wanted = {"name": name, "ensemble": ensemble, **terms}
+            tokens.append(self.open(ProjectOpen.model_validate(wanted)))
+            if not room:
+                record = self.ledger.project(name)
+                room = record.ensemble.cap // record.terms.cap_budget
+            room -= 1
+        return tokens
 
 
-def save_world(directory: Path, world: World, name: str) -> None:
+def save_world(adversary: Adversary, world: World, directory: Path, name: str) -> None:
     """Save the ensemble of a world as `terrine ensemble train` would."""
     spec = InputSpec(shape=(2,), dtype="float32", low=0, high=1)
     weights = torch.zeros(TEACHERS, 2, 2)
     biases = torch.zeros(TEACHERS, 2)
-    weights[1:, 1, 0] = 1.0
-    biases[1:, 1] = torch.from_numpy(1 - 2 * THRESHOLDS).float()  # features are 2x − 1
+    teachers = [((1.0, 0.0), -threshold) for threshold in adversary.honest]
+    teachers += [adversary.teacher(own) for own in range(adversary.poisoned)]
+    for row, (slope, bias) in enumerate(teachers, start=1):  # features are 2x − 1
+        weights[row, 1] = torch.tensor(slope)
+        biases[row, 1] = sum(slope) + 2 * bias
     biases[0, 0 if world == "here" else 1] = FIRM
     directory.mkdir(parents=True)
     file = "teachers-00000.safetensors"
@@ -97,12 +195,6 @@ def save_world(directory: Path, world: World, name: str) -> None:
         files={file: digest},
     )
     save_manifest(directory, manifest)
-
-
-def input_with(votes: int, choice: np.random.Generator) -> NDArray[np.float32]:
-    """Return an input [1, 2] for which `votes` of the ten shared teachers vote for class 1."""
-    first = (votes + choice.uniform(-0.4, 0.4)) / 10
-    return np.array([[np.clip(first, 0, 1), choice.random()]], dtype=np.float32)
 
 
 @contextmanager

@@ -3,19 +3,23 @@
 One query of a large ensemble reveals so little that no number of draws would show a price that is a
 tenth too low. But the law of its outcome can be computed: sums over all values of the noise, in
 which nothing of a price's own theory appears (`accounting.joint`, `accounting.gaussian`).
+
+The adversaries are those of Chadha, Jagielski, Papernot, Choquette-Choo and Nasr, *Auditing Private
+Prediction* (ICML 2024, arXiv 2402.09403). Who controls the queries can bring about any split of the
+teachers between two classes. Who controls a share of the shards, but not the queries, adds the
+votes of those teachers to what the others think of queries as they come.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from terrine_server.audit.findings import AuditFinding
+from terrine_server.audit.laws import Votes, labels, passes
 from terrine_server.privacy import (
     ConfidentMax,
     CostEvent,
@@ -28,9 +32,6 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.accounting.units import COST_UNITS
 
-Floats = NDArray[np.float64]
-Votes = tuple[int, ...]
-
 EXAMPLE = {
     "name": "confident_gnmax",
     "threshold": 1600,
@@ -42,35 +43,88 @@ TEACHERS, CLASSES, ORDER = 2000, 10, 17.71
 ALONE = {"name": "gnmax", "sigma": 40.0}
 LEVELS = 40
 """How many top counts are tried."""
+NATURAL = (1.0, 0.99, 0.95, 0.9, 0.75)
+"""Shares of honest teachers that agree on queries as they come."""
+POISONED = (0.0, 0.1, 0.3, 0.45)
+"""Shares of the teachers that are the adversary's."""
 
 
-def audit_joint_price() -> AuditFinding:
-    """Return what the worst votes that are found need of the price list of an example."""
-    mechanism = build_mechanism(EXAMPLE, teachers=TEACHERS, classes=CLASSES)
-    events = mechanism.events()
-    charged = {outcome: price(event, Rule("rdp", ORDER)) for outcome, event in events.items()}
-    prices = charged[VoteOutcome.ANSWERED], charged[VoteOutcome.ABSTAINED]
-    needed, votes = needed_share(events[VoteOutcome.ANSWERED], *prices, ORDER)
-    return AuditFinding(
-        "mechanisms",
-        f"joint price of confident_gnmax, {TEACHERS:,} teachers",
-        "exceeded" if needed > 1 else "holds",
-        f"the worst votes found, {shown(votes)}, need {needed:.1%} of it (exact laws, no draws)",
-    )
+def audit_prices() -> Iterator[AuditFinding]:
+    """Yield what each adversary's worst votes need of the prices of two examples."""
+    for what, spec in (("joint price", EXAMPLE), ("price of an answer", ALONE)):
+        mechanism = build_mechanism(spec, teachers=TEACHERS, classes=CLASSES)
+        charged = {o: price(e, Rule("rdp", ORDER)) for o, e in mechanism.events().items()}
+        event, answer = mechanism.events()[VoteOutcome.ANSWERED], charged[VoteOutcome.ANSWERED]
+        abstention = charged.get(VoteOutcome.ABSTAINED, answer)
+        needed, votes = max(
+            needed_share(event, answer, abstention, ORDER),
+            needed_by_answer(event, answer, ORDER, TEACHERS, CLASSES),
+        )
+        title = f"{what} of {mechanism.name}, {TEACHERS:,} teachers"
+        yield AuditFinding(
+            "mechanisms",
+            f"{title}: control of the queries",
+            "exceeded" if needed > 1 else "holds",
+            f"with poisoned shards or without, the worst votes found, {shown(votes)}, need "
+            f"{needed:.1%} of it (exact laws, no draws)",
+        )
+        shares = {own: needed_if_poisoned(event, answer, abstention, own) for own in POISONED}
+        listed = ", ".join(f"{share:.1%} with {own:.0%}" for own, share in shares.items())
+        yield AuditFinding(
+            "mechanisms",
+            f"{title}: poisoned shards",
+            "exceeded" if max(shares.values()) > 1 else "holds",
+            f"queries as they come need {listed} of the shards poisoned (exact laws, no draws)",
+        )
 
 
-def audit_answer_price() -> AuditFinding:
-    """Return what the worst votes that are found need of the price of an answer in an example."""
-    mechanism = build_mechanism(ALONE, teachers=TEACHERS, classes=CLASSES)
-    (event,) = mechanism.events().values()
-    charged = price(event, Rule("rdp", ORDER))
-    needed, votes = needed_by_answer(event, charged, ORDER, TEACHERS, CLASSES)
-    return AuditFinding(
-        "mechanisms",
-        f"price of an answer of gnmax, {TEACHERS:,} teachers",
-        "exceeded" if needed > 1 else "holds",
-        f"the worst votes found, {shown(votes)}, need {needed:.1%} of it (exact laws, no draws)",
-    )
+def needed_if_poisoned(
+    event: CostEvent, answer: Price, abstention: Price, poisoned: float
+) -> float:
+    """Return the largest share of an example's prices that queries as they come are found to need.
+
+    `poisoned`: the share of its teachers that vote as the adversary likes, who knows the other
+    votes. The queries are of the kinds of `NATURAL`, each as often, and are seen, so that a moment
+    of the whole is the mean of theirs.
+    """
+    costs = abstention.cost / COST_UNITS, answer.cost / COST_UNITS
+    own = round(poisoned * TEACHERS)
+    worst = []
+    for agreed in NATURAL:
+        moments = (
+            _moments(event, votes, moved, ORDER)
+            for votes in _poisoned(_natural(agreed, TEACHERS - own), own)
+            for moved in _moved(votes)
+        )
+        worst.append(max(moments, key=lambda each: _needed(each, costs, ORDER)))
+    abstained, answered = np.mean(worst, axis=0)
+    return _needed((float(abstained), float(answered)), costs, ORDER)
+
+
+def _natural(agreed: float, teachers: int) -> Votes:
+    """Return votes of which a share `agreed` is for the first class, and the rest spread evenly."""
+    top = round(agreed * teachers)
+    each, more = divmod(teachers - top, CLASSES - 1)
+    return (top, *(each + (j < more) for j in range(CLASSES - 1)))
+
+
+def _poisoned(votes: Votes, own: int) -> Iterator[Votes]:
+    """Yield votes with `own` more: some for the second class, the others for the first or third."""
+    for second in sorted({int(some) for some in np.linspace(0, own, LEVELS)}):
+        for place in (0, 2):
+            cast = [*votes]
+            cast[1] += second
+            cast[place] += own - second
+            yield tuple(cast)
+
+
+def _moved(votes: Votes) -> Iterator[Votes]:
+    """Yield votes of which one has moved between the first two classes."""
+    for loses, gains in ((0, 1), (1, 0)):
+        if votes[loses]:
+            moved = [*votes]
+            moved[loses], moved[gains] = moved[loses] - 1, moved[gains] + 1
+            yield tuple(moved)
 
 
 def needed_by_answer(
@@ -136,12 +190,7 @@ def _suspects(event: ConfidentMax) -> Iterator[tuple[Votes, Votes]]:
     tops = {*np.linspace(low, high, LEVELS).astype(int), (n + 1) // 2, n // 2 + 2}
     for top in sorted(int(top) for top in tops if low <= top < n):
         for rest in _divided(n - top, m - 1, top):
-            votes = (top, *rest)
-            for loses, gains in ((0, 1), (1, 0)):
-                if votes[loses]:
-                    moved = list(votes)
-                    moved[loses], moved[gains] = moved[loses] - 1, moved[gains] + 1
-                    yield votes, tuple(moved)
+            yield from (((top, *rest), moved) for moved in _moved((top, *rest)))
 
 
 def _top_needed(event: ConfidentMax) -> int:
@@ -161,50 +210,20 @@ def _divided(votes: int, classes: int, most: int) -> Iterator[Votes]:
             yield tuple(counts)
 
 
-def _moments(event: ConfidentMax, before: Votes, after: Votes, order: float) -> tuple[float, float]:
+def _moments(event: CostEvent, before: Votes, after: Votes, order: float) -> tuple[float, float]:
     """Σ P^α Q^(1−α) over the abstention, and over the labels."""
-    tails = [_passes(max(votes) - _top_needed(event), event.sigma1) for votes in (before, after)]
+    if isinstance(event, GaussianArgmax):
+        return 0.0, _labelled(before, after, event.sigma, order)
+    if not isinstance(event, ConfidentMax):
+        raise TypeError(f"no exact law is known of {event}")
+    tails = [passes(max(votes) - _top_needed(event), event.sigma1) for votes in (before, after)]
     (p, f), (p2, f2) = tails
-    labels = _labelled(before, after, event.sigma2, order)
-    return f**order * f2 ** (1 - order), p**order * p2 ** (1 - order) * labels
+    answered = _labelled(before, after, event.sigma2, order)
+    return f**order * f2 ** (1 - order), p**order * p2 ** (1 - order) * answered
 
 
 def _labelled(before: Votes, after: Votes, sigma: float, order: float) -> float:
     """Σ P^α Q^(1−α) over the labels."""
-    here, there = (_labels(votes, sigma) for votes in (before, after))
+    here, there = (labels(votes, sigma) for votes in (before, after))
     seen = (here > 0) & (there > 0)
     return float(np.sum(np.exp(order * np.log(here[seen]) + (1 - order) * np.log(there[seen]))))
-
-
-@lru_cache(maxsize=8)
-def _mass(sigma: float) -> Floats:
-    reach = math.ceil(12 * sigma) + 2
-    mass = np.exp(-(np.arange(-reach, reach + 1, dtype=np.float64) ** 2) / (2 * sigma**2))
-    return np.asarray(mass / mass.sum())
-
-
-def _passes(margin: int, sigma: float) -> tuple[float, float]:
-    """Pr[margin + Y ≥ 0] and its complement, each summed by itself."""
-    mass = _mass(sigma)
-    first = min(max(len(mass) // 2 - margin, 0), len(mass))
-    return float(mass[first:].sum()), float(mass[:first].sum())
-
-
-@lru_cache(maxsize=4096)
-def _labels(votes: Votes, sigma: float) -> Floats:
-    """Pr[argmax_j (votes_j + Y_j) = j], float[m]; ties go to the lowest class."""
-    mass = _mass(sigma)
-    low, width = min(votes), max(votes) - min(votes) + len(mass) + 1
-    rows = {}
-    for count in set(votes):
-        row = np.zeros(width)
-        row[count - low + 1 : count - low + 1 + len(mass)] = mass
-        rows[count] = row, np.cumsum(row)
-    at_most = np.array([rows[count][1] for count in votes])
-    below = np.concatenate([np.zeros((len(votes), 1)), at_most[:, :-1]], axis=1)
-    return np.array(
-        [
-            np.sum(rows[count][0] * np.prod(below[:j], axis=0) * np.prod(at_most[j + 1 :], axis=0))
-            for j, count in enumerate(votes)
-        ]
-    )

@@ -53,7 +53,8 @@ def audit(
     """Measure how much privacy is lost, and compare it with what was charged.
 
     [bold]mechanisms[/]: the noise, and each mechanism on its worst neighbouring votes.
-    [bold]service[/]: an attack over HTTP on two ensembles that differ in one teacher.
+    [bold]service[/]: attacks over HTTP on two ensembles that differ in one teacher, by adversaries
+    that choose the queries, have poisoned shards, or both; and on people who vote.
     [bold]ledger[/]: every charge in the data directory, re-priced from its recorded event.
 
     Exits with code 1 if a loss exceeds its price or the books do not add up.
@@ -103,7 +104,10 @@ def _report(finding: AuditFinding) -> None:
     loss = ""
     if finding.measured is not None and finding.price is not None:
         share = finding.measured / finding.price
-        loss = f"{finding.unit} ≥ {finding.measured:.3f}, price {finding.price:.3f} ({share:.0%})"
+        loss = f"{finding.unit} ≥ {finding.measured:.3f}, price {finding.price:.3f} ({share:.0%}"
+        if finding.exact is not None:
+            loss += f"; by the exact law {finding.exact:.3f}, {finding.exact / finding.price:.0%}"
+        loss += ")"
     head = f"[{colour}]{finding.verdict:>17}[/]  {finding.part:10}  [bold]{finding.subject}[/]"
     console.print(head, loss, highlight=False, soft_wrap=True)
     console.print(f"[dim]{'':31}{escape(finding.evidence)}[/]", highlight=False, soft_wrap=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from terrine_server.doctor.database import CLOCK_SKEW
 from terrine_server.doctor.finding import Finding, State
-from terrine_server.errors import TerrineError
+from terrine_server.errors import ConcurrentUpdate, TerrineError
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
 
@@ -44,18 +45,24 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
 
 
 def ends(ledger: Ledger) -> Iterator[Finding]:
-    """Read each project's account, which must match its last entry, and that entry's date."""
+    """Read each project's balance and its units' accounts, which must match its last entry.
+
+    And that entry's date.
+    """
     whole, newest = 0, None
     for name in ledger.project_names():
         try:
             project = ledger.project(name)
             last = ledger.charges(name, after_seq=max(0, project.charges - 1), limit=1)
+            if project.terms.allowance is not None:
+                with suppress(ConcurrentUpdate):  # a server has just read and written them
+                    ledger.accounts(project)
         except TerrineError as error:
             yield Finding("books", State.PROBLEM, str(error), f"terrine ledger verify {name}")
             continue
         whole += 1
         newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
-    text = f"{whole} end as their balance says. To check all entries: `terrine ledger verify`."
+    text = f"{whole} end as their balance and accounts say. All entries: `terrine ledger verify`."
     yield Finding("books", State.OK, text)
     yield dated(datetime.now(UTC), newest)
 

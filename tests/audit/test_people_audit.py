@@ -1,0 +1,144 @@
+"""People who vote, behind the whole service: an attack that sees what accounts must prevent.
+
+Each defect is planted in the running service. The brute force of small worlds
+(tests/privacy/test_neighbours.py) sees those of the mechanism as well; what the ledger does with
+accounts between two requests shows here alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from small_worlds import mutated
+
+from terrine_server.audit.findings import AuditFinding
+from terrine_server.audit.people import audit_people
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.voters import Neighbourhood
+from terrine_server.ledger.charging import unit_accounts
+from terrine_server.privacy import Neighbours
+from terrine_server.privacy.noise import NoiseTable
+
+pytestmark = [pytest.mark.statistical, pytest.mark.slow, pytest.mark.timeout(300)]
+LEVEL = 1e-9
+"""Probability that one audit convicts what is sound."""
+STUDENTS = 100
+"""In each world: of the defects below, one is missed less than once in 10⁶ runs."""
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def findings(students: int = STUDENTS) -> list[AuditFinding]:
+    return list(audit_people(students, LEVEL, np.random.default_rng(0)))
+
+
+def test_a_vote_tells_half_of_the_price_and_a_spent_account_nothing() -> None:
+    first, spent, books = findings(20)
+    assert [each.verdict for each in (first, spent, books)] == ["holds"] * 3
+    assert first.exact is not None
+    assert first.price is not None
+    assert 0.4 < first.exact / first.price < 0.5
+    assert spent.exact == 0
+    assert "40 projects with 120 charges" in books.evidence
+
+
+def overspends_in_its_last_step(patch: pytest.MonkeyPatch) -> None:
+    """And writes no more than is allowed: accounts above it are refused by the ledger."""
+    defective = mutated(
+        """takes_part = spent + squared <= allowance
+            spent += takes_part * squared""",
+        """takes_part = spent < allowance
+            spent = np.minimum(spent + takes_part * squared, allowance)""",
+    )
+    patch.setattr(Neighbours, "cast", defective.cast)
+
+
+def judges_once_a_request(patch: pytest.MonkeyPatch) -> None:
+    """All queries of a request are judged by the accounts before it."""
+    usual = Neighbours.cast
+
+    def cast(self: Neighbours, weights: Any, units: Any, accounts: Any, allowance: int) -> Any:
+        each = [usual(self, row[None], units, accounts, allowance) for row in weights]
+        spent = sum(after.astype(np.int64) - accounts for _, after in each)
+        after = np.minimum(accounts + spent, allowance).astype(np.uint32)
+        return np.concatenate([counts for counts, _ in each]), after
+
+    patch.setattr(Neighbours, "cast", cast)
+
+
+def rolls_accounts_back(patch: pytest.MonkeyPatch) -> None:
+    """The accounts that are written are those from before the charge."""
+    opened: dict[int, Any] = {}
+    usual = unit_accounts.save
+
+    def save(tx: Any, after: Any, accounts: Any) -> None:
+        usual(tx, after, opened.setdefault(after.id, np.zeros_like(accounts)))
+
+    patch.setattr(unit_accounts, "save", save)
+
+
+def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:
+    """What a student would not use, as no count is large, is not charged to anybody."""
+    usual = Labeling._drawn
+
+    def drawn(self: Labeling, project: Any, *given: Any) -> Any:
+        proposals, cast = usual(self, project, *given)
+        if cast is not None and all(max(each.counts or ()) < 3 for each in proposals.values()):
+            cast = replace(cast, accounts=self._ledger.accounts(project))
+        return proposals, cast
+
+    patch.setattr(Labeling, "_drawn", drawn)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        rolls_accounts_back,
+        *(
+            pytest.param(each, marks=pytest.mark.nightly)
+            for each in (overspends_in_its_last_step, judges_once_a_request, refunds_abstentions)
+        ),
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_planted_defect_tells_of_a_person_who_has_spent_it(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    first, spent, books = findings()
+    assert first.verdict == "holds"
+    assert spent.verdict == "exceeded"
+    assert spent.evidence.startswith("not by the mechanism's law")
+    assert books.verdict == "holds", "accounts are not in the books"
+
+
+@pytest.mark.nightly
+def test_half_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = NoiseTable.sample
+
+    def half(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
+        return np.rint(sample(table, shape, entropy) / 2).astype(np.int64)
+
+    monkeypatch.setattr(NoiseTable, "sample", half)
+    first, spent, _ = findings()
+    assert {first.verdict, spent.verdict} == {"exceeded"}
+
+
+@pytest.mark.nightly
+def test_weights_that_are_of_the_nearest_alone_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a person's two records near a query one votes: at a cost of 1, which still fits."""
+    usual = Neighbourhood.blocks
+
+    def blocks(self: Neighbourhood, inputs: Any) -> Any:
+        for block in usual(self, inputs):
+            first = np.zeros_like(block)
+            first[np.arange(len(block)), block.argmax(axis=1)] = block.max(axis=1)
+            yield first
+
+    monkeypatch.setattr(Neighbourhood, "blocks", blocks)
+    _, spent, _ = findings()
+    assert spent.verdict == "exceeded"
