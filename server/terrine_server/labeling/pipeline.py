@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
 
@@ -31,7 +31,7 @@ from terrine_server.labeling.queries import (
     input_digests,
     query_digests,
 )
-from terrine_server.labeling.voters import Voters, checked_votes
+from terrine_server.labeling.voters import Neighbourhood, Voters, checked_votes
 from terrine_server.ledger import (
     SHARED,
     Batch,
@@ -168,7 +168,14 @@ class Labeling:
                     waiting = [i for i in waiting if i not in answers]
                     continue
                 project = record.project
-                self._check(project, group)
+                try:
+                    self._check(project, group)
+                except EnsembleUnavailable:
+                    # The files of an edition go when people left; the next one may be there.
+                    newest = self._ledger.ensemble(project.ensemble.name)
+                    if newest.current.path == project.ensemble.current.path:
+                        raise
+                    continue
                 answers |= {
                     i: answer for i, answer in zip(waiting, record.answers, strict=True) if answer
                 }
@@ -201,7 +208,7 @@ class Labeling:
     def _check(self, project: ProjectRecord, asks: Sequence[Ask]) -> None:
         """Raise the errors that concern all requests of a group."""
         check_active(project)
-        self._voters.check(project.ensemble)
+        self._voters.check(project.ensemble.current)
         if any(ask.genesis != project.genesis for ask in asks):
             raise DatabaseUnavailable(
                 "The ledger was replaced by another one. Send the request again."
@@ -235,7 +242,9 @@ class Labeling:
         baselines = _rows([ask.baselines for ask in asks], chosen)
         with self._metrics.stage("vote"):
             if isinstance(mechanism, Neighbours):
-                votes, cast = self._cast(project, mechanism, queries)
+                found = self._voters.neighbourhood(project.ensemble.current)
+                mechanism = replace(mechanism, teachers=found.units.count)
+                votes, cast = self._cast(project, mechanism, found, queries)
             else:
                 votes = checked_votes(self._voters, project.ensemble, queries)
         with self._metrics.stage("release"):
@@ -271,7 +280,11 @@ class Labeling:
             return proposals, cast
 
     def _cast(
-        self, project: ProjectRecord, mechanism: Neighbours, queries: np.ndarray
+        self,
+        project: ProjectRecord,
+        mechanism: Neighbours,
+        found: Neighbourhood,
+        queries: np.ndarray,
     ) -> tuple[np.ndarray, Cast]:
         """Return the counts int64 `[B, m]` of the units that take part, and their accounts after.
 
@@ -281,7 +294,6 @@ class Labeling:
         allowance = project.terms.allowance
         if allowance is None:
             raise ValueError("units have accounts only where they are allowed something")
-        found = self._voters.neighbourhood(project.ensemble)
         accounts = self._ledger.accounts(project)
         counts = []
         for weights in found.blocks(queries):
