@@ -18,7 +18,7 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
     from terrine_models.teachers.federation import verified_digest
 
     registered = ledger.ensembles()
-    for record in registered:
+    for record in (each.current for each in registered):
         directory = settings.data_dir / record.path
         check = f"ensemble {record.name}"
         restore = f"Restore {directory} from a backup"

@@ -36,6 +36,7 @@ from terrine_server.ledger import (
     SHARED,
     Batch,
     Cast,
+    EnsembleRecord,
     Ledger,
     ProjectRecord,
     Proposal,
@@ -171,9 +172,7 @@ class Labeling:
                 try:
                     self._check(project, group)
                 except EnsembleUnavailable:
-                    # The files of an edition go when people left; the next one may be there.
-                    newest = self._ledger.ensemble(project.ensemble.name)
-                    if newest.current.path == project.ensemble.current.path:
+                    if not self._overtaken(project.ensemble):
                         raise
                     continue
                 answers |= {
@@ -190,6 +189,10 @@ class Labeling:
             try:
                 drawn, cast = self._drawn(project, group, digests, chosen)
             except ConcurrentUpdate:
+                continue
+            except EnsembleUnavailable:
+                if not self._overtaken(project.ensemble):
+                    raise
                 continue
             proposals = iter(
                 drawn.get(index) or Proposal(digest.query, digest.input, None, None)
@@ -208,11 +211,15 @@ class Labeling:
     def _check(self, project: ProjectRecord, asks: Sequence[Ask]) -> None:
         """Raise the errors that concern all requests of a group."""
         check_active(project)
-        self._voters.check(project.ensemble.current)
+        self._voters.check(project.ensemble)
         if any(ask.genesis != project.genesis for ask in asks):
             raise DatabaseUnavailable(
                 "The ledger was replaced by another one. Send the request again."
             )
+
+    def _overtaken(self, ensemble: EnsembleRecord) -> bool:
+        """Whether there is a newer edition: the files of one go as soon as people left it."""
+        return self._ledger.ensemble(ensemble.name).current.path != ensemble.current.path
 
     def _count(self, answers: Iterable[Receipt | TerrineError]) -> None:
         """Count the outcomes that are about to be sent; they are public."""
@@ -242,7 +249,7 @@ class Labeling:
         baselines = _rows([ask.baselines for ask in asks], chosen)
         with self._metrics.stage("vote"):
             if isinstance(mechanism, Neighbours):
-                found = self._voters.neighbourhood(project.ensemble.current)
+                found = self._voters.neighbourhood(project.ensemble)
                 mechanism = replace(mechanism, teachers=found.units.count)
                 votes, cast = self._cast(project, mechanism, found, queries)
             else:

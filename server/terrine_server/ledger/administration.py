@@ -1,9 +1,9 @@
 """The administrative log: its entries, their hashes, and what they say about rows. Pure.
 
 An entry says who did what to which subject, and when. Entry k's hash covers entry k-1's hash and
-every other column of entry k, framed as in `chain`. An entry about an ensemble, an edition of one, a
-project, a token or a request has all of its `FACTS` as they were afterwards, so the last entry about it says how it
-must be now.
+every other column of entry k, framed as in `chain`. An entry about an ensemble, an edition of one,
+a project, a token or a request has all of its `FACTS` as they were afterwards, so the last entry
+about it says how it must be now.
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ _CHANGES = {
 
 
 _ON_ENSEMBLE = (
-    select(projects.c.id)
-    .where(projects.c.ensemble_id == bindparam("id"))
-    .order_by(projects.c.id)
+    select(projects.c.id).where(projects.c.ensemble_id == bindparam("id")).order_by(projects.c.id)
 )
 
 
@@ -87,7 +85,9 @@ class Projects(Handle):
         if status is not None:
             query = query.where(projects.c.status == status)
         with reading(self._engine) as connection:
-            return [rows.project_record(row, self._seals) for row in connection.execute(query)]
+            found = connection.execute(query).all()
+            records = (rows.project_record(row, self._seals) for row in found)
+            return [rows.living(connection, self._seals, record) for record in records]
 
     def project_names(self) -> list[str]:
         """Return the names of all projects, even damaged ones, which `verify` can still check."""
