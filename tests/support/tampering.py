@@ -22,7 +22,7 @@ from books import (
     terms,
 )
 from migrated import SECRET_KEY, migrated
-from neighbouring import People, TheirVoters, many, open_study, register_people
+from neighbouring import PEOPLE, People, TheirVoters, many, open_study, register_people
 from publishing import CAP, TEACHERS, open_published, published_terms, voted
 from sqlalchemy import select
 
@@ -82,6 +82,7 @@ class World:
         ledger.charge(ledger.project("other").id, [answered("other")])
         ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
         self.ask_crowd(ledger, crowd)
+        ledger.make_edition("people", 2, digest("two").hex(), PEOPLE, [3])
         self.before = self.rows()
         ledger.charge(study.id, [answered("last")])
         ledger.charge(secret.id, voted(secret, ["last"]))
