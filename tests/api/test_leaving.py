@@ -156,11 +156,17 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     np.save(pool, queries)
     verified = world.run("ledger", "verify", "study", "--accounts", pool)
     assert "as the records make them in 120 queries" in verified.fine
+    later = Caller(world.server, world.server.token(project="later"))
+    assert later.label(queries[:50]).status_code == 200
+    verified = world.run("ledger", "verify", "later", "--accounts", pool)
+    assert "as the records make them in 50 queries" in verified.fine
     assert world.run("ledger", "verify", "all").code == 0
     assert "3 who" not in world.run("log", "show").fine
     assert world.run("audit", "ledger").code == 0
     found = world.run("doctor").out
     assert "as registered" in found
+    assert "does not serve" not in found
+    assert world.run("ensemble", "verify", "people").code == 0
 
 
 def test_the_log_says_that_an_edition_was_made_and_never_who_or_how_many(world: World) -> None:
@@ -295,6 +301,8 @@ def test_whatever_dies_in_between_the_next_run_finishes(
             make_next(GONE, [], ledger, settings)
     assert len(ledger.editions("people")) == 1 + made
     world.ask(queries[:20])
+    left_over = "private records of an edition that does not serve"
+    assert (left_over in world.run("doctor").out) is (name != "save_manifest")
     assert not made or world.accounts()[GONE].tolist() == [world.most] * 3
     assert make_next(GONE, [], ledger, settings).new is not made
     assert holding(settings.data_dir, *rows) == []

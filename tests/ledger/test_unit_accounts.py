@@ -222,7 +222,9 @@ def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> No
         opened.ledger.accounts(one[1].project)
 
 
-def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(opened: Opened) -> None:
+def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who left has not voted in anything that is charged afterwards."""
     inputs = many(opened.people, 6)
     opened.ask(inputs[:2])
@@ -240,15 +242,12 @@ def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(opened: Op
     labeling, usual = opened.labeling(), Payments.charge_group
 
     def overtaken(self: Payments, *given: Any) -> Any:
-        Payments.charge_group = usual  # type: ignore[method-assign]
+        monkeypatch.setattr(Payments, "charge_group", usual)
         opened.ledger.make_edition("people", 3, "33" * 32, PEOPLE, [1, 2])
         return usual(self, *given)
 
-    Payments.charge_group = overtaken  # type: ignore[method-assign]
-    try:
-        (answer,) = labeling.answer("study", [labeling.check("study", np.stack(inputs[2:]))])
-    finally:
-        Payments.charge_group = usual  # type: ignore[method-assign]
+    monkeypatch.setattr(Payments, "charge_group", overtaken)
+    (answer,) = labeling.answer("study", [labeling.check("study", np.stack(inputs[2:]))])
     assert not isinstance(answer, Exception)
     assert opened.stored()[[1, 2]].tolist() == [opened.allowance] * 2
     assert opened.ledger.verify("study").problems == []

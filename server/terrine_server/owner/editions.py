@@ -142,16 +142,25 @@ def _tidy(settings: Settings, record: EnsembleRecord) -> None:
             f"{kept} is not the edition that the ledger names. Restore it from the backup that the "
             "ledger is of."
         )
-    first = kept == directory
-    for path in directory.iterdir():
-        if path == kept or not _OF_AN_EDITION.fullmatch(path.name):
-            continue
+    for path in leftovers(settings, record):
         if path.is_dir():
-            # Its files first: if this is interrupted, the rest is found again.
             shutil.rmtree(path)
-        elif not first:
+        else:
             path.unlink()
     sync_directory(directory)
+
+
+def leftovers(settings: Settings, record: EnsembleRecord) -> list[Path]:
+    """Return what is there of editions that are over, or were never made: private records."""
+    directory = settings.data_dir / record.path
+    kept = settings.data_dir / record.current.path
+    return [
+        path
+        for path in sorted(directory.iterdir())
+        if path != kept
+        and _OF_AN_EDITION.fullmatch(path.name)
+        and (path.is_dir() or kept != directory)
+    ]
 
 
 @contextmanager
