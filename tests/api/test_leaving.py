@@ -312,6 +312,7 @@ def test_whatever_dies_in_between_the_next_run_finishes(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("each_database_url")
 @pytest.mark.parametrize("leaves", [True, False])
 def test_killed_at_any_step_it_is_the_old_edition_or_the_new(
