@@ -100,20 +100,26 @@ def round_line(number: int, done: Round) -> str:
 
 def choice_lines(choice: Choice) -> list[str]:
     """What was tried, with figures of held-out answers, and what was chosen."""
-    lines = [f"{each.method}: {figures_line(each.figures)}." for each in choice.judged]
+    lines = [f"{each.method}: {figures_line(each.figures, choice)}." for each in choice.judged]
     if lines:
-        what = "votes of the teachers" if choice.noisy else "labels"
-        lines.insert(0, f"Agreement with held-out {what} ({choice.folds} folds):")
+        lines.insert(0, f"By answers that were held out ({choice.folds} folds):")
     return [*lines, f"Student: {choice.chosen}. {choice.why}"]
 
 
-def figures_line(found: Figures) -> str:
-    """Figures with their standard errors, as in `accuracy 84.0 % ± 0.5`."""
+def figures_line(found: Figures, choice: Choice) -> str:
+    """Figures with their standard errors, as in `accuracy 84.0 % ± 0.5`.
+
+    Of noisy counts the figure is a share of votes. A student can be right far more often than that,
+    where each voter by itself is wrong often. An estimate outside 0 to 1 is shown as the nearer.
+    """
+    what = "votes that agree" if choice.noisy else "accuracy"
     shown = {
-        "accuracy": found.accuracy,
-        "balanced accuracy": found.balanced_accuracy,
+        what: found.accuracy,
+        "by class" if choice.noisy else "balanced accuracy": found.balanced_accuracy,
         "AUC": found.auc,
     }
     return ", ".join(
-        f"{name} {each.value:.1%} ± {100 * each.error:.1f}" for name, each in shown.items() if each
+        f"{name} {min(max(each.value, 0), 1):.1%} ± {100 * each.error:.1f}"
+        for name, each in shown.items()
+        if each
     )

@@ -1,18 +1,20 @@
 """CSV that people open in a spreadsheet: no cell is a formula.
 
 A spreadsheet runs what a cell begins with `=`, `+`, `-` or `@`, and class names and labels are
-words of somebody else. Such a text gets an apostrophe in front, as OWASP advises ("CSV Injection");
-numbers stay numbers. What a program reads back is JSON or arrays, never these files.
+words of somebody else. Such a text gets an apostrophe in front, as OWASP advises ("CSV Injection"),
+unless all of it is a number: classes are often called -1 and +1, and programs compare them.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable
 from typing import Any, TextIO
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """Also the full-width forms, which some spreadsheets take for the others."""
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 
 
 class Sheet:
@@ -23,6 +25,9 @@ class Sheet:
 
     def row(self, cells: Iterable[Any]) -> None:
         """Write a row."""
-        self._writer.writerow(
-            [f"'{c}" if isinstance(c, str) and c.startswith(_FORMULA) else c for c in cells]
-        )
+        self._writer.writerow([_harmless(cell) for cell in cells])
+
+
+def _harmless(cell: Any) -> Any:
+    runs = isinstance(cell, str) and cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if runs else cell

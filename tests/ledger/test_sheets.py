@@ -24,13 +24,14 @@ from terrine_server.privacy import cap
 
 HOSTILE = [
     '=HYPERLINK("http://attacker.example";"ok")',
-    "+1",
+    "+1+1",
     "-1+cmd|' /C calc'!A0",
     "@SUM(1)",
     "\t=1",
     "\r=1",
     "\n=1",
     "\uff1d1",
+    "-1.0",
     "plain",
     "a=b",
 ]

@@ -37,11 +37,19 @@ def test_rows_that_coincide_as_public_ones_do_among_themselves_are_chance() -> N
     PublicData.declare("pool", pool).check_disjoint(records)
 
 
-def test_a_file_of_private_rows_is_refused_however_often_rows_repeat() -> None:
-    for values in (5, 900):
-        records = private(20_000, values)
-        with pytest.raises(DataError):
-            PublicData.declare("pool", records.inputs[:1000]).check_disjoint(records)
+@pytest.mark.parametrize("values", [5, 60])
+def test_a_table_of_few_values_is_taken_though_most_public_rows_are_private_ones(
+    values: int,
+) -> None:
+    records, pool = private(20_000, values), private(1000, values, seed=1).inputs
+    assert np.isin(pool @ [1000, 1], records.inputs @ [1000, 1]).mean() > 0.5
+    PublicData.declare("pool", pool).check_disjoint(records)
+
+
+def test_a_file_of_private_rows_is_refused() -> None:
+    records = private(20_000, 900)
+    with pytest.raises(DataError):
+        PublicData.declare("pool", records.inputs[:1000]).check_disjoint(records)
     unlike = private(1000, 10**6, seed=1).inputs
     some = np.concatenate([unlike, private(20_000, 10**6).inputs[:50]])
     with pytest.raises(DataError):

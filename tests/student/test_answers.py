@@ -65,27 +65,49 @@ def test_figures_of_labels_are_the_usual_ones() -> None:
     truth = (random.random(500) < 0.3).astype(np.int64)
     yes = np.round(np.clip(0.3 * truth + 0.7 * random.random(500), 0, 1), 1)  # with ties
     predicted = (yes > 0.5).astype(np.int64)
-    found = figures(np.eye(2)[truth], predicted, np.column_stack([1 - yes, yes]))
+    found = figures(np.eye(2)[truth], predicted, np.column_stack([1 - yes, yes]), np.arange(500))
     assert found.auc is not None
     assert found.accuracy.value == pytest.approx((predicted == truth).mean())
     balanced = balanced_accuracy_score(truth, predicted)
     assert found.balanced_accuracy.value == pytest.approx(balanced)
     assert found.auc.value == pytest.approx(roc_auc_score(truth, yes))
-    several = figures(np.eye(3)[truth], predicted, np.eye(3)[predicted])
+    several = figures(np.eye(3)[truth], predicted, np.eye(3)[predicted], np.arange(500))
     assert several.auc is None
     assert several.balanced_accuracy.value == pytest.approx(balanced)
+
+
+def test_rows_that_are_one_input_tell_no_more_than_one_row() -> None:
+    yes, shares = two_classes(300, 1)
+    scores, inputs = np.column_stack([1 - yes, yes]), np.arange(300)
+    predicted = (yes > 0.25).astype(np.int64)
+    noisy = shares + np.random.default_rng(0).normal(0, 0.5, shares.shape)
+    once = figures(noisy, predicted, scores, inputs)
+    twice = figures(*(np.tile(each.T, 2).T for each in (noisy, predicted, scores, inputs)))
+    for one, other in (
+        (once.accuracy, twice.accuracy),
+        (once.balanced_accuracy, twice.balanced_accuracy),
+        (once.auc, twice.auc),
+    ):
+        assert one is not None
+        assert other is not None
+        assert other.value == pytest.approx(one.value, abs=0.01)
+        assert other.error == pytest.approx(one.error, rel=0.05)
+    rows = np.tile(np.arange(30), 3)
+    folds = Answers.of_labels(rows % 3, 3).folds(0, rows)
+    assert folds is not None
+    assert all(len(set(folds[rows == each])) == 1 for each in range(30))
 
 
 def test_figures_of_noisy_counts_are_unbiased_and_their_errors_are_those_made() -> None:
     yes, shares = two_classes(3000, 1)
     scores = np.column_stack([1 - yes, yes])
     predicted = (yes > 0.25).astype(np.int64)
-    exact = figures(shares, predicted, scores)
+    exact = figures(shares, predicted, scores, np.arange(3000))
     assert exact.auc is not None
     noise, misses = 0.5, []
     for seed in range(60):
         noisy = shares + np.random.default_rng(seed).normal(0, noise, shares.shape)
-        found = figures(noisy, predicted, scores)
+        found = figures(noisy, predicted, scores, np.arange(3000))
         assert found.auc is not None
         pairs = (
             (found.accuracy, exact.accuracy),

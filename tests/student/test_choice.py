@@ -297,7 +297,7 @@ def test_what_auto_takes_follows_from_public_facts(
 @given(labels=st.lists(st.integers(0, 3), min_size=8, max_size=60), seed=st.integers(0, 5))
 def test_folds_are_even_in_size_and_in_every_class(labels: list[int], seed: int) -> None:
     marks = np.array(labels)
-    folds = Answers.of_labels(marks, 4).folds(seed)
+    folds = Answers.of_labels(marks, 4).folds(seed, np.arange(len(marks)))
     assert folds is not None
     number = int(folds.max()) + 1
     assert number == min(5, len(labels) // 4)
@@ -308,8 +308,8 @@ def test_folds_are_even_in_size_and_in_every_class(labels: list[int], seed: int)
 
 
 def test_there_are_no_folds_for_fewer_than_two_labels_per_class() -> None:
-    assert Answers.of_labels(np.zeros(7, dtype=np.int64), 4).folds(0) is None
-    assert Answers.of_labels(np.zeros(8, dtype=np.int64), 4).folds(0) is not None
+    assert Answers.of_labels(np.zeros(7, dtype=np.int64), 4).folds(0, np.arange(7)) is None
+    assert Answers.of_labels(np.zeros(8, dtype=np.int64), 4).folds(0, np.arange(8)) is not None
 
 
 def test_a_saved_ridge_student_predicts_the_same_and_an_altered_one_is_refused(

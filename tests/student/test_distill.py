@@ -266,7 +266,7 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
     assert "of 197 held-out inputs; of the plain student" in output
-    assert "labels that it did not see" in output
+    assert "held-out answers" in output
     assert "recall" in output
     assert "ridge (ridge was asked for)" in output
     assert "Enough was asked." in output

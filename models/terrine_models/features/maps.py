@@ -89,18 +89,19 @@ class PublicData:
     def check_disjoint(self, private: Dataset) -> None:
         """Refuse public data that contains private rows: two files were mixed up.
 
-        Images may not coincide. Rows of a table may by chance: 1 % of them, or twice as many as
-        public rows that coincide with each other foretell, but never half.
+        Images may not coincide. Rows of a table may by chance: as many as would if each had twice
+        as many private rows like it as the repetitions among the public rows foretell, and 1 %.
+        Where public rows repeat so often that all are expected among the private ones, a mix-up
+        looks like chance.
         """
         self.check_fits(private.spec)
         own = row_digests(self.inputs)
         shared = int(np.isin(own, row_digests(private.inputs)).sum())
-        by_chance = 0
+        by_chance = 0.0
         if private.encoding is not None:
             repeats = np.unique(own, return_counts=True)[1]
-            pairs = int((repeats * (repeats - 1)).sum()) // 2
-            foretold = 2 * pairs * len(private) // len(own)
-            by_chance = min(max(len(own) // 100, 2 * foretold), len(own) // 2)
+            alike = (repeats * (repeats - 1)).sum() / len(own) * len(private) / len(own)
+            by_chance = len(own) * max(0.01, -np.expm1(-2 * alike))
         if shared > by_chance:
             raise DataError(
                 f"{shared} of {len(self.inputs)} rows of the public data {self.source.name} "

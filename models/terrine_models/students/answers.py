@@ -82,12 +82,15 @@ class Answers:
         """The answers to some of the inputs, in that order."""
         return replace(self, shares=self.shares[rows], known=self.known[rows])
 
-    def folds(self, seed: int) -> Ints | None:
+    def folds(self, seed: int, inputs: Ints) -> Ints | None:
         """The fold [N] of each known answer: FOLDS, fewer if answers are few; -1 for the others.
 
-        Each has as many of a class as any other. None where answers are too few to judge by.
+        `inputs` [N]: which input each row is. One that was asked twice has one answer, with one
+        draw of noise, so it is in one fold. Each fold has about as many of a class as any other.
+        None where answers are too few to judge by.
         """
-        labels = self.labels[self.known]
+        _, first, rows = np.unique(inputs[self.known], return_index=True, return_inverse=True)
+        labels = self.labels[self.known][first]
         count = min(FOLDS, len(labels) // self.shares.shape[1])
         if count < FEWEST_PER_CLASS:
             return None
@@ -96,7 +99,7 @@ class Answers:
         places = np.empty(len(labels), dtype=np.int64)
         places[by_class] = np.arange(len(labels)) % count
         folds = np.full(len(self.known), -1)
-        folds[self.known] = places
+        folds[self.known] = places[rows]
         return folds
 
 
@@ -122,11 +125,12 @@ class Figures:
     auc: Estimate | None
 
 
-def figures(shares: Floats, predicted: Ints, probabilities: Floats) -> Figures:
+def figures(shares: Floats, predicted: Ints, probabilities: Floats, inputs: Ints) -> Figures:
     """Figures of predictions [K] with probabilities [K, m] against shares [K, m] of the same rows.
 
     Unbiased, or nearly so, if the noise of the shares had no part in what was predicted. Errors are
-    those of the rows, noise included, by the delta method; of the AUC, after DeLong et al., 1988.
+    those of the distinct `inputs` [K], noise included, by the delta method; of the AUC, after
+    DeLong et al., 1988.
     """
     rows, classes = np.arange(len(shares)), shares.shape[1]
     right = shares[rows, predicted]
@@ -136,26 +140,26 @@ def figures(shares: Floats, predicted: Ints, probabilities: Floats) -> Figures:
     recalls = (shares * chosen).mean(axis=0)[shown] / prior[shown]
     parts = shares[:, shown] * (chosen[:, shown] - recalls) / prior[shown]
     return Figures(
-        accuracy=_mean(right),
-        balanced_accuracy=Estimate(float(recalls.mean()), _mean(parts.mean(axis=1)).error),
-        auc=_auc(shares, probabilities[:, 1]) if classes == 2 and len(shown) == 2 else None,
+        accuracy=_mean(right, inputs),
+        balanced_accuracy=Estimate(float(recalls.mean()), _mean(parts.mean(axis=1), inputs).error),
+        auc=_auc(shares, probabilities[:, 1], inputs) if classes == 2 and len(shown) == 2 else None,
     )
 
 
-def difference(shares: Floats, one: Ints, other: Ints) -> Estimate:
-    """By how much more of the shares [K, m] predictions [K] agree with than others do."""
+def difference(shares: Floats, one: Ints, other: Ints, inputs: Ints) -> Estimate:
+    """By how much more of the shares [K, m] of `inputs` [K] one prediction agrees with."""
     rows = np.arange(len(shares))
-    return _mean(shares[rows, one] - shares[rows, other])
+    return _mean(shares[rows, one] - shares[rows, other], inputs)
 
 
-def _mean(values: Floats) -> Estimate:
-    """The mean, and its error, as if one more value were one further from it."""
-    spread = values - values.mean()
+def _mean(values: Floats, inputs: Ints) -> Estimate:
+    """The mean, and its error, as if one more input's value were one further from it."""
+    spread = np.bincount(np.unique(inputs, return_inverse=True)[1], values - values.mean())
     squares = float((spread**2).sum()) + 1
     return Estimate(float(values.mean()), float(np.sqrt(squares)) / len(values))
 
 
-def _auc(shares: Floats, scores: Floats) -> Estimate:
+def _auc(shares: Floats, scores: Floats, inputs: Ints) -> Estimate:
     order = np.argsort(scores)
     of_no, of_yes = shares.T
     prior_no, prior_yes = of_no.mean(), of_yes.mean()
@@ -172,4 +176,4 @@ def _auc(shares: Floats, scores: Floats) -> Estimate:
     area = float((of_yes * under - own).mean() / (prior_yes * prior_no))
     parts = of_yes * (under / prior_no - area) / prior_yes
     parts += of_no * (over / prior_yes - area) / prior_no
-    return Estimate(area, _mean(parts).error)
+    return Estimate(area, _mean(parts, inputs).error)

@@ -111,7 +111,7 @@ def choose(
         )
     suited = [name for name, method in METHODS.items() if method.suits(task)]
     wanted = suited[-1] if asked == "auto" else asked
-    folds = answers.folds(task.seed)
+    folds = answers.folds(task.seed, task.inputs)
     trials: dict[str, _Trial] = {}
     if folds is not None:
         for name in dict.fromkeys((PLAIN, wanted)):
@@ -138,7 +138,12 @@ def choose(
         why = "It is the plain student" + (", as asked." if asked != "auto" else ", which suits.")
     else:
         shares = answers.shares[answers.known]
-        ahead = difference(shares, trials[wanted].predicted, trials[PLAIN].predicted)
+        ahead = difference(
+            shares,
+            trials[wanted].predicted,
+            trials[PLAIN].predicted,
+            task.inputs[answers.known],
+        )
         bearable = MUCH if answers.noise else 0.0
         gap = f"{ahead.value:+.2%} (± {ahead.error:.2%}) of the held-out answers against {PLAIN}"
         if asked == "auto" and ahead.value < -bearable - DOUBT * ahead.error:
@@ -175,7 +180,8 @@ def _judged(
     predicted = probabilities.argmax(axis=1)
     if threshold is not None:
         predicted = (probabilities[:, 1] >= threshold).astype(np.int64)
-    return _Trial(Judged(name, figures(shares, predicted, probabilities)), predicted, calibration)
+    found = figures(shares, predicted, probabilities, task.inputs[known])
+    return _Trial(Judged(name, found), predicted, calibration)
 
 
 def _collapse(
@@ -194,7 +200,9 @@ def _collapse(
         names = ", ".join(task.classes[k] for k in lost)
         return f"it hardly ever says {names}, which the plain student says of {said[lost].sum():,}."
     known = answers.known
-    ahead: Estimate = difference(answers.shares[known], own[known], unseen_by_plain)
+    ahead: Estimate = difference(
+        answers.shares[known], own[known], unseen_by_plain, task.inputs[known]
+    )
     if ahead.value < -MUCH - DOUBT * ahead.error:
         return (
             f"of the answers that it was trained on, it fits {-ahead.value:.1%} fewer than the "

@@ -88,7 +88,7 @@ class Sketches:
         model that never predicts a class that there are labels of.
         """
         task, known = self.task, answers.known
-        folds, classes = answers.folds(task.seed), len(task.classes)
+        folds, classes = answers.folds(task.seed, task.inputs), len(task.classes)
         if folds is None or known.sum() < 4 * classes:
             return None
         labels, half = answers.labels[known], answers.only(_half(answers.labels, task.seed))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import InputSpec
+from terrine_models.data.arrays import InputSpec, row_digests
 from terrine_models.students.answers import Answers, Floats, Ints
 from terrine_models.students.models import Student
 from terrine_models.students.settings import Training
@@ -59,12 +59,22 @@ class Task:
         """Whether inputs are images from some 20 pixels a side."""
         return not self.is_table and min(self.spec.shape[:2]) >= LARGE
 
+    @property
+    def inputs(self) -> Ints:
+        """Which of the distinct inputs each row [N] is: in a table of few values, rows repeat."""
+        return self.once(_distinct)
+
     def once(self, make: Callable[[Task], T]) -> T:
         """What `make` computes of the inputs alone: it is computed once, for all students."""
         if make not in self._made:
             self._made[make] = make(self)
         found: T = self._made[make]
         return found
+
+
+def _distinct(task: Task) -> Ints:
+    found: Ints = np.unique(row_digests(task.x), return_inverse=True)[1]
+    return found
 
 
 class StudentMethod:

@@ -25,8 +25,7 @@ def summary(report: Report, out: Path) -> Table:
         )
     found = report.choice.figures
     if found is not None:
-        what = "votes of the teachers" if report.choice.noisy else "labels"
-        table.add_row("agreement", f"{figures_line(found)}, with {what} that it did not see")
+        table.add_row("agreement", f"{figures_line(found, report.choice)}; held-out answers")
     if report.choice.threshold is not None:
         table.add_row(
             "threshold",
