@@ -153,8 +153,7 @@ def forget(
         digests = record_digests(_records(manifest, who), key)
     if not yes:
         typer.confirm(f"Forget {len(digests)} people in {ensemble} for good?", abort=True)
-    with console.status("Making an edition without them"):
-        made = editions.forget(ledger, settings, ensemble, digests)
+    made = editions.forget(ledger, settings, ensemble, digests)
     if made.new:
         say = f"Edition {made.edition} of {ensemble} serves, without {made.people} people."
     else:
@@ -182,8 +181,7 @@ def add(
 
     settings, ledger = Settings(), opened_ledger()
     records = _records(_current(ledger, settings, ensemble)[0], more)
-    with console.status("Making an edition with them"):
-        made = editions.add(ledger, settings, ensemble, records)
+    made = editions.add(ledger, settings, ensemble, records)
     if not made.new:
         say = f"These very records were added before; edition {made.edition} serves."
     else:
