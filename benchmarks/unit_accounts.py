@@ -46,6 +46,7 @@ class Crowd(Voters):
     def __post_init__(self) -> None:
         draw = np.random.default_rng(0)
         self.rows = (draw.random((64, self.size)) < 0.01).astype(np.uint8)
+        self.since = np.ones(self.size, dtype=np.int32)
         numbers = np.arange(self.size, dtype=np.int32)
         self.units = Units.of(numbers, (numbers % CLASSES).astype(np.int16), self.size)
 

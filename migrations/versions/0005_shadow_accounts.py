@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0005"
-down_revision = "0003"
+down_revision = "0004"
 
 ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 DIGEST = sa.LargeBinary(32)

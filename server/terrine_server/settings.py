@@ -332,6 +332,11 @@ class Settings(Variables):
         return self.secret_key_file or self.data_dir / "secret.key"
 
     @property
+    def records_key_path(self) -> Path:
+        """The file that contains the key of the digests by which people are found again."""
+        return self.data_dir / "records.key"
+
+    @property
     def checkpoint_key_path(self) -> Path:
         """The file that contains the key of the transparency log."""
         return self.checkpoint_key_file or self.data_dir / "checkpoint.key"

@@ -19,7 +19,14 @@ from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
 from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal
 from terrine_server.ledger.administration import ABOUT, FACTS
-from terrine_server.ledger.store.tables import ensembles, metadata, projects, requests, tokens
+from terrine_server.ledger.store.tables import (
+    editions,
+    ensembles,
+    metadata,
+    projects,
+    requests,
+    tokens,
+)
 from terrine_server.owner.tokens import Tokens
 
 OTHER_KEY = b"o" * 64
@@ -198,12 +205,13 @@ def test_acts_at_once_are_logged_one_after_another(
 
 
 def test_every_subject_of_the_log_has_actions_and_facts() -> None:
-    assert set(ABOUT) == set(FACTS) == {"ensemble", "project", "token", "request"}
+    assert set(ABOUT) == set(FACTS) == {"ensemble", "edition", "project", "token", "request"}
     about = {action for actions in ABOUT.values() for action in actions}
     assert about == {a for a in Action if a.partition("-")[0] in FACTS}
     assert set(FACTS["token"]) - {"project"} <= set(tokens.c.keys())
     assert set(FACTS["project"]) - {"ensemble"} <= set(projects.c.keys())
     assert set(FACTS["ensemble"]) <= set(ensembles.c.keys())
+    assert set(FACTS["edition"]) <= set(editions.c.keys()) - {"slots", "erased"}
     names = {"token", "token_project", "ensemble", "project"}
     assert set(FACTS["request"]) - names <= set(requests.c.keys())
 

@@ -224,6 +224,37 @@ def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> No
         opened.ledger.accounts(one[1].project)
 
 
+def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who left has not voted in anything that is charged afterwards."""
+    inputs = many(opened.people, 6)
+    opened.ask(inputs[:2])
+    batch, record, cast = drawn(opened, "one", opened.people.near(1))
+    before = opened.stored()
+    opened.ledger.make_edition("people", 2, "22" * 32, PEOPLE, [1])
+    with pytest.raises(ConcurrentUpdate, match="People left or came"):
+        opened.ledger.charge_group(opened.project.id, [batch], record, cast)
+    with pytest.raises(ConcurrentUpdate, match="People left or came"):
+        opened.ledger.accounts(record.project)
+    assert opened.ledger.project("study").charges == 2
+    before = before.copy()
+    before[1] = opened.allowance
+    assert opened.stored().tolist() == before.tolist()
+    labeling, usual = opened.labeling(), Payments.charge_group
+
+    def overtaken(self: Payments, *given: Any) -> Any:
+        monkeypatch.setattr(Payments, "charge_group", usual)
+        opened.ledger.make_edition("people", 3, "33" * 32, PEOPLE, [1, 2])
+        return usual(self, *given)
+
+    monkeypatch.setattr(Payments, "charge_group", overtaken)
+    (answer,) = labeling.answer("study", [labeling.check("study", np.stack(inputs[2:]))])
+    assert not isinstance(answer, Exception)
+    assert opened.stored()[[1, 2]].tolist() == [opened.allowance] * 2
+    assert opened.ledger.verify("study").problems == []
+
+
 def test_nothing_is_charged_without_accounts_or_with_those_of_other_queries(
     opened: Opened,
 ) -> None:

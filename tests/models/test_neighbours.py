@@ -296,7 +296,7 @@ def test_people_are_placed_from_the_command_line(
     said = terrine(*place, "--schema", "schema.json", "--near", 5).fine
     assert "25 (neighbours)" in said
     assert "From public rows alone:" in said
-    assert "all 3 files match" in terrine("ensemble", "verify", "t").fine
+    assert "all 4 files match" in terrine("ensemble", "verify", "t").fine
     assert terrine("init").fine
     assert terrine("ensemble", "register", "t", "--epsilon", 4, "--delta", 1e-3).fine
     ensemble = NeighbourEnsemble.load(tmp_path / "data" / "ensembles" / "t")

@@ -43,6 +43,8 @@ class People:
         self.units = np.array([person for person, _ in pairs], dtype=np.int32)
         self.labels = np.array([label for _, label in pairs], dtype=np.int16)
 
+        self.since = np.ones_like(self.units)
+
     def weights(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return x[:, :PEOPLE][:, self.units]
 

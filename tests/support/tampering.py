@@ -23,7 +23,7 @@ from books import (
 )
 from logged import publisher
 from migrated import SECRET_KEY, migrated
-from neighbouring import People, TheirVoters, many, open_study, register_people
+from neighbouring import PEOPLE, People, TheirVoters, many, open_study, register_people
 from publishing import CAP, TEACHERS, open_published, published_terms, voted
 from sqlalchemy import select
 
@@ -83,6 +83,7 @@ class World:
         ledger.charge(ledger.project("other").id, [answered("other")])
         ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
         self.ask_crowd(ledger, crowd)
+        ledger.make_edition("people", 2, digest("two").hex(), PEOPLE, [3])
         self.before = self.rows()
         self.ask_crowd(ledger, crowd, last=4)
         ledger.charge(study.id, [answered("last")])

@@ -69,6 +69,10 @@ class Source(Protocol):
         """What names people; None if each record counts as one person."""
 
     @property
+    def people(self) -> tuple[str, ...] | None:
+        """What each person is called, once all records were read; None if nobody knows."""
+
+    @property
     def encoding(self) -> TableSchema | None:
         """How a table's rows were encoded."""
 
@@ -99,6 +103,8 @@ class Dataset:
     name: str = "data"
     sha256: str | None = None
     """Of the records' file, if a schema might have been fitted on it."""
+    people: tuple[str, ...] | None = None
+    """[U], what each person is called, by number. It is kept nowhere."""
 
     def __post_init__(self) -> None:
         inputs, rows = self.inputs, len(self.labels)
@@ -150,6 +156,7 @@ class Dataset:
             encoding=source.encoding,
             name=source.name,
             sha256=source.sha256,
+            people=source.people,
         )
 
     def blocks(self) -> Iterator[Records]:
@@ -254,15 +261,25 @@ def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
     if group is not None and group.shape != y.shape:
         raise DataError(f"{path}: group has shape {group.shape}, expected {y.shape}.")
     inputs, spec = _declared_inputs(path, x, arrays)
+    numbering = Numbering()
     return Dataset(
         inputs,
         y.astype(np.int64),
         names,
         spec,
-        groups=None if group is None else Numbering().of(group.tolist()),
+        groups=None if group is None else numbering.of(group.tolist()),
         group_column=None if group is None else "group",
         name=str(path),
+        people=None if group is None else numbering.names,
     )
+
+
+def load_groups(path: Path) -> list[str]:
+    """The people of an `.npz`: the values of its array `group`, each once. Raises DataError."""
+    group = _read_npz(Path(path)).get("group")
+    if group is None or group.ndim != 1:
+        raise DataError(f"{path} has no array `group` [N] that names people.")
+    return list(dict.fromkeys(map(str, group.tolist())))
 
 
 def load_inputs(path: Path) -> NDArray[np.generic]:

@@ -56,6 +56,11 @@ class Numbering:
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What people are called, in the order of their numbers."""
+        return tuple(map(str, self._numbers))
+
     def of(self, names: Sequence[object]) -> NDArray[np.int64]:
         """The numbers of these rows' people [B]."""
         known = self._numbers

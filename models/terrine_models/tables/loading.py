@@ -97,6 +97,7 @@ class Table:
         self.spec = encoded_input(schema)
         self.sha256: str | None = None
         self.group_column = None if self._group is None else self._group.name
+        self.people: tuple[str, ...] | None = None
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""
@@ -112,6 +113,8 @@ class Table:
                     names, places = texts(self._group, block)
                     yield Records(inputs, labels, people.of(names)[places])
             self.sha256 = file.sha256 or None
+        if self._group is not None:
+            self.people = people.names
         encoder.finish(self._note)
 
 
@@ -161,6 +164,21 @@ def encode_table(
             encoded.add(encoder.encode(block))
     encoder.finish(note, accept_clipped)
     return encoded.array()
+
+
+def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]:
+    """Read what people are called from a table with the schema's column of the role group.
+
+    Each is named once; the table may have all columns, or this one alone. Raises DataError.
+    """
+    group = next((column for column in schema.columns if column.role == "group"), None)
+    if group is None:
+        raise DataError(f"{path}: the schema has no column of the role group, which names people.")
+    names: dict[str, None] = {}
+    with _opened(Path(path), schema, [group.name], note, digest=False) as (file, read_blocks):
+        for block in read_blocks(file, schema, [group.name], note, unseen):
+            names |= dict.fromkeys(texts(group, block)[0])
+    return list(names)
 
 
 def encode_frame(

@@ -15,8 +15,10 @@ whole numbers, so small that no sum of their products leaves what float32 holds 
 
 from __future__ import annotations
 
+import hmac
 import shutil
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass as record
 from dataclasses import field
 from pathlib import Path
@@ -65,8 +67,11 @@ from terrine_models.teachers.manifests import (
     teacher_kind,
 )
 from terrine_models.teachers.shards import TrainingError, check_encoding, unit_count
+from terrine_protocol.tables import Sha256
 
 RADIUS, RECORDS = "radius.safetensors", "teachers-00000.safetensors"
+IDENTITIES = "identities.safetensors"
+"""Who is in each slot, and who left: keyed digests. Not there if the ensemble was built without."""
 LENGTH, MOST_COORDINATES = 3300, 4096
 """The longest point, in whole numbers: rounded it is shorter than 3,344, so a product of two and
 half the square of one stay below 2 ** 24, up to which float32 holds every whole number. So sums are
@@ -86,6 +91,8 @@ STAND_INS = 2000
 SHADOWS = 2000
 """Public points that are charged as if they were private, at most."""
 Points = NDArray[np.int16]
+Digests = NDArray[np.uint8]
+"""Keyed digests [n, 32] of who people are."""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -135,6 +142,12 @@ class NeighbourTeachers(TeacherKind):
     """Public points among which it is found."""
     scale: Annotated[float, Field(gt=0)]
     """Whole numbers for a coordinate of 1, by public points alone."""
+    grouped: bool = False
+    """Whether a unit is a person who may have several records, with a name."""
+    edition: Annotated[int, Field(ge=1)] = 1
+    """How many times people left or came, and one."""
+    added: tuple[Sha256, ...] = ()
+    """Keyed digests of all that was added, so that nothing is added twice."""
     steps: Literal[1] = 1
     """The largest weight of a record: it votes, or does not."""
     partitioned = False
@@ -192,6 +205,7 @@ class NeighbourEnsemble:
         points: Points,
         labels: NDArray[np.int16],
         units: NDArray[np.int32],
+        since: NDArray[np.int32] | None = None,
     ) -> None:
         """`public` [P, d] and `points` [N, d]: whole coordinates, as `whole` makes them."""
         kind = manifest.teacher
@@ -202,6 +216,8 @@ class NeighbourEnsemble:
         """int16[N], the class of each record; those of a unit are in order."""
         self.units: NDArray[np.int32] = units
         """int32[N], the slot of each record: from 0 up, non-decreasing."""
+        self.since: NDArray[np.int32] = np.ones_like(units) if since is None else since
+        """int32[N], the edition in which each record came."""
         self._kind, self._among, self._records = kind, _compared(public), _compared(points)
         every = -(-len(public) // SHADOWS)
         self._shadows = _compared(public[::every])
@@ -232,18 +248,18 @@ class NeighbourEnsemble:
         )
         width, n = kind.features.width, len(records.get("labels", ()))
         check_shapes(str(directory / RADIUS), public, {"points": (kind.points, width)})
-        expected = {"points": (n, width), "labels": (n,), "units": (n,)}
+        expected = {"points": (n, width), "labels": (n,), "units": (n,), "since": (n,)}
         check_shapes(str(directory / RECORDS), records, expected)
-        points, labels, units = (records[name].numpy() for name in expected)
-        types = (np.int16, np.int16, np.int16, np.int32)
-        arrays = (public["points"].numpy(), points, labels, units)
+        points, labels, units, since = (records[name].numpy() for name in expected)
+        types = (np.int16, np.int16, np.int16, np.int32, np.int32)
+        arrays = (public["points"].numpy(), points, labels, units, since)
         if any(each.dtype != dtype for each, dtype in zip(arrays, types, strict=True)):
             raise StoreError(f"{directory} holds neighbours whose numbers are of other types.")
         if not all(_short(each) for each in arrays[:2]):
             raise StoreError(f"{directory} holds points that are too long to be compared exactly.")
         if not n or not _in_order(units, labels, manifest):
             raise StoreError(f"{directory / RECORDS}: records are not sorted by unit and class.")
-        return cls(manifest, features, public["points"].numpy(), points, labels, units)
+        return cls(manifest, features, public["points"].numpy(), points, labels, units, since)
 
     def weights(self, x: NDArray[np.generic]) -> NDArray[np.uint8]:
         """What each record adds to its class, uint8 [B, N] from 0 to `steps`, on [B, *shape].
@@ -366,13 +382,20 @@ def _in_order(units: NDArray[np.int32], labels: NDArray[np.int16], manifest: Man
 
 
 def build(
-    data: Dataset, out: Path, *, name: str, public: PublicData, settings: Neighbours | None = None
+    data: Dataset,
+    out: Path,
+    *,
+    name: str,
+    public: PublicData,
+    settings: Neighbours | None = None,
+    key: bytes | None = None,
 ) -> Manifest:
     """Place the records of `data` on a public map, and save them in directory `out`.
 
     The map, the radii and the scale follow from `public` alone. The records are copied, as
-    coordinates and labels: the directory is as private as they are. Raises TrainingError (`out`
-    exists) and DataError (public data unfit, a schema fitted on the private data).
+    coordinates and labels: the directory is as private as they are. `key`: the owner's, under which
+    people can be found again; without one nobody can be forgotten, or added. Raises TrainingError
+    (`out` exists) and DataError (public data unfit, a schema fitted on the private data).
     """
     out, settings = Path(out), settings or Neighbours()
     if out.exists():
@@ -392,16 +415,21 @@ def build(
         rank=rank,
         points=len(among),
         scale=scale,
+        grouped=data.groups is not None,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
     try:
-        records = {name: torch.from_numpy(each) for name, each in _records(data, features, scale)}
+        records = {name: torch.from_numpy(each) for name, each in placed(data, features, scale)}
+        records["since"] = torch.ones(len(records["units"]), dtype=torch.int32)
         points = {"points": torch.from_numpy(whole(among, scale))}
         files = {
             RECORDS: save_tensors(work / RECORDS, records),
             RADIUS: save_tensors(work / RADIUS, points),
         }
+        if key is not None:
+            present, nobody = record_digests(data, key), np.empty((0, 32), np.uint8)
+            files[IDENTITIES] = save_identities(work, present, nobody, key)
         if features.tensors:
             files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         if features.backbone is not None:
@@ -428,7 +456,47 @@ def build(
     return manifest
 
 
-def _records(
+def save_identities(directory: Path, present: Digests, erased: Digests, key: bytes) -> str:
+    """Save who is in each slot, and who left; return the SHA-256 of the file."""
+    tensors = {
+        "present": torch.from_numpy(present),
+        "erased": torch.from_numpy(erased),
+        "check": torch.from_numpy(np.frombuffer(key_check(key), np.uint8).copy()),
+    }
+    return save_tensors(directory / IDENTITIES, tensors)
+
+
+def key_check(key: bytes) -> bytes:
+    """What tells whether digests are of this key, and nothing about it."""
+    return hmac.digest(key, b"terrine/people/check/1", "sha256")
+
+
+def name_digests(names: Sequence[str], key: bytes) -> Digests:
+    """Digests [U, 32] of people by what they are called."""
+    return _digests(b"terrine/people/name/1\0", [name.encode() for name in names], key)
+
+
+def record_digests(data: Dataset, key: bytes) -> Digests:
+    """Digests [U, 32] of the people of some records: by name, or else by their one record.
+
+    Raises DataError if records have groups, and nobody knows what these are called.
+    """
+    if data.groups is not None:
+        if data.people is None or len(data.people) != unit_count(data):
+            raise DataError(f"{data.name}: it is not known what its people are called.")
+        return name_digests(data.people, key)
+    labels = data.labels.astype("<i8")
+    rows = (x.tobytes() + label.tobytes() for x, label in zip(data.inputs, labels, strict=True))
+    kind = f"terrine/people/record/1 {data.inputs.dtype.str} {data.inputs.shape[1:]}\0".encode()
+    return _digests(kind, rows, key)
+
+
+def _digests(kind: bytes, parts: Iterable[bytes], key: bytes) -> Digests:
+    made = b"".join(hmac.digest(key, kind + part, "sha256") for part in parts)
+    return np.frombuffer(made, np.uint8).reshape(-1, 32).copy()
+
+
+def placed(
     data: Dataset, features: FeatureMap, scale: float
 ) -> list[tuple[str, NDArray[np.generic]]]:
     """Points, labels and units of the records, sorted by unit and label.

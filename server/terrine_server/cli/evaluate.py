@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 
 def ensemble_directory(ensemble: str) -> Path:
-    """The directory of an ensemble that is named, or given by path."""
+    """The directory of an ensemble that is named, or given by path: of its newest edition."""
     from terrine_models.storage.manifests import MANIFEST
     from terrine_models.teachers.federation import FEDERATION
     from terrine_server.settings import Settings
 
     path = Path(ensemble)
-    if any((path / name).exists() for name in (MANIFEST, FEDERATION)) or len(path.parts) != 1:
-        return path
-    named = Settings().ensembles_dir / ensemble
-    return named if named.exists() else path
+    if not any((path / name).exists() for name in (MANIFEST, FEDERATION)) and len(path.parts) == 1:
+        named = Settings().ensembles_dir / ensemble
+        path = named if named.exists() else path
+    editions = [each for each in path.glob("edition-*") if each.name[8:].isdigit()]
+    return max(editions, key=lambda each: int(each.name[8:]), default=path)
 
 
 @with_json

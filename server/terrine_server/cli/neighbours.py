@@ -1,4 +1,7 @@
-"""`terrine neighbours build`: an ensemble in which every person votes, and nothing is trained."""
+"""`terrine neighbours …`: an ensemble in which every person votes, and nothing is trained.
+
+People leave it, and come to it, while it serves.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_server.cli import arrays, tables
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console, fail, opened_ledger
 from terrine_server.cli.ensemble import show_manifest
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
+    from terrine_models.teachers.manifests import Manifest
+    from terrine_server.ledger import Ledger
+    from terrine_server.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Let every person vote, with an account of their own.")
 
@@ -83,15 +89,18 @@ def build(
         foresee,
     )
     from terrine_models.teachers.neighbours import build as place
+    from terrine_server.owner.editions import records_key
+    from terrine_server.owner.operations import make_directories
+    from terrine_server.settings import Settings
 
-    if out is None:
-        from terrine_server.settings import Settings
-
-        out = Settings().ensembles_dir / name
+    own = Settings()
+    out = out or own.ensembles_dir / name
     private, pool, _ = loaded(data, public, schema, classes, images)
+    make_directories(own)
+    key = records_key(own, make=True)
     with console.status("Placing the records"):
         settings = Neighbours(near=near, backbone=backbone)
-        manifest = place(private, out, name=name, public=pool, settings=settings)
+        manifest = place(private, out, name=name, public=pool, settings=settings, key=key)
     show_manifest(out, manifest)
     found = foresee(NeighbourEnsemble.load(out))
     console.print(
@@ -103,6 +112,123 @@ def build(
         markup=False,
         highlight=False,
     )
+
+
+Ensemble = Annotated[
+    str, typer.Argument(metavar="ENSEMBLE", help="A registered ensemble of neighbours.")
+]
+
+
+@app.command()
+def forget(
+    ensemble: Ensemble,
+    who: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Who leaves. Where records have a group: a table with its column, or an .npz with "
+            "`group`. Otherwise the records themselves, as they were given.",
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Forget people, for good, while the service runs: their records are gone when this is done.
+
+    The next query that is charged is answered without them. They are kept from coming back by a
+    keyed digest, which is all that stays. If this is interrupted, run it again. Backups, FILE and
+    the file that the ensemble was built from are yours to clean.
+
+    [bold]Example[/bold]: terrine neighbours forget wards --who withdrawn.csv
+    """
+    from terrine_models.teachers.neighbours import name_digests, record_digests
+    from terrine_server.owner import editions
+    from terrine_server.settings import Settings
+
+    settings, ledger = Settings(), opened_ledger()
+    key = editions.records_key(settings)
+    manifest, grouped = _current(ledger, settings, ensemble)
+    if grouped:
+        digests = name_digests(_names(manifest, who), key)
+    else:
+        digests = record_digests(_records(manifest, who), key)
+    if not yes:
+        typer.confirm(f"Forget {len(digests)} people in {ensemble} for good?", abort=True)
+    made = editions.forget(ledger, settings, ensemble, digests)
+    if made.new:
+        say = f"Edition {made.edition} of {ensemble} serves, without {made.people} people."
+    else:
+        say = f"They left {ensemble} before; edition {made.edition} serves."
+    console.print(f"{say} Their records are gone from {settings.ensembles_dir}.", soft_wrap=True)
+
+
+@app.command()
+def add(
+    ensemble: Ensemble,
+    more: Annotated[
+        Path,
+        typer.Argument(metavar="MORE", help="Private records, in the format of those it has."),
+    ],
+) -> None:
+    """Let people join, while the service runs: they vote from the next query on.
+
+    Each new person has an empty account in every project. Records of a person who is there already,
+    by the group, are added to the others of that person. Who was forgotten is left out.
+
+    [bold]Example[/bold]: terrine neighbours add wards admitted-in-may.csv
+    """
+    from terrine_server.owner import editions
+    from terrine_server.settings import Settings
+
+    settings, ledger = Settings(), opened_ledger()
+    records = _records(_current(ledger, settings, ensemble)[0], more)
+    made = editions.add(ledger, settings, ensemble, records)
+    if not made.new:
+        say = f"These very records were added before; edition {made.edition} serves."
+    else:
+        say = f"Edition {made.edition} of {ensemble} serves, with {made.people} new people."
+    if made.left_out:
+        say += f" {made.left_out} who were forgotten before were left out."
+    console.print(say, soft_wrap=True)
+
+
+def _current(ledger: Ledger, settings: Settings, ensemble: str) -> tuple[Manifest, bool]:
+    """Return the manifest of the newest edition, and whether its people have names."""
+    from terrine_models.teachers.kinds import load_manifest
+    from terrine_models.teachers.neighbours import NeighbourTeachers
+    from terrine_server.owner.editions import living
+
+    record, _ = living(ledger, ensemble)
+    manifest = load_manifest(settings.data_dir / record.current.path)
+    kind = manifest.teacher
+    return manifest, isinstance(kind, NeighbourTeachers) and kind.grouped
+
+
+def _names(manifest: Manifest, who: Path) -> list[str]:
+    """Return what the people in a file are called."""
+    from terrine_models.data.arrays import load_groups
+    from terrine_models.tables.loading import load_people
+
+    if manifest.encoding is not None:
+        return load_people(who, manifest.encoding, tables.note)
+    return load_groups(who)
+
+
+def _records(manifest: Manifest, path: Path) -> Dataset:
+    """Return records in the format of an ensemble's."""
+    from terrine_models.data.arrays import DataError, load_idx, load_npz
+    from terrine_models.data.images import load_image_classes
+    from terrine_models.tables.loading import load_table
+
+    if manifest.encoding is not None:
+        return load_table(path, manifest.encoding, tables.note)
+    if manifest.image is not None:
+        return load_image_classes(path, manifest.image, classes=manifest.classes)
+    if path.suffix != ".npz":
+        return load_idx(path, classes=manifest.classes)
+    try:
+        return load_npz(path)
+    except DataError:  # it does not name its classes
+        return load_npz(path, classes=manifest.classes)
 
 
 def loaded(

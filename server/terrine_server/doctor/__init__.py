@@ -34,7 +34,7 @@ def close_to_others() -> list[Path]:
     settings = Settings()
     directory = settings.data_dir
     private = [directory, settings.ensembles_dir, settings.secret_key_path]
-    private.append(settings.checkpoint_key_path)
+    private += [settings.checkpoint_key_path, settings.records_key_path]
     private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
     secrets = (settings.database_password_file, settings.oidc_client_secret_file)
     private += [path for path in secrets if path is not None]
@@ -54,6 +54,8 @@ def examine() -> Iterator[Finding]:
     yield files.secret_key(settings.secret_key_path)
     if settings.checkpoint_key_path.exists():
         yield files.private("checkpoint key", settings.checkpoint_key_path)
+    if settings.records_key_path.exists():
+        yield files.private("key of the records", settings.records_key_path)
     try:
         password = settings.database_password()
     except OSError as error:

@@ -10,6 +10,7 @@ from terrine_server.doctor.database import CLOCK_SKEW
 from terrine_server.doctor.finding import Finding, State
 from terrine_server.errors import ConcurrentUpdate, TerrineError
 from terrine_server.ledger import Ledger
+from terrine_server.owner.editions import leftovers
 from terrine_server.settings import Settings
 
 
@@ -19,7 +20,8 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
     from terrine_models.teachers.federation import verified_digest
 
     registered = ledger.ensembles()
-    for record in registered:
+    for registration in registered:
+        record = registration.current
         directory = settings.data_dir / record.path
         check = f"ensemble {record.name}"
         restore = f"Restore {directory} from a backup"
@@ -30,6 +32,14 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
             continue
         if same:
             yield Finding(check, State.OK, f"{record.facts.teachers} teachers, as registered.")
+            if record.edition is not None and (found_there := leftovers(settings, registration)):
+                named = ", ".join(path.name for path in found_there)
+                yield Finding(
+                    check,
+                    State.PROBLEM,
+                    f"{named}: private records of an edition that does not serve.",
+                    "the `terrine neighbours forget` or `add` that was interrupted, once more",
+                )
         else:
             found = f"{directory} holds a different ensemble from the one registered."
             yield Finding(check, State.PROBLEM, found, restore)

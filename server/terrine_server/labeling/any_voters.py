@@ -17,7 +17,7 @@ REMOTE = "remote"
 
 
 class AnyVoters(Voters):
-    """Passes each ensemble on to the voters of its kind."""
+    """Passes each ensemble, in its newest edition, on to the voters of its kind."""
 
     def __init__(self, settings: Settings, kind: VotersKind = VotersKind.HERE) -> None:
         """`kind`: who votes for ensembles that are here."""
@@ -27,18 +27,18 @@ class AnyVoters(Voters):
 
     def check(self, record: EnsembleRecord) -> None:
         """Raise `EnsembleUnavailable` unless the registered ensemble can vote now."""
-        self._of(record).check(record)
+        self._of(record).check(record.current)
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 
         Raises `EnsembleUnavailable`.
         """
-        return self._of(record).votes(record, inputs)
+        return self._of(record).votes(record.current, inputs)
 
     def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
         """Return the records of an ensemble whose units vote. Raises `EnsembleUnavailable`."""
-        return self._of(record).neighbourhood(record)
+        return self._of(record).neighbourhood(record.current)
 
     def close(self) -> None:
         """Give back what outlives a vote."""

@@ -134,6 +134,8 @@ class LocalVoters(Voters):
         with self._lock:
             slot = self._slots.get(key)
             if slot is None:
+                # Of an ensemble's editions the last that was asked for: who left is not in memory.
+                self._slots = {k: held for k, held in self._slots.items() if k[0] != record.name}
                 slot = self._slots[key] = _Slot(self._data_dir / record.path)
         with slot.loading:
             try:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
 
@@ -32,11 +32,12 @@ from terrine_server.labeling.queries import (
     input_digests,
     query_digests,
 )
-from terrine_server.labeling.voters import Voters, checked_votes
+from terrine_server.labeling.voters import Neighbourhood, Voters, checked_votes
 from terrine_server.ledger import (
     SHARED,
     Batch,
     Cast,
+    EnsembleRecord,
     Ledger,
     ProjectRecord,
     Proposal,
@@ -190,7 +191,12 @@ class Labeling:
                     waiting = [i for i in waiting if i not in answers]
                     continue
                 project = record.project
-                self._check(project, group)
+                try:
+                    self._check(project, group)
+                except EnsembleUnavailable:
+                    if not self._overtaken(project.ensemble):
+                        raise
+                    continue
                 answers |= {
                     i: answer for i, answer in zip(waiting, record.answers, strict=True) if answer
                 }
@@ -205,6 +211,10 @@ class Labeling:
             try:
                 drawn, cast = self._drawn(project, group, digests, chosen)
             except ConcurrentUpdate:
+                continue
+            except EnsembleUnavailable:
+                if not self._overtaken(project.ensemble):
+                    raise
                 continue
             proposals = iter(
                 drawn.get(index) or Proposal(digest.query, digest.input, None, None)
@@ -228,6 +238,10 @@ class Labeling:
             raise DatabaseUnavailable(
                 "The ledger was replaced by another one. Send the request again."
             )
+
+    def _overtaken(self, ensemble: EnsembleRecord) -> bool:
+        """Whether there is a newer edition: the files of one go as soon as people left it."""
+        return self._ledger.ensemble(ensemble.name).current.path != ensemble.current.path
 
     def _count(self, answers: Iterable[Receipt | TerrineError]) -> None:
         """Count the outcomes that are about to be sent; they are public."""
@@ -257,7 +271,9 @@ class Labeling:
         baselines = _rows([ask.baselines for ask in asks], chosen)
         with self._metrics.stage("vote"):
             if isinstance(mechanism, Neighbours):
-                votes, cast = self._cast(project, mechanism, queries)
+                found = self._voters.neighbourhood(project.ensemble)
+                mechanism = replace(mechanism, teachers=found.units.count)
+                votes, cast = self._cast(project, mechanism, found, queries)
             else:
                 votes = checked_votes(self._voters, project.ensemble, queries)
         with self._metrics.stage("release"):
@@ -293,7 +309,11 @@ class Labeling:
             return proposals, cast
 
     def _cast(
-        self, project: ProjectRecord, mechanism: Neighbours, queries: np.ndarray
+        self,
+        project: ProjectRecord,
+        mechanism: Neighbours,
+        found: Neighbourhood,
+        queries: np.ndarray,
     ) -> tuple[np.ndarray, Cast]:
         """Return the counts int64 `[B, m]` of the units that take part, and their accounts after.
 
@@ -303,7 +323,6 @@ class Labeling:
         allowance = project.terms.allowance
         if allowance is None:
             raise ValueError("units have accounts only where they are allowed something")
-        found = self._voters.neighbourhood(project.ensemble)
         accounts = self._ledger.accounts(project)
         shadows = self._ledger.shadows(project, found.ensemble.shadows)
         counts = []

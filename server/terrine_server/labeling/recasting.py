@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from terrine_server.errors import Conflict
 from terrine_server.labeling.pipeline import mechanism_of
 from terrine_server.labeling.queries import canonical_inputs, input_digests
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import Ledger
+from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.privacy import Neighbours
 
 
@@ -29,6 +30,7 @@ class Recast:
 def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Recast:
     """Cast all votes of a project of `neighbours` again, in the order of its charges.
 
+    Each query is cast by those records that were there then; accounts of people who left are full.
     `inputs`: all that students may have asked, `[B, …]`, such as the public pool. Raises Conflict
     for any other project, and if its accounts count as spent after a restore; ConcurrentUpdate if
     it answers meanwhile; InvalidQuery for inputs that are none of the ensemble's.
@@ -49,11 +51,28 @@ def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Rec
     unknown = asked.count(-1)
     if unknown:
         return Recast(len(asked), unknown, None)
-    found = voters.neighbourhood(project.ensemble)
+    found = voters.neighbourhood(project.ensemble.current)
+    mechanism = replace(mechanism, teachers=found.units.count)
     spent = np.zeros(len(accounts), dtype=np.uint32)
-    for weights in found.blocks(known[asked]):
-        _, spent = mechanism.cast(weights, found.units, spent, allowance.most)
+    for edition, some in _by_edition(ledger, project, known[asked]):
+        there = found.ensemble.since <= edition  # records of people who left are gone
+        for weights in found.blocks(some):
+            _, spent = mechanism.cast(weights * there, found.units, spent, allowance.most)
+    newest = project.ensemble.edition
+    spent[list(newest.erased if newest else ())] = allowance.most
     same = bool(np.array_equal(spent, accounts))
     if not same and bool((accounts == allowance.most).all()):
         raise Conflict(f"All accounts of {name} count as spent: its ledger was restored once.")
     return Recast(len(asked), 0, same)
+
+
+def _by_edition(
+    ledger: Ledger, project: ProjectRecord, asked: np.ndarray
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the inputs that were charged in each edition of the ensemble, with its number."""
+    editions = ledger.editions(project.ensemble.name)
+    # A project that was opened later began with the newest edition of its time.
+    begins = [edition.begins.get(project.id, 0) for edition in editions]
+    for edition, start, end in zip(editions, begins, [*begins[1:], len(asked)], strict=True):
+        if start < end:
+            yield edition.number, asked[start:end]

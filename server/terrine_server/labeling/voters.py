@@ -19,6 +19,10 @@ BLOCK = 64 * 2**20
 class Weighing(Protocol):
     """Records of a private data set, and how near they are to queries."""
 
+    @property
+    def since(self) -> np.ndarray:
+        """The edition in which each record came, int32[N]: 1 for those that were registered."""
+
     def weights(self, x: np.ndarray) -> np.ndarray:
         """Return what each record adds to its class for inputs `[B, …]`: uint8 `[B, N]`.
 

@@ -1,9 +1,9 @@
 """The administrative log: its entries, their hashes, and what they say about rows. Pure.
 
 An entry says who did what to which subject, and when. Entry k's hash covers entry k-1's hash and
-every other column of entry k, framed as in `chain`. An entry about an ensemble, a project, a token
-or a request has all of its `FACTS` as they were afterwards, so the last entry about it says how it
-must be now.
+every other column of entry k, framed as in `chain`. An entry about an ensemble, an edition of one,
+a project, a token or a request has all of its `FACTS` as they were afterwards, so the last entry
+about it says how it must be now.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Action(StrEnum):
     KEY_CHANGED = "key-changed"
     ENSEMBLE_REGISTERED = "ensemble-registered"
     ENSEMBLE_ADOPTED = "ensemble-adopted"
+    EDITION_MADE = "edition-made"
+    EDITION_ADOPTED = "edition-adopted"
     PROJECT_OPENED = "project-opened"
     PROJECT_RESUMED = "project-resumed"
     PROJECT_PAUSED = "project-paused"
@@ -66,6 +68,7 @@ FACTS: dict[str, tuple[str, ...]] = {
         "delta_cap",
         "registered_at",
     ),
+    "edition": ("manifest_sha256", "units", "made_at"),
     "project": (
         "ensemble",
         "status",
@@ -94,7 +97,8 @@ FACTS: dict[str, tuple[str, ...]] = {
     ),
 }
 """By kind of subject: what an entry about it says. An ensemble's and a project's `subject` is its
-name, a token's and a request's its id."""
+name, an edition's `ENSEMBLE/NUMBER`, a token's and a request's its id. How many slots an edition
+has, and whose it emptied, is in no entry."""
 
 ABOUT = {
     kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS

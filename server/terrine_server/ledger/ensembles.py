@@ -10,8 +10,8 @@ from terrine_server.errors import Conflict, InvalidTerms, NotFound
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.handle import Handle
-from terrine_server.ledger.records import EnsembleRecord
-from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.records import Edition, EnsembleRecord
+from terrine_server.ledger.store import editions, log, rows
 from terrine_server.ledger.store.database import reading
 from terrine_server.ledger.store.tables import ensembles
 from terrine_server.privacy import Cap
@@ -27,16 +27,24 @@ class Ensembles(Handle):
         """Return all ensembles, by name."""
         with reading(self._engine) as connection:
             found = connection.execute(rows.select_ensembles())
-            return [rows.ensemble_record(row, self._seals) for row in found]
+            records = [rows.ensemble_record(row, self._seals) for row in found.all()]
+            return [editions.living(connection, self._seals, record) for record in records]
 
     def ensemble(self, name: str) -> EnsembleRecord:
         """Return one ensemble. Raises NotFound."""
         with reading(self._engine) as connection:
             query = rows.select_ensembles().where(ensembles.c.name == name)
             row = connection.execute(query).one_or_none()
-        if row is None:
-            raise NotFound(f"There is no ensemble called {name}.")
-        return rows.ensemble_record(row, self._seals)
+            if row is None:
+                raise NotFound(f"There is no ensemble called {name}.")
+            record = rows.ensemble_record(row, self._seals)
+            return editions.living(connection, self._seals, record)
+
+    def editions(self, name: str) -> list[Edition]:
+        """Return all editions of an ensemble, in order. Raises NotFound."""
+        record = self.ensemble(name)
+        with reading(self._engine) as connection:
+            return list(editions.history(connection, self._seals, record))
 
     def register_ensemble(
         self,

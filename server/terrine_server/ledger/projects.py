@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import ProjectStatus
@@ -17,9 +17,10 @@ from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accoun
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
 from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.handle import Handle
-from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
-from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.records import Edition, EnsembleRecord, ProjectRecord
+from terrine_server.ledger.store import editions, log, rows
 from terrine_server.ledger.store.database import reading
+from terrine_server.ledger.store.tables import editions as editions_table
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.privacy import Accounts, ParameterError, Terms, build_mechanism
@@ -29,6 +30,11 @@ _CHANGES = {
     ProjectStatus.PAUSED: Action.PROJECT_PAUSED,
     ProjectStatus.CLOSED: Action.PROJECT_CLOSED,
 }
+
+
+_ON_ENSEMBLE = (
+    select(projects.c.id).where(projects.c.ensemble_id == bindparam("id")).order_by(projects.c.id)
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,9 @@ class Projects(Handle):
         if status is not None:
             query = query.where(projects.c.status == status)
         with reading(self._engine) as connection:
-            return [rows.project_record(row, self._seals) for row in connection.execute(query)]
+            found = connection.execute(query).all()
+            records = (rows.project_record(row, self._seals) for row in found)
+            return [rows.living(connection, self._seals, record) for record in records]
 
     def project_names(self) -> list[str]:
         """Return the names of all projects, even damaged ones, which `verify` can still check."""
@@ -155,6 +163,61 @@ class Projects(Handle):
                 _reserve(tx, project.ensemble, -unspent, -delta_unspent)
             return self._named(tx.connection, name)
 
+    def make_edition(
+        self,
+        name: str,
+        number: int,
+        manifest_sha256: str,
+        slots: int,
+        erased: Collection[int],
+        by: Actor | None = None,
+    ) -> EnsembleRecord:
+        """Record that people left or came: edition `number` of an ensemble of `neighbours`.
+
+        `slots`: how many accounts each project has now. `erased`: the slots of all who ever left.
+        In one transaction, the accounts of all projects follow, and the log says that an edition
+        was made. How many people there are is published anew with the first edition of a calendar
+        month (UTC): as it was when the month began. Raises NotFound, Conflict unless it follows the
+        newest edition, and InvalidTerms for one that takes slots away or brings anybody back.
+        """
+        with self._writing(by) as tx:
+            row = rows.lock_ensemble(tx.connection, ensembles.c.name == name)
+            if row is None:
+                raise NotFound(f"There is no ensemble called {name}.")
+            found = rows.ensemble_record(row, tx.seals)
+            ensemble = editions.living(tx.connection, tx.seals, found)
+            before = ensemble.edition
+            if before is None:
+                raise Conflict(f"Nobody leaves or joins {name}: its people do not vote themselves.")
+            if number != before.number + 1:
+                raise Conflict(
+                    f"{name} is in edition {before.number} by now. Run the command again."
+                )
+            if slots < before.slots or not {*before.erased} <= {*erased} <= {*range(slots)}:
+                raise InvalidTerms("No slot is taken away, and nobody who left is there again.")
+            on_it = []
+            for id in tx.connection.execute(_ON_ENSEMBLE, {"id": ensemble.id}).scalars().all():
+                tx.connection.execute(rows.HOLD, {"id": id})
+                same = projects.c.id == id
+                on_it.append(rows.fetch_project(tx.connection, tx.seals, same, f"number {id}"))
+            month = (tx.now.year, tx.now.month)
+            published = (before.made_at.year, before.made_at.month) == month
+            edition = Edition(
+                number=number,
+                manifest_sha256=manifest_sha256,
+                units=before.units if published else before.slots - len(before.erased),
+                slots=slots,
+                erased=tuple(sorted(erased)),
+                begins={project.id: project.charges for project in on_it},
+                made_at=tx.now,
+            )
+            for project in on_it:
+                unit_accounts.move(tx, project, edition)
+            made = editions.row_of(ensemble, edition)
+            tx.insert(editions_table, made)
+            log.record_row(tx, Action.EDITION_MADE, f"{name}/{number}", made)
+            return editions.living(tx.connection, tx.seals, found)
+
     def fill_accounts(self, by: Actor | None = None) -> Filled:
         """After a restore: pause every active project, and count every account as spent.
 
@@ -197,9 +260,11 @@ def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     row = rows.lock_ensemble(tx.connection, ensembles.c.name == new.ensemble)
     if row is None:
         raise NotFound(f"There is no ensemble called {new.ensemble}.")
-    ensemble = rows.ensemble_record(row, tx.seals)
+    ensemble = editions.living(tx.connection, tx.seals, rows.ensemble_record(row, tx.seals))
     _check_reserved(tx, ensemble)
-    check_delta("The project's δ", terms.delta, ensemble.units)
+    newest = ensemble.edition
+    units = ensemble.units if newest is None else max(ensemble.units, newest.units)
+    check_delta("The project's δ", terms.delta, units)
     check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
     fields: dict[str, Any] = {
         "name": name,

@@ -24,7 +24,7 @@ VerificationRecord        whether a project's ledger is intact
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from functools import cached_property
 from math import hypot
@@ -41,6 +41,24 @@ SHARED = "shared"
 
 NEIGHBOURS = "neighbours"
 """The kind of an ensemble whose units vote themselves, and have accounts in each project."""
+
+
+@dataclass(frozen=True)
+class Edition:
+    """Who is there in an ensemble of `neighbours`, from when people left or came.
+
+    `units`: how many people there were on the last day that this was published. `slots`: accounts
+    in each project; `erased`: those of people who left; both secret. `begins`: by the id of a
+    project, after how many charges of it.
+    """
+
+    number: int
+    manifest_sha256: str
+    units: int
+    slots: int = field(repr=False)
+    erased: tuple[int, ...] = field(repr=False)
+    begins: Mapping[int, int]
+    made_at: datetime
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,17 @@ class EnsembleRecord:
     reserved: int
     delta_reserved: int
     registered_at: datetime
+    edition: Edition | None = None
+    """The newest; None if it was not asked for. `path` and digest are those of the first."""
+
+    @property
+    def current(self) -> EnsembleRecord:
+        """The same, with path and digest of its newest edition: what votes."""
+        newest = self.edition
+        if newest is None or newest.number == 1:
+            return self
+        path = f"{self.path}/edition-{newest.number}"
+        return replace(self, path=path, manifest_sha256=newest.manifest_sha256)
 
     @property
     def rule(self) -> Rule:

@@ -19,6 +19,7 @@ from terrine_server.ledger.store import log
 from terrine_server.ledger.store.database import write, writing
 from terrine_server.ledger.store.tables import (
     administrative_log,
+    editions,
     ensembles,
     idempotency,
     log_head,
@@ -35,6 +36,7 @@ from terrine_server.ledger.verifying.walk import verify_project
 
 _ADOPTED = {
     "ensemble": Action.ENSEMBLE_ADOPTED,
+    "edition": Action.EDITION_ADOPTED,
     "project": Action.PROJECT_ADOPTED,
     "token": Action.TOKEN_ADOPTED,
     "request": Action.REQUEST_ADOPTED,
@@ -103,6 +105,7 @@ def seal_rows(connection: Connection, seals: Seals) -> None:
         secret_spends,
         unit_accounts,
         shadow_accounts,
+        editions,
         idempotency,
     ):
         keys = [column.name for column in table.primary_key]

@@ -2,7 +2,7 @@
 
 Charges are chained by hashes that anyone can compute, so that anyone can check them. What else the
 service believes (balances, statuses, tokens, requests, caps, what is kept of idempotency keys,
-tallies, accounts of units and shadows, the end of the administrative log) has a seal in its row:
+tallies, accounts of units and shadows, editions, the end of the administrative log) has a seal in its row:
 HMAC-SHA256 over the row's other columns, framed as in `chain`, under a key that is derived from the
 secret key.
 A project's seal covers the hash of its terms and that of its last charge, and thereby all of its
@@ -52,6 +52,16 @@ SEALED: dict[str, tuple[str, ...]] = {
     "secret_spends": ("project_id", "charges", "tally"),
     "unit_accounts": ("project_id", "charges", "head", "filled", "accounts"),
     "shadow_accounts": ("project_id", "charges", "head", "accounts"),
+    "editions": (
+        "ensemble_id",
+        "number",
+        "manifest_sha256",
+        "units",
+        "slots",
+        "erased",
+        "begins",
+        "made_at",
+    ),
     "idempotency": ("project_id", "key", "body_digest", "results", "created_at"),
     "tokens": (
         "id",

@@ -14,8 +14,9 @@ import numpy as np
 from sqlalchemy import Connection, insert, select, update
 
 from terrine_server.errors import ConcurrentUpdate, Conflict, LedgerCorrupted
-from terrine_server.ledger.records import Cast, ProjectRecord
+from terrine_server.ledger.records import Cast, Edition, ProjectRecord
 from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
 from terrine_server.ledger.store.tables import projects, unit_accounts
@@ -33,8 +34,9 @@ _AS_OF = select(
 
 
 def open_accounts(tx: Transaction, project: ProjectRecord) -> None:
-    """Store empty accounts for a project that was just opened."""
-    empty = np.zeros(project.ensemble.facts.teachers, dtype=_STORED)
+    """Store empty accounts for a project that was just opened; of those who left, full ones."""
+    edition = _edition_of(project)
+    empty = _erased(np.zeros(edition.slots, dtype=_STORED), project, edition)
     row = {"project_id": project.id, **_row(project, empty, filled=0)}
     write(tx.connection, insert(unit_accounts).values(tx.seals.sealed("unit_accounts", row)))
 
@@ -42,9 +44,11 @@ def open_accounts(tx: Transaction, project: ProjectRecord) -> None:
 def as_of(connection: Connection, seals: Seals, project: ProjectRecord) -> Accounts:
     """Return the accounts of a project as it was looked up.
 
-    Raises ConcurrentUpdate if it has moved since, and LedgerCorrupted.
+    Raises ConcurrentUpdate if it has moved since, or people left or came, and LedgerCorrupted.
     """
-    return _read(seals, project, _fetch(connection, project))
+    row = _fetch(connection, project)
+    _check_edition(connection, seals, project)
+    return _read(seals, project, row)
 
 
 def load(connection: Connection, seals: Seals, project: ProjectRecord) -> Accounts:
@@ -70,8 +74,10 @@ def check_cast(project: ProjectRecord, entries: int, cast: Cast | None) -> None:
 def save(tx: Transaction, after: ProjectRecord, accounts: Accounts) -> None:
     """Store the accounts of a project as it is `after` a charge in the same transaction.
 
-    Accounts that were filled stay so.
+    Accounts that were filled stay so. Raises ConcurrentUpdate if people left or came since they
+    were read: who left must not have voted, and who came has an account, too.
     """
+    _check_edition(tx.connection, tx.seals, after)
     stored = tx.connection.execute(
         select(unit_accounts.c.filled).where(unit_accounts.c.project_id == after.id)
     ).scalar_one_or_none()
@@ -81,8 +87,23 @@ def save(tx: Transaction, after: ProjectRecord, accounts: Accounts) -> None:
 def fill(tx: Transaction, project: ProjectRecord) -> None:
     """Count every unit of a locked project as spent. Needs no account as it was."""
     most = project.terms.allowance.most if project.terms.allowance else 0
-    spent = np.full(project.ensemble.facts.teachers, most, dtype=_STORED)
+    spent = np.full(_edition_of(project).slots, most, dtype=_STORED)
     _update(tx, project, spent, filled=1)
+
+
+def move(tx: Transaction, project: ProjectRecord, edition: Edition) -> None:
+    """Take the accounts of a locked project over to the next edition of its ensemble.
+
+    Those who came have empty ones, or full ones if all count as spent; those who left, full ones.
+    """
+    row = _fetch(tx.connection, project)
+    before = _read(tx.seals, project, row)
+    if project.terms.allowance is None:
+        raise ValueError("units have accounts only where they are allowed something")
+    new = project.terms.allowance.most if row.filled else 0
+    accounts = np.full(edition.slots, new, dtype=_STORED)
+    accounts[: len(before)] = before
+    _update(tx, project, _erased(accounts, project, edition), filled=row.filled)
 
 
 def check_closing(tx: Transaction, project: ProjectRecord) -> None:
@@ -114,6 +135,26 @@ def _update(tx: Transaction, project: ProjectRecord, accounts: Accounts, filled:
     write(tx.connection, statement.values(**changed, seal=seal))
 
 
+def _erased(accounts: Accounts, project: ProjectRecord, edition: Edition) -> Accounts:
+    """Count those who left as spent."""
+    most = project.terms.allowance.most if project.terms.allowance else 0
+    accounts[list(edition.erased)] = most
+    return accounts
+
+
+def _edition_of(project: ProjectRecord) -> Edition:
+    if project.ensemble.edition is None:
+        raise ValueError("a project whose units have accounts was read without its edition")
+    return project.ensemble.edition
+
+
+def _check_edition(connection: Connection, seals: Seals, project: ProjectRecord) -> None:
+    """Raise ConcurrentUpdate if there is a newer edition than when a project was looked up."""
+    now = _edition_of(rows.living(connection, seals, project))
+    if now.number != _edition_of(project).number:
+        raise ConcurrentUpdate("People left or came meanwhile. Send the queries again.")
+
+
 def _fetch(connection: Connection, project: ProjectRecord) -> Any:
     row = connection.execute(_AS_OF.where(projects.c.id == project.id)).one_or_none()
     if row is None or (row.now_charges, row.now_head) != (
@@ -126,8 +167,8 @@ def _fetch(connection: Connection, project: ProjectRecord) -> Any:
 
 def _read(seals: Seals, project: ProjectRecord, row: Any) -> Accounts:
     """Return the accounts in a row. Raises LedgerCorrupted, and quotes nothing of it."""
-    name, allowance = project.name, project.terms.allowance
-    size = project.ensemble.facts.teachers * _STORED.itemsize
+    name, allowance, edition = project.name, project.terms.allowance, _edition_of(project)
+    size = edition.slots * _STORED.itemsize
     try:
         check_types(unit_accounts.c, row._mapping)
         if allowance is None or len(row.accounts) != size:
@@ -139,8 +180,10 @@ def _read(seals: Seals, project: ProjectRecord, row: Any) -> Accounts:
     accounts = np.frombuffer(row.accounts, dtype=_STORED)
     # After a restore every account counts as A, whatever the charges are.
     most = allowance.most if row.filled else allowance.used(project.charges)
+    bounds = _erased(np.full(len(accounts), most, dtype=_STORED), project, edition)
+    left = list(edition.erased)
     if (row.charges, row.head) != (project.charges, bytes.fromhex(project.head)) or bool(
-        (accounts > most).any()
+        (accounts > bounds).any() or (accounts[left] != allowance.most).any()
     ):
         found = f"The accounts of project {name} are not those of its charges."
         raise LedgerCorrupted(found, name)

@@ -12,6 +12,7 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
     "alembic_version": {"SELECT": ()},
     "charges": {"SELECT": (), "INSERT": ()},
     "ensembles": {"SELECT": (), "INSERT": (), "UPDATE": ("reserved", "delta_reserved", "seal")},
+    "editions": {"SELECT": (), "INSERT": (), "UPDATE": ("seal",)},
     "idempotency": {"SELECT": (), "INSERT": (), "DELETE": (), "UPDATE": ("seal",)},
     "log_head": {
         "SELECT": (),

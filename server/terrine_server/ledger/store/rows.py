@@ -27,6 +27,7 @@ from terrine_server.ledger.records import (
     TokenRecord,
 )
 from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store import editions
 from terrine_server.ledger.store.log import logged
 from terrine_server.ledger.store.searches import ACCOUNT
 from terrine_server.ledger.store.soundness import (
@@ -108,7 +109,12 @@ def fetch_project(
     row = connection.execute(select_projects().where(condition)).one_or_none()
     if row is None:
         raise NotFound(f"There is no project {described}.")
-    return project_record(row, seals)
+    return living(connection, seals, project_record(row, seals))
+
+
+def living(connection: Connection, seals: Seals, project: ProjectRecord) -> ProjectRecord:
+    """Return a project with the newest edition of its ensemble. Raises LedgerCorrupted."""
+    return replace(project, ensemble=editions.living(connection, seals, project.ensemble))
 
 
 @contextmanager
@@ -281,6 +287,7 @@ class KnownProjects:
                 head=row.head.hex(),
                 closed_at=row.closed_at,
                 seal=row.seal,
+                ensemble=editions.living(connection, self.seals, opened.ensemble),
             )
             check_account(account)
             return account

@@ -256,6 +256,27 @@ shadow_accounts = Table(
     CheckConstraint("charges >= 0", name="charges"),
 )
 
+# Who is there since people left or came: see `editions`. The first edition is the ensemble itself.
+# `units`: the number of people that was last published. `slots`: of accounts; secret, as are
+# `erased`, the slots of those who left. `begins`: by project, after how many charges it began.
+editions = Table(
+    "editions",
+    metadata,
+    Column("ensemble_id", ForeignKey(ensembles.c.id), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("manifest_sha256", _Digest, nullable=False),
+    Column("units", BigInteger, nullable=False),
+    Column("slots", BigInteger, nullable=False),
+    Column("erased", Text, nullable=False),
+    Column("begins", Text, nullable=False),
+    Column("made_at", Timestamp, nullable=False),
+    *_seal(),
+    _digest("manifest_sha256"),
+    CheckConstraint("number >= 2", name="number"),
+    CheckConstraint("units >= 1", name="units"),
+    CheckConstraint("slots >= 1", name="slots"),
+)
+
 idempotency = Table(
     "idempotency",
     metadata,

@@ -19,9 +19,11 @@ from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import LogVerificationRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store.editions import select_editions
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
 from terrine_server.ledger.store.tables import (
     administrative_log,
+    editions,
     ensembles,
     projects,
     requests,
@@ -31,7 +33,13 @@ from terrine_server.ledger.store.tables import (
 MOST_PROBLEMS = 100
 """The most findings that a report names."""
 
-TABLES = {"ensemble": ensembles, "project": projects, "token": tokens, "request": requests}
+TABLES = {
+    "ensemble": ensembles,
+    "edition": editions,
+    "project": projects,
+    "token": tokens,
+    "request": requests,
+}
 _KIND = {action: kind for kind, actions in ABOUT.items() for action in actions}
 
 
@@ -40,6 +48,8 @@ def rows_of(kind: str) -> Select[Any]:
     match kind:
         case "ensemble":
             return select(ensembles, ensembles.c.name.label("subject")).order_by(ensembles.c.id)
+        case "edition":
+            return select_editions()
         case "project":
             return (
                 select(

@@ -1,0 +1,191 @@
+"""Editions of neighbours: who leaves and who comes changes nobody else's records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from terrine_models.data.arrays import DataError, Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import StoreError, load_tensors
+from terrine_models.teachers.editions import add, forget
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.neighbours import (
+    IDENTITIES,
+    NeighbourEnsemble,
+    Neighbours,
+    build,
+    name_digests,
+    record_digests,
+)
+
+PLANE = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
+KEY = b"a key of the owner's, long enough"
+Table = dict[str, list[tuple[NDArray[np.float32], int]]]
+
+
+def persons(names: str, seed: int = 0) -> Table:
+    """Some records of each person, whose names are letters."""
+    found: Table = {}
+    for name in names:
+        own = np.random.default_rng([seed, ord(name)])
+        found[name] = [
+            (own.random(6).astype(np.float32), int(own.integers(3)))
+            for _ in range(int(own.integers(1, 12)))
+        ]
+    return found
+
+
+def dataset(table: Table) -> Dataset:
+    rows = [(name, x, y) for name, own in table.items() for x, y in own]
+    number = {name: i for i, name in enumerate(table)}
+    return Dataset(
+        np.stack([x for _, x, _ in rows]),
+        np.array([y for _, _, y in rows]),
+        ("a", "b", "c"),
+        PLANE,
+        groups=np.array([number[name] for name, _, _ in rows]),
+        group_column="name",
+        people=tuple(table),
+    )
+
+
+def nameless(rows: NDArray[np.float32]) -> Dataset:
+    return Dataset(rows, np.arange(len(rows)) % 3, ("a", "b", "c"), PLANE)
+
+
+def built(out: Path, data: Dataset, key: bytes | None = KEY) -> Path:
+    pool = np.random.default_rng(7).random((80, 6)).astype(np.float32)
+    public = PublicData.declare("a pool", pool)
+    build(data, out, name="few", public=public, settings=Neighbours(near=5), key=key)
+    return out
+
+
+def of_slots(directory: Path) -> dict[int, list[tuple[bytes, int, int]]]:
+    """What each slot has: points, label and edition of its records."""
+    from terrine_models.teachers.neighbours import RECORDS
+
+    NeighbourEnsemble.load(directory)
+    tensors = load_tensors(directory, RECORDS, load_manifest(directory).files[RECORDS])
+    found: dict[int, list[tuple[bytes, int, int]]] = {}
+    rows = zip(
+        *(tensors[name].numpy() for name in ("units", "points", "labels", "since")), strict=True
+    )
+    for unit, point, label, since in rows:
+        found.setdefault(int(unit), []).append((point.tobytes(), int(label), int(since)))
+    return {unit: sorted(own) for unit, own in found.items()}
+
+
+def test_people_with_names_leave_join_and_bring_more_records(tmp_path: Path) -> None:
+    first = built(tmp_path / "1", dataset(persons("abcdef")))
+    before = of_slots(first)
+    left = forget(first, tmp_path / "2", name_digests(["b", "e"], KEY), KEY)
+    assert left is not None
+    assert left.slots == (1, 4)
+    assert of_slots(tmp_path / "2") == {unit: before[unit] for unit in (0, 2, 3, 5)}
+    coming = persons("agbh", seed=1)
+    came = add(tmp_path / "2", tmp_path / "3", dataset(coming), KEY)
+    assert came is not None
+    assert (came.people, came.left_out, came.manifest.units) == (2, 1, 8)
+    after = of_slots(tmp_path / "3")
+    assert after.keys() == {0, 2, 3, 5, 6, 7}
+    assert {unit: after[unit] for unit in (2, 3, 5)} == {unit: before[unit] for unit in (2, 3, 5)}
+    assert set(before[0]) < set(after[0])
+    assert len(after[0]) == len(before[0]) + len(coming["a"])
+    assert {since for own in (after[6], after[7]) for _, _, since in own} == {3}
+    assert add(tmp_path / "3", tmp_path / "4", dataset(coming), KEY) is None
+    assert forget(tmp_path / "3", tmp_path / "4", name_digests(["b"], KEY), KEY) is None
+    assert not (tmp_path / "4").exists()
+    assert load_manifest(tmp_path / "3").teacher.edition == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("other", ["nobody's", "of other records", "leaves"])
+def test_nobody_else_s_slot_depends_on_what_one_person_has(tmp_path: Path, other: str) -> None:
+    """One slot's whole content is replaced, in what was built and in what is added."""
+    base, more = persons("abcdef"), persons("aghi", seed=1)
+    base_too, more_too, leaving = dict(base), dict(more), ["d"]
+    if other == "of other records":
+        base_too["c"], more_too["g"] = persons("c", seed=5)["c"], persons("g", seed=6)["g"]
+    elif other == "leaves":
+        leaving = ["d", "c"]
+    worlds = []
+    for name, old, new, gone in [("x", base, more, ["d"]), ("y", base_too, more_too, leaving)]:
+        start = built(tmp_path / name, dataset(old))
+        assert add(start, tmp_path / f"{name}2", dataset(new), KEY)
+        assert forget(tmp_path / f"{name}2", tmp_path / f"{name}3", name_digests(gone, KEY), KEY)
+        worlds.append(of_slots(tmp_path / f"{name}3"))
+    one, two = worlds
+    replaced = {2, 6} if other == "of other records" else {2}  # c and g
+    assert {u: own for u, own in one.items() if u not in replaced} == {
+        u: own for u, own in two.items() if u not in replaced
+    }
+    if other != "nobody's":
+        assert one != two
+
+
+def test_equal_records_of_nameless_people_are_never_merged(tmp_path: Path) -> None:
+    rows = np.random.default_rng(3).random((12, 6)).astype(np.float32)
+    start = built(tmp_path / "1", nameless(rows))
+    came = add(start, tmp_path / "2", nameless(rows[:3]), KEY)
+    assert came is not None
+    assert came.people == 3
+    assert len(of_slots(tmp_path / "2")) == 15
+    left = forget(tmp_path / "2", tmp_path / "3", record_digests(nameless(rows[:3]), KEY)[1:2], KEY)
+    assert left is not None
+    assert left.slots == (1, 13), "who has the same record cannot be told apart"
+    again = add(tmp_path / "3", tmp_path / "4", nameless(rows[:6]), KEY)
+    assert again is not None
+    assert (again.people, again.left_out) == (5, 1)
+
+
+def test_what_stays_of_who_left_is_a_digest_without_a_slot(tmp_path: Path) -> None:
+    start = built(tmp_path / "1", dataset(persons("abcdef")))
+    forget(start, tmp_path / "2", name_digests(["e", "b"], KEY), KEY)
+    manifest = load_manifest(tmp_path / "2")
+    who = load_tensors(tmp_path / "2", IDENTITIES, manifest.files[IDENTITIES])
+    digests = sorted(bytes(row) for row in name_digests(["e", "b"], KEY))
+    assert [bytes(row) for row in who["erased"].numpy()] == digests
+    assert not who["present"].numpy()[[1, 4]].any()
+    assert manifest.files[IDENTITIES] != load_manifest(start).files[IDENTITIES]
+
+
+def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
+    start = built(tmp_path / "1", dataset(persons("abcdef")))
+    other = replace(dataset(persons("gh")), classes=("a", "b", "d"))
+    with pytest.raises(DataError, match="are not those of few"):
+        add(start, tmp_path / "2", other, KEY)
+    with pytest.raises(DataError, match="expected records with a group"):
+        add(start, tmp_path / "2", nameless(np.zeros((2, 6), np.float32)), KEY)
+    with pytest.raises(DataError, match="what its people are called"):
+        add(start, tmp_path / "2", replace(dataset(persons("gh")), people=None), KEY)
+    with pytest.raises(StoreError, match="not the one"):
+        forget(start, tmp_path / "2", name_digests(["a"], KEY), b"another key" * 4)
+    keyless = built(tmp_path / "keyless", dataset(persons("ab")), key=None)
+    with pytest.raises(StoreError, match="built without a key"):
+        forget(keyless, tmp_path / "2", name_digests(["a"], KEY), KEY)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "keyless"]
+
+
+def test_a_table_s_people_are_named_by_their_column(tmp_path: Path) -> None:
+    from terrine_models.tables.loading import load_people, load_table
+    from terrine_protocol.tables import Column, TableSchema
+
+    schema = TableSchema(
+        columns=[
+            Column(name="who", role="group"),
+            Column(name="x", role="numeric", low=0, high=1),
+            Column(name="y", role="label", values=("no", "yes")),
+        ]
+    )
+    whole, alone, bare = tmp_path / "whole.csv", tmp_path / "alone.csv", tmp_path / "bare.csv"
+    whole.write_text("who,x,y\nada,0.5,no\nbob,0.25,yes\nada,0.75,no\n")
+    alone.write_text("who\nbob\nada\nbob\n")
+    bare.write_text("bob\nada\n")
+    assert load_table(whole, schema).people == ("ada", "bob")
+    assert load_people(whole, schema) == ["ada", "bob"]
+    assert load_people(alone, schema) == ["bob", "ada"]
+    assert load_people(bare, schema, lambda _: None) == ["bob", "ada"]
