@@ -183,7 +183,7 @@ def _open(
     if directory.exists():
         _check_same(directory, private, first)
     else:
-        _made(private, pool, directory, name, first, yes=yes)
+        _made(private, pool, settings, directory, name, first, yes=yes)
     if not registered:
         _ask(
             f"Fix the cap of {name} at ε = {cap.epsilon:g}, δ = {cap.delta:g}, and open a project "
@@ -199,6 +199,7 @@ def _open(
 def _made(
     private: Dataset,
     pool: PublicData,
+    settings: Settings,
     directory: Path,
     name: str,
     first: FirstProject,
@@ -208,13 +209,20 @@ def _made(
     """Train the teachers, or place the records."""
     from terrine_models.teachers.neighbours import Neighbours, build
     from terrine_models.teachers.training import train_ensemble
+    from terrine_server.owner.editions import records_key
 
     foretold = first.neighbours
     if foretold is not None:
         _ask(f"Copy the records, as points with labels, to {directory}?", yes)
         with console.status("Placing the records"):
-            settings = Neighbours(near=foretold.near)
-            build(private, directory, name=name, public=pool, settings=settings)
+            build(
+                private,
+                directory,
+                name=name,
+                public=pool,
+                settings=Neighbours(near=foretold.near),
+                key=records_key(settings, make=True),
+            )
         return
     _ask(f"Train {first.teachers:,} teachers in {directory}?", yes)
     with teachers_bar(console, first.teachers) as on_trained:
