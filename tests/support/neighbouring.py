@@ -57,7 +57,7 @@ class People:
         return self.weights(x), self.shadow_weights(x)
 
     def shadow_weights(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return x.reshape(len(x), PEOPLE)
+        return x[:, :PEOPLE]
 
     def near(self, *people: int) -> NDArray[np.uint8]:
         """An input that these people alone are near."""
