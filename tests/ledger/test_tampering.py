@@ -901,7 +901,7 @@ which `verify --accounts` recomputes it (tests/api/test_neighbours.py). What was
 be possible, and is compared with charges when it is used (tests/ledger/test_keys.py). Files are
 compared with their digest; the rest, such as whether a closed project was reopened, is what the
 administrative log had, which is written anew: a checkpoint shows that."""
-OF_THE_LOG = {"tokens", "requests", "administrative_log", "log_head"}
+OF_THE_LOG = {"editions", "tokens", "requests", "administrative_log", "log_head"}
 
 
 def test_what_the_chain_holds_is_found_in_spite_of_the_key(each_database_url: str) -> None:

@@ -163,6 +163,8 @@ def reseal(connection: Connection) -> Seals:
     log.set_head(connection, seals, 0, START)
     for kind, actions in ABOUT.items():
         for row in _readable(connection, rows_of(kind)):
+            if row["subject"] is None:  # of an edition whose ensemble is not there
+                continue
             with suppress(*UNREADABLE):
                 tx = Transaction(connection, seals, datetime.now(UTC), by)
                 log.record_row(tx, Action(actions[0]), row["subject"], row)

@@ -130,7 +130,7 @@ def judged(
     asked = {q for each in crowd.exchanges if each.project == "people" for q in each.queries}
     accounts = recomputed(ledger, "people", people, inputs(sorted(asked)))
     assert stored(database.url, ledger.project("people")).tolist() == accounts.tolist()
-    assert accounts.max() > 1
+    assert accounts.any()
 
 
 @pytest.mark.slow
