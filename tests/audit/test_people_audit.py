@@ -131,14 +131,14 @@ def test_half_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.nightly
 def test_weights_that_are_of_the_nearest_alone_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a person's two records near a query one votes: at a cost of 1, which still fits."""
-    usual = Neighbourhood.blocks
+    usual = Neighbourhood.weighed
 
-    def blocks(self: Neighbourhood, inputs: Any) -> Any:
-        for block in usual(self, inputs):
+    def weighed(self: Neighbourhood, inputs: Any) -> Any:
+        for block, shadows in usual(self, inputs):
             first = np.zeros_like(block)
             first[np.arange(len(block)), block.argmax(axis=1)] = block.max(axis=1)
-            yield first
+            yield first, shadows
 
-    monkeypatch.setattr(Neighbourhood, "blocks", blocks)
+    monkeypatch.setattr(Neighbourhood, "weighed", weighed)
     _, spent, _ = findings()
     assert spent.verdict == "exceeded"
