@@ -43,6 +43,7 @@ def label_batches(
     key: str | None,
     batch_size: int,
     transport: Transport,
+    keep: Callable[[LabelResponse], None],
     report: Report,
 ) -> BatchPlan:
     """Request labels for x [B, …] in batches, in order.
@@ -85,6 +86,7 @@ def label_batches(
             exhausted = error
             results += [_REFUSED] * size
         else:
+            keep(reply)
             account, noise_sigma = reply.budget, reply.noise_sigma
             results += reply.results
             paid.update(result.charge for result in reply.results if result.charge is not None)
