@@ -64,7 +64,7 @@ class Chosen:
     """None, as the next, if there are no labelled public records, or too few."""
     neighbours: Foreseen | None
     clear: bool
-    """Whether its simulated students were better by more than chance explains."""
+    """Whether the simulated students decide; else the noise of the votes."""
 
     @property
     def foreseen(self) -> Foreseen | None:
@@ -78,9 +78,10 @@ def choose_way(
     """Choose between trained teachers, for which `first` is, and neighbours, from public records.
 
     `sample`: the records of `pool`; labels that are not `labelled` are not looked at. `people`:
-    whether private records have groups. The way whose simulated students have the better balanced
-    accuracy is chosen: where that is chance, either will do. Where none can be simulated, it is the
-    way whose votes have less noise.
+    whether private records have groups. The way whose student has the better balanced accuracy is
+    chosen; where two standard errors cannot tell them apart, the one with the quieter votes. (In
+    three of five splits of Adult they could not, and neighbours led by 0.1 points or more; with all
+    records their students' balanced accuracy was better by 0.6 to 2.0 points.)
     """
     own, asked = halves(sample, seed=0)
     near = near_for(first.units, first.rows, first.epsilon, first.delta)
@@ -95,17 +96,16 @@ def choose_way(
             delta=first.delta,
         )
     )
-    found = None
+    found, by_noise = None, quieter(first.units, near, first.teachers)
     if labelled and (sample.groups is not None or not people):
         found = _simulate(sample, pool, first, neighbours)
     if found is None:
-        calm = quieter(first.units, near, first.teachers)
-        both = (neighbours, first) if calm else (first, neighbours)
+        both = (neighbours, first) if by_noise else (first, neighbours)
         return Chosen(*both, None, None, clear=False)
     trained, by_units = found
     lead, error = _lead(by_units, trained)
-    both = (neighbours, first) if lead > 0 else (first, neighbours)
     clear, classes = abs(lead) > DOUBT * error, len(sample.classes)
+    both = (neighbours, first) if (lead > 0 if clear else by_noise) else (first, neighbours)
     return Chosen(*both, _foreseen(trained, classes), _foreseen(by_units, classes), clear)
 
 
