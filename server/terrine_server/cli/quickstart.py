@@ -353,11 +353,8 @@ def _why(chosen: Chosen) -> str:
     other = "trained teachers" if first.neighbours else "neighbours"
     if chosen.clear:
         return f"Its simulated students were clearly better than those of {other}."
-    if chosen.trained:
-        return (
-            f"Its simulated students were a little better than those of {other}, perhaps by luck."
-        )
-    return f"Its votes have less noise than those of {other}; neither could be simulated."
+    tried = "simulated students were alike" if chosen.trained else "neither could be simulated"
+    return f"Its votes have less noise than those of {other}; {tried}."
 
 
 def _foreseen(labelled: Dataset | None, chosen: Chosen) -> str:
