@@ -245,8 +245,6 @@ def _proposed(ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
     votes, (epsilon, delta) = [_votes(ensemble, mechanism, _expected(given))], terms
     found = plan(mechanism, votes, delta=delta, epsilon=epsilon, data_dependent=False)
     proposed = {key: value for key, value in found.chosen.spec.items() if key != "name"}
-    if found.pass_rate < 1:
-        proposed["expected_pass_rate"] = round(found.pass_rate, 3)
     return {
         key: f"{value:g}" if isinstance(value, float) else str(value)
         for key, value in proposed.items()
