@@ -149,7 +149,7 @@ def distill(
             raise DistillError(_nothing_learned(notebook, refused))
         saturation = None
         if distillation.known > 0:
-            tell(f"Round {number}: training on {distillation.known:,} labels …")
+            tell(f"Round {number}: training on {distillation.known:,} answers …")
             if ended:
                 made = distillation.finish(tell)
             else:
