@@ -44,7 +44,6 @@ SLOW = {
     "terrine_server.ledger.charging": "ledger/test_keys.py ledger/test_charging.py "
     "ledger/test_groups.py ledger/test_publishing.py "
     "-k 'postgresql or test_publishing'",
-    "terrine_server.ledger.accounts": "ledger/test_concurrency.py ledger/test_tampering.py",
     "terrine_server.ledger": "ledger/test_tampering.py ledger/test_between.py "
     "-k 'not postgresql and not test_no_value'",
     "terrine_server.privacy.budget": "privacy/test_terms.py privacy/test_publishing_terms.py "
