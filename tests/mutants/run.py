@@ -164,6 +164,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="run so many of them, chosen at random")
     arguments = parser.parse_args()
     names = arguments.names
+    os.environ.setdefault("TERRINE_SHARED_DATA", str(REPOSITORY.parent / "shared" / "data"))
     copy([*names, FEW] if names and arguments.sample else names)
     if arguments.sample:
         if mutmut("run", FEW).returncode != 0:
