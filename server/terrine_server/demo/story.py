@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role
-from terrine_server.bars import steps_bar, teachers_bar
+from terrine_server.bars import teachers_bar
 from terrine_server.demo.folds import FOLDS, assign_folds
 from terrine_server.demo.material import DELTA, Material
 from terrine_server.demo.owner import DemoOwner
@@ -163,16 +163,13 @@ class Demo:
 
     def _distil(self, client: Client) -> Distilled:
         m = self.material
-        with steps_bar(self.console) as on_step:
-            return distill(
-                client,
-                m.public,
-                self.out / "student",
-                held_out=(m.held_out, m.held_out_labels),
-                training=m.training,
-                tell=self._say,
-                on_step=on_step,
-            )
+        return distill(
+            client,
+            m.public,
+            self.out / "student",
+            held_out=(m.held_out, m.held_out_labels),
+            tell=self._say,
+        )
 
     def _ask_again(self, client: Client, made: Distilled) -> None:
         m = self.material
@@ -213,9 +210,8 @@ class Demo:
     def _twin(self, made: Distilled) -> Student:
         """Train the student that was chosen, with the same settings, on true labels."""
         m = self.material
-        training = replace(m.training, method=made.report.choice.chosen)
         answers = Answers.of_labels(m.truth, len(m.private.classes))
-        return self._learn(m.public, answers, training)
+        return self._learn(m.public, answers, made)
 
     def _fold(self, number: int, made: Distilled) -> float:
         """Return how many images of fold `number` a student trained without it gets right.
@@ -228,17 +224,15 @@ class Demo:
         truth = np.concatenate([m.truth, m.held_out_labels])
         fold = assign_folds(len(images))
         seen = np.flatnonzero(fold[: len(m.public)] != number)
-        training = replace(m.training, method=made.report.choice.chosen)
-        student = self._learn(m.public[seen], made.answers.of(seen), training)
+        student = self._learn(m.public[seen], made.answers.of(seen), made)
         tested = fold == number
         return float((student.predict(images[tested]) == truth[tested]).sum())
 
-    def _learn(self, x: NDArray[np.uint8], answers: Answers, training: Training) -> Student:
-        """Train one student, as it is: it is not compared with others once more."""
-        private = self.material.private
+    def _learn(self, x: NDArray[np.uint8], answers: Answers, made: Distilled) -> Student:
+        """Train a student by the method that was chosen: it is not compared with others again."""
+        private, method = self.material.private, made.report.choice.chosen
         task = Task(x, private.spec, private.classes)
-        with steps_bar(self.console) as on_step:
-            return METHODS[training.method](training, on_step).fit(task, answers)
+        return METHODS[method](Training(method)).fit(task, answers)
 
     def _sum_up(self, f: Figures) -> None:
         m, verdict = self.material, "intact" if f.ledger_intact else "NOT INTACT"
