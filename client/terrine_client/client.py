@@ -26,7 +26,6 @@ from terrine_protocol import (
     Charge,
     EnsembleAccount,
     EnsembleInfo,
-    Estimate,
     LedgerPage,
     MechanismSpec,
     Outcome,
@@ -92,7 +91,7 @@ class Client(BaseClient[httpx.Client]):
         idempotency_key: str | None = None,
         progress: bool = False,
     ) -> Labels:
-        """Request labels for x [B, …], at no more than the price that `estimate` quotes.
+        """Request labels for x [B, …], at no more than the prices of `project`.
 
         probabilities: [B, m], the student's own, rows summing to 1; for interactive_gnmax only.
         idempotency_key: identifies this call; a repetition of it is answered from the record.
@@ -106,10 +105,6 @@ class Client(BaseClient[httpx.Client]):
         """
         with progress_bar(progress) as report:
             return self._run(self._label_batches(x, probabilities, idempotency_key, report))
-
-    def estimate(self, queries: int) -> Estimate:
-        """The most that so many new queries can cost. Uses no input and charges nothing."""
-        return self._send(_calls.estimate(queries))
 
     def used_up(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """How far people near each of x [B, …] are used up, float [B] from 0 to 1. Free.

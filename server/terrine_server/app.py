@@ -22,7 +22,6 @@ from terrine_server.api import (
     requests,
     students,
     transparency,
-    unchanging,
 )
 from terrine_server.api import ledger as books
 from terrine_server.api.readiness import Readiness
@@ -108,7 +107,6 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         # These pages would load scripts from a third party's server.
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # unchanging.install serves it
         redirect_slashes=False,
     )
     app.state.services = services
@@ -133,7 +131,6 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         app.include_router(router)
     problems.install(app, admin.answer)
     openapi.complete(app)
-    unchanging.install(app)
     return app
 
 

@@ -18,7 +18,6 @@ from terrine_protocol import (
     Charge,
     EnsembleAccount,
     EnsembleInfo,
-    Estimate,
     LogEntry,
     LogVerification,
     Outcome,
@@ -115,22 +114,6 @@ def used_up(project: ledger.ProjectRecord, shadows: Accounts) -> float | None:
     if allowance is None:
         return None
     return float((shadows >= allowance.most).mean()) if len(shadows) else 0.0
-
-
-def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:
-    """Return the worst-case price of `queries` new queries."""
-    terms = project.terms
-    cost, delta = queries * terms.worst.cost, queries * terms.worst.delta
-    return Estimate(
-        queries=queries,
-        cost=cost,
-        delta_cost=delta,
-        fits=queries <= project.affordable,
-        epsilon_after=terms.epsilon_spent(project.spent + cost),
-        prices=terms.prices,
-        opening=terms.opening,
-        budget=budget(project),
-    )
 
 
 def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:

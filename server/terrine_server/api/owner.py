@@ -24,9 +24,8 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi, paging
-from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.paging import Limit, NameCursor, TokenCursor, TokenId
-from terrine_server.api.services import Admin, Anyone, Auditor, ServicesDep
+from terrine_server.api.services import Admin, Anyone, Auditor, JsonBody, ServicesDep
 from terrine_server.errors import Forbidden
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations

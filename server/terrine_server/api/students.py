@@ -12,8 +12,6 @@ from starlette.responses import Response
 from terrine_protocol import (
     Budget,
     EnsembleFacts,
-    Estimate,
-    EstimateRequest,
     LabelResponse,
     ProjectInfo,
     UsedUp,
@@ -21,7 +19,6 @@ from terrine_protocol import (
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.decoding import BodyLimits, check_length, decode
-from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.services import (
     LABEL,
     USED_UP,
@@ -153,14 +150,6 @@ def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answere
         return [body(result) for result in labeling.answer(project, asks)]
 
     return answer
-
-
-@router.post("/label/estimate", responses=openapi.problems("project-closed"))
-def estimate(
-    services: ServicesDep, project: OwnProject, _: JsonBody, plan: EstimateRequest
-) -> Estimate:
-    """Return the worst-case price of a number of new queries. No input or vote is looked at."""
-    return views.estimate(services.ledger.project(project), plan.queries)
 
 
 @router.get("/budget", responses=openapi.problems())
