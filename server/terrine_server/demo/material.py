@@ -41,8 +41,6 @@ class Material:
     teachers: int
     heads: Heads
     epsilon: float
-    folds: bool
-    """Whether students are also judged over all test images, each trained without its fold."""
 
     @property
     def mechanism(self) -> NoisyVotesSpec:
@@ -94,7 +92,6 @@ def mnist(directory: Path, why: str) -> Material:
         teachers=2000,
         heads=Heads(),
         epsilon=0.5,
-        folds=True,
     )
 
 
@@ -118,7 +115,6 @@ def digits(why: str) -> Material:
         teachers=100,
         heads=Heads(),
         epsilon=3.0,
-        folds=False,
     )
 
 
