@@ -58,7 +58,6 @@ class Client(BaseClient[httpx.Client]):
     timeout: seconds to wait for the connection, and for each part of a reply.
     retries: further attempts after a lost connection, a time-out or a 429, 502, 503 or 504.
     batch_size: inputs per request; larger arrays are split.
-    transport: "binary" sends NumPy's own format; "json" is readable and several times larger.
     insecure: allow plain http to another machine; anyone on the network path can read the token.
 
     The constructor raises ConfigurationError; every method may raise any TerrineError.
@@ -113,7 +112,7 @@ class Client(BaseClient[httpx.Client]):
         any more if they were private; NaN where none is near. Answers there are mostly noise, so
         leave out `x[client.used_up(x) > 0.9]`.
         """
-        return self._run(used_up_batches(x, self._batch_size, self._transport))
+        return self._run(used_up_batches(x, self._batch_size))
 
     def budget(self) -> Budget:
         """The account of the token's project."""
