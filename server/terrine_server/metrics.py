@@ -7,8 +7,8 @@ queries, never on their votes. No vote count, margin or label is used here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Literal, TypeVar
 
@@ -89,9 +89,9 @@ class Metrics:
             )
         )
 
-    def stage(self, stage: Stage) -> Timed:
+    def stage(self, stage: Stage) -> AbstractContextManager[object]:
         """Time one stage of a label request, failed or not."""
-        return Timed(self._stages(stage))
+        return self._stages(stage).time()
 
     def text(self, *more: Collector) -> bytes:
         """Return all metrics, and those that `more` collects now, in Prometheus's text format."""
@@ -99,19 +99,6 @@ class Metrics:
         for collector in more:
             collected.register(collector)
         return generate_latest(self.registry) + generate_latest(collected)
-
-
-class Timed:
-    """Observes how long a block takes, in seconds."""
-
-    def __init__(self, seconds: Histogram) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds.observe(time.perf_counter() - self._started)
 
 
 def _by_labels(metric: M) -> Callable[..., M]:

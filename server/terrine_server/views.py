@@ -18,8 +18,6 @@ from terrine_protocol import (
     Charge,
     EnsembleAccount,
     EnsembleInfo,
-    LogEntry,
-    LogVerification,
     Outcome,
     ProjectInfo,
     PublicationInfo,
@@ -27,8 +25,6 @@ from terrine_protocol import (
     RequestAccount,
     RequestInfo,
     SecretSpend,
-    TokenInfo,
-    Verification,
 )
 from terrine_server import ledger
 from terrine_server.owner.operations import ProjectQuote
@@ -184,26 +180,6 @@ def charge(record: ledger.ChargeRecord, ensemble: ledger.EnsembleRecord) -> Char
     """Return one entry of the ledger of a project on this ensemble."""
     name = ensemble.class_names.get(record.label)
     return Charge.model_validate({**vars(record), "label_name": name})
-
-
-def verification(found: ledger.VerificationRecord) -> Verification:
-    """Return whether a project's books are whole."""
-    return Verification.model_validate(found)
-
-
-def log_entry(record: ledger.LogRecord) -> LogEntry:
-    """Return one entry of the administrative log."""
-    return LogEntry.model_validate(record)
-
-
-def log_verification(found: ledger.LogVerificationRecord) -> LogVerification:
-    """Return whether the administrative log is whole, and the rows as it says."""
-    return LogVerification.model_validate(found)
-
-
-def token(record: ledger.TokenRecord) -> TokenInfo:
-    """Return a token without its secret."""
-    return TokenInfo.model_validate(record)
 
 
 def request(record: ledger.RequestRecord) -> RequestInfo:

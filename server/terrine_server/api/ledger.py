@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from terrine_protocol import (
     BudgetPage,
     LedgerPage,
+    LogEntry,
     LogPage,
     LogVerification,
     Name,
@@ -105,7 +106,7 @@ def charges(
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
 def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     """Recompute every hash, number, price and balance of a project's books."""
-    return views.verification(verification.verify_project(services.ledger, project))
+    return Verification.model_validate(verification.verify_project(services.ledger, project))
 
 
 @router.get("/log", response_model=LogPage, responses=openapi.problems())
@@ -117,13 +118,13 @@ def administrative_log(
 ) -> Response:
     """List what the data owner did, oldest first: who, what, when, and how it was afterwards."""
     found = services.ledger.log(int(cursor or 0), limit + 1)
-    return paging.page(LogPage, found, limit, views.log_entry, lambda last: str(last.seq))
+    return paging.page(LogPage, found, limit, LogEntry.model_validate, lambda last: str(last.seq))
 
 
 @router.get("/log/verify", responses=openapi.problems())
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     """Recompute the administrative log, and hold the rows of today against it."""
-    return views.log_verification(verification.verify_log(services.ledger))
+    return LogVerification.model_validate(verification.verify_log(services.ledger))
 
 
 def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:

@@ -156,10 +156,10 @@ def tokens(
 ) -> Response:
     """List tokens without their secrets, oldest first."""
     found = services.ledger.list_tokens(after=cursor or None, limit=limit + 1)
-    return paging.page(TokenPage, found, limit, views.token, lambda last: last.id)
+    return paging.page(TokenPage, found, limit, TokenInfo.model_validate, lambda last: last.id)
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
 def revoke_token(services: ServicesDep, holder: Admin, token_id: TokenId) -> TokenInfo:
     """Revoke a token immediately and for good."""
-    return views.token(services.ledger.revoke_token(token_id, holder.actor))
+    return TokenInfo.model_validate(services.ledger.revoke_token(token_id, holder.actor))
