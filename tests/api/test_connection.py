@@ -15,7 +15,7 @@ from terrine_server.settings import Settings
 
 
 def test_a_response_does_not_wait_for_its_first_segment_to_be_acknowledged(tmp_path: Path) -> None:
-    """asyncio leaves Nagle's algorithm on for sockets that workers inherit."""
+    """asyncio leaves Nagle's algorithm on for sockets that it did not make."""
 
     async def accepted() -> int:
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -105,10 +105,10 @@ def test_the_token_may_come_from_the_environment(
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}, {"transport": "pickle"}],
+    [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}],
 )
 def test_invalid_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match=r"Expected|transport"):
+    with pytest.raises(ConfigurationError, match="Expected"):
         Client("https://labels.example.org", TOKEN, **options)  # type: ignore[arg-type]
 
 
