@@ -195,10 +195,8 @@ class Publisher:
         Raises CheckpointError if the tree is no continuation of what this key signed before.
         """
         before = self._own(kept)
-        for earlier in (self._signed, before):
-            if earlier is not None and (
-                earlier.size > size or self._ledger.tree_root(earlier.size) != earlier.root
-            ):
+        for earlier in {each for each in (self._signed, before) if each is not None}:
+            if earlier.size > size or self._ledger.tree_root(earlier.size) != earlier.root:
                 raise CheckpointError(
                     f"The log of {size} leaves does not continue the one of {earlier.size} that "
                     "was signed before: an older backup was restored, or entries were altered. "

@@ -86,9 +86,7 @@ def check(
                 f"{each.what} has another root than the first {each.checkpoint.size} leaves: the "
                 "log told two histories"
             )
-    found.waiting = sum(
-        len(list(tree.entries(connection, source, 10**9))) for source in tree.sources(connection)
-    )
+    found.waiting = sum(tree.waiting(connection, each) for each in tree.sources(connection))
     return found
 
 
@@ -225,7 +223,7 @@ class _Nodes:
         self._open[level].append(hash)
         if len(self._open[level]) < WIDTH:
             return
-        node = trees.root_of(self._open[level])
+        node = trees.perfect_root(self._open[level])
         self._open[level].clear()
         if level + 1 == len(self._open):
             self._open.append([])
