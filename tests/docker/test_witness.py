@@ -22,25 +22,26 @@ class Witnessed:
 
     compose: Composition
 
-    def ready(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.compose.url}/readyz", timeout=30).json()
-        return found
+    def log(self) -> dict[str, Any]:
+        """What a service that is ready says of its log."""
+        found = httpx.get(f"{self.compose.url}/readyz", timeout=30).raise_for_status().json()
+        log: dict[str, Any] = found["log"]
+        return log
 
     def act(self) -> int:
         """Do something that is logged; return how many entries the log has then."""
-        before = self.ready()["logged"]
+        before = self.log()["size"]
         self.compose.terrine("token", "create", "--role", "auditor")
-        until(lambda: self.ready()["logged"] > before)
-        logged: int = self.ready()["logged"]
+        until(lambda: self.log()["size"] > before)
+        logged: int = self.log()["size"]
         return logged
 
     def cosigned(self) -> bool:
-        found = self.ready()
-        return bool(found["cosigned"] == ["w"] and found["missing"] == [])
+        found = self.log()
+        return list(found["cosigned"]) == ["w"] and found["missing"] == []
 
     def missed(self) -> bool:
-        found = self.ready()
-        return bool(found["status"] == "ready" and found["missing"] == ["w"])
+        return bool(self.log()["missing"] == ["w"])
 
 
 def printed(composition: Composition, service: str, pattern: str) -> str:

@@ -29,7 +29,7 @@ from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves, tree_nodes
-from terrine_server.owner.checkpoints import LogState
+from terrine_server.owner.checkpoints import log_state
 from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
 
@@ -186,9 +186,9 @@ def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
         after = owner.ledger.project("study").charges + log_entries(owner)
         until(lambda: logged(url, after))
         # The witness: it does not cosign, and everybody sees that it does not.
-        state = LogState.of(owner.ledger.checkpoint(), policy_of(witness))
+        state = log_state(owner.ledger.checkpoint(), policy_of(witness))
         assert state is not None
-        assert state.missing == (witness.name,)
+        assert state.missing == [witness.name]
         assert witness.witness.last(LOG.verifier) == before
         student.receipts = kept
         report = student.verify_receipts(witnessed)

@@ -10,14 +10,15 @@ import base64
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import structlog
 
+from terrine_protocol import LogState
 from terrine_protocol.files import read, write_secret
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
 from terrine_protocol.transparency.notes import (
@@ -103,27 +104,18 @@ def own_policy(settings: Settings) -> Policy | None:
     return None if key is None else Policy((Party(key.verifier),), {}, {}, NONE)
 
 
-@dataclass(frozen=True)
-class LogState:
-    """What the last checkpoint says: how many leaves, and who of the policy cosigned it."""
-
-    size: int
-    cosigned: Mapping[str, int]
-    missing: tuple[str, ...]
-
-    @classmethod
-    def of(cls, note: str | None, policy: Policy | None) -> LogState | None:
-        """Read it from a note that we kept; None before there is one."""
-        if note is None:
-            return None
-        parsed = Note.parse(note)
-        cosigned = {} if policy is None else policy.cosigned(parsed)
-        named = () if policy is None else policy.witnesses
-        return cls(
-            size=Checkpoint.parse(parsed.text).size,
-            cosigned=cosigned,
-            missing=tuple(name for name in named if name not in cosigned),
-        )
+def log_state(note: str | None, policy: Policy | None) -> LogState | None:
+    """Return what a checkpoint that we kept says, by our policy; None before there is one."""
+    if note is None:
+        return None
+    parsed = Note.parse(note)
+    cosigned = {} if policy is None else policy.cosigned(parsed)
+    named = () if policy is None else policy.witnesses
+    return LogState(
+        size=Checkpoint.parse(parsed.text).size,
+        cosigned={name: datetime.fromtimestamp(cosigned[name], UTC) for name in sorted(cosigned)},
+        missing=sorted(name for name in named if name not in cosigned),
+    )
 
 
 class Publisher:
