@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from datetime import datetime
 
 from sqlalchemy import Connection, Update, select, update
 
@@ -126,12 +127,20 @@ class Transparency(Handle):
                 after = row.position
                 yield row.source, row.seq, row.entry
 
-    def check_tree(self, policy: Policy, earlier: Mapping[str, str]) -> LogCheck:
-        """Hold the tree against the ledger's entries, its checkpoint and `earlier` ones."""
+    def check_tree(
+        self,
+        policy: Policy,
+        earlier: Mapping[str, str],
+        stamped: Mapping[str, datetime] | None = None,
+    ) -> LogCheck:
+        """Hold the tree against the ledger's entries, its checkpoint and `earlier` ones.
+
+        `stamped`: when some of those were there at the latest, by a time stamp.
+        """
         with snapshot(self._engine) as connection:
             head = tree.head(connection)
             current = None if head is None else head.checkpoint
-            return check(connection, policy, current, earlier)
+            return check(connection, policy, current, earlier, stamped)
 
     def _source(self, connection: Connection, project: str | None) -> tree.Source:
         if project is None:
