@@ -19,7 +19,7 @@ import httpx
 import structlog
 
 from terrine_protocol import LogState
-from terrine_protocol.files import read, write_secret
+from terrine_protocol.files import read, replace, write_secret
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
 from terrine_protocol.transparency.notes import (
     LARGEST,
@@ -119,10 +119,19 @@ def log_state(note: str | None, policy: Policy | None) -> LogState | None:
 
 
 class Publisher:
-    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes."""
+    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes.
+
+    `signed`: file, outside the database, that keeps the last one; without it, only this process
+    knows what it signed if the database is set back.
+    """
 
     def __init__(
-        self, ledger: Ledger, key: SignerKey, policy: Policy | None, seconds: float
+        self,
+        ledger: Ledger,
+        key: SignerKey,
+        policy: Policy | None,
+        seconds: float,
+        signed: Path | None = None,
     ) -> None:
         self._ledger = ledger
         self._key = key
@@ -133,6 +142,7 @@ class Publisher:
             for name, party in (policy.witnesses if policy else {}).items()
             if party.url is not None
         }
+        self._file = signed
         self._signed: Checkpoint | None = None
         self._said: str | None = None
         self._stop = threading.Event()
@@ -161,6 +171,8 @@ class Publisher:
             note = self._next(kept, size)
             note = self._cosigned(note)
             if str(note) != kept:
+                if self._file is not None:
+                    replace(self._file, str(note))
                 self._ledger.keep_checkpoint(str(note), kept)
         return True
 
@@ -186,8 +198,10 @@ class Publisher:
 
         Raises CheckpointError if the tree is no continuation of what this key signed before.
         """
-        before = self._own(kept)
-        for earlier in {each for each in (self._signed, before) if each is not None}:
+        before, filed = self._own(kept), None
+        if self._file is not None and self._file.exists():
+            filed = self._own(read(self._file, LARGEST))
+        for earlier in {each for each in (self._signed, before, filed) if each is not None}:
             if earlier.size > size or self._ledger.tree_root(earlier.size) != earlier.root:
                 raise CheckpointError(
                     f"The log of {size} leaves does not continue the one of {earlier.size} that "
@@ -200,7 +214,7 @@ class Publisher:
             return Note.parse(kept)
         return Note(checkpoint.text, (self._key.sign(checkpoint.text),))
 
-    def _own(self, kept: str | None) -> Checkpoint | None:
+    def _own(self, kept: str | bytes | None) -> Checkpoint | None:
         """Return what was kept if this key signed it. With a new key, a new log begins."""
         if kept is None:
             return None
@@ -239,7 +253,9 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
             f"There is no key of the log, {settings.checkpoint_key_path}. Run `terrine init`."
         )
     policy = load_policy(settings.log_policy_path)
-    publisher = Publisher(ledger, key, policy, settings.checkpoint_seconds)
+    publisher = Publisher(
+        ledger, key, policy, settings.checkpoint_seconds, settings.signed_checkpoint_path
+    )
     due = time.monotonic() + TURN_SECONDS
     while not publisher.round():
         if time.monotonic() > due:
@@ -300,7 +316,7 @@ class _Witness:
             if status == 409:
                 raise NoteError(f"the witness has cosigned another tree of {size} leaves")
             if status != 200:
-                raise NoteError(f"the witness answered {status}")
+                raise NoteError(f"the witness answered {status}: {answer.strip()[:200]}")
             for line in answer.splitlines():
                 signature = Signature.parse(line)
                 if (signature.name, signature.key_id) == (self._key.name, self._key.key_id):
