@@ -90,7 +90,10 @@ def owner(database_url: str, tmp_path: Path, witness: RunningWitness) -> Iterato
 
 @contextmanager
 def forging(owner: Owner) -> Iterator[Connection]:
-    """Rewrite the ledger with all keys, and grow another tree over it, under the same leaf keys."""
+    """Rewrite the ledger with all keys, and grow another tree over it, under the same leaf keys.
+
+    What the service itself remembers of the tree before is removed, too.
+    """
     with unguarded(owner.database_url, with_key=False) as connection:
         if connection.dialect.name != "sqlite":
             for table in (tree_leaves, tree_nodes, tree_head):
@@ -102,6 +105,7 @@ def forging(owner: Owner) -> Iterator[Connection]:
         connection.execute(tree_leaves.delete())
         connection.execute(tree_nodes.delete())
         connection.execute(update(tree_head).values(checkpoint=None))
+    owner.settings.signed_checkpoint_path.unlink(missing_ok=True)
     engine = connect(owner.database_url)
     upgrade(engine, SECRET_KEY)  # the triggers are as they were, too
     engine.dispose()
