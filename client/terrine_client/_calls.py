@@ -219,8 +219,8 @@ def ensembles() -> Call[list[EnsembleAccount | EnsembleInfo]]:
     return Call(_ENSEMBLES, "GET", "/ensembles")
 
 
-def ledger() -> Call[BudgetPage]:
-    return Call(_BUDGETS, "GET", "/ledger", params={"limit": _PAGE})
+def ledger(limit: str = _PAGE) -> Call[BudgetPage]:
+    return Call(_BUDGETS, "GET", "/ledger", params={"limit": limit})
 
 
 def charges(

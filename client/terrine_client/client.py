@@ -27,6 +27,7 @@ from terrine_protocol import (
     EnsembleAccount,
     EnsembleInfo,
     LedgerPage,
+    LogState,
     MechanismSpec,
     Outcome,
     ProjectInfo,
@@ -180,6 +181,13 @@ class Client(BaseClient[httpx.Client]):
     def ledger(self) -> Iterator[Budget]:
         """Every project's account, by name. For auditors and admins."""
         return self._pages(_calls.ledger())
+
+    def log_state(self) -> LogState | None:
+        """Size and cosignatures of the transparency log's last checkpoint, as the service says.
+
+        None before there is one. For auditors and admins. `verify_receipts` believes none of it.
+        """
+        return (self._send(_calls.ledger("1"))).log
 
     def charges(
         self,

@@ -87,7 +87,13 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         await to_thread.run_sync(_warm_up, services)
         publisher = None
         if signer is not None:
-            publisher = Publisher(ledger, signer, policy, settings.checkpoint_seconds)
+            publisher = Publisher(
+                ledger,
+                signer,
+                policy,
+                settings.checkpoint_seconds,
+                settings.signed_checkpoint_path,
+            )
             publisher.start()
         if alone:
             gc.collect()

@@ -331,6 +331,11 @@ class Settings(Variables):
         return self.checkpoint_key_file or self.data_dir / "checkpoint.key"
 
     @property
+    def signed_checkpoint_path(self) -> Path:
+        """The file that keeps the last checkpoint outside the database, which may be set back."""
+        return self.data_dir / "checkpoint.signed"
+
+    @property
     def log_policy_path(self) -> Path | None:
         """The file that contains the transparency log's policy, if there is one."""
         usual = self.data_dir / "policy"

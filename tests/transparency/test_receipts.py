@@ -73,12 +73,17 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
         assert report.ok, str(report)
         until(lambda: len(client.verify_receipts(served.policy).proofs) == 40)
         client.receipts.save(tmp_path / "receipts")
-    ready = httpx.get(f"{url}/readyz").json()
-    assert ready["cosigned"] == ["w"]
-    assert ready["missing"] == []
+    state = httpx.get(f"{url}/readyz").json()["log"]
+    assert list(state["cosigned"]) == ["w"]
+    assert state["missing"] == []
     auditor = {"Authorization": f"Bearer {served.server.token('auditor')}"}
     metrics = httpx.get(f"{url}/metrics", headers=auditor).text
     assert 'terrine_log_cosigned{witness="w"} 1.0' in metrics
+    with Client(url, served.server.token("auditor")) as client:
+        log = client.log_state()
+        assert log is not None
+        assert log.size >= state["size"]
+        assert list(log.cosigned) == ["w"]
     assert re.search("^terrine_log_entries [0-9]+", metrics, re.MULTILINE)
     # Another program, on another day; and a third party with nothing but a proof and a policy.
     with Client(url, token) as client:

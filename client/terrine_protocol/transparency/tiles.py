@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from terrine_protocol.transparency.notes import NoteError
-from terrine_protocol.transparency.trees import ProofError, node_hash
+from terrine_protocol.transparency.trees import ProofError, perfect_root
 
 HEIGHT = 8
 WIDTH = 1 << HEIGHT
@@ -79,9 +79,7 @@ class Tiles:
         ]
         if len(hashes[-1]) != HASH_BYTES:
             raise ProofError(f"the tree of {self.size} leaves has no such part")
-        while len(hashes) > 1:
-            hashes = [node_hash(*pair) for pair in zip(hashes[::2], hashes[1::2], strict=True)]
-        return hashes[0]
+        return perfect_root(hashes)
 
     def _tile(self, level: int, index: int) -> bytes:
         data = self._kept.get((level, index))

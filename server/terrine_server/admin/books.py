@@ -16,7 +16,7 @@ from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import verification
-from terrine_server.owner.checkpoints import LogState, own_policy
+from terrine_server.owner.checkpoints import log_state, own_policy
 from terrine_server.owner.room import gives_back
 
 router = APIRouter(prefix=ROOT)
@@ -69,7 +69,7 @@ def audit(
         next=found[ROWS - 1].name if len(found) > ROWS else None,
         first=not cursor,
         last=next(iter(services.ledger.log(limit=1, newest=True)), None),
-        log=LogState.of(services.ledger.checkpoint(), services.readiness.policy),
+        log=log_state(services.ledger.checkpoint(), services.readiness.policy),
     )
 
 

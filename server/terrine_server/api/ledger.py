@@ -29,6 +29,7 @@ from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations, verification
+from terrine_server.owner.checkpoints import log_state
 from terrine_server.sheets import Sheet
 
 router = APIRouter(tags=["ledger"])
@@ -63,9 +64,10 @@ def accounts(
     ensemble: Annotated[Name | None, Query()] = None,
     status: Annotated[ProjectStatus | None, Query()] = None,
 ) -> Response:
-    """List the accounts of all projects, by name."""
+    """List the accounts of all projects, by name, and the state of the log of their entries."""
     found = services.ledger.projects(cursor or None, limit + 1, ensemble=ensemble, status=status)
-    return paging.page(BudgetPage, found, limit, views.budget, lambda last: last.name)
+    log = log_state(services.ledger.checkpoint(), services.readiness.policy)
+    return paging.page(BudgetPage, found, limit, views.budget, lambda last: last.name, log=log)
 
 
 @router.get(
