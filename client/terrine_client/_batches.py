@@ -40,6 +40,7 @@ def label_batches(
     probabilities: npt.ArrayLike | None,
     key: str | None,
     batch_size: int,
+    keep: Callable[[LabelResponse], None],
     report: Report,
 ) -> BatchPlan:
     """Request labels for x [B, …] in batches, in order.
@@ -80,6 +81,7 @@ def label_batches(
             exhausted = error
             results += [_REFUSED] * size
         else:
+            keep(reply)
             account, noise_sigma = reply.budget, reply.noise_sigma
             results += reply.results
             paid.update(result.charge for result in reply.results if result.charge is not None)

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
@@ -18,7 +17,6 @@ from terrine_client._batches import BatchPlan, Report, label_batches
 from terrine_client._calls import Call
 from terrine_client._receipts import Receipts
 from terrine_client.errors import ConfigurationError
-from terrine_protocol import LabelResult
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
@@ -82,11 +80,7 @@ class BaseClient(ABC, Generic[Http]):
         key: str | None,
         report: Report,
     ) -> BatchPlan:
-        def kept(results: Sequence[LabelResult], total: int) -> None:
-            self.receipts.keep(results)
-            report(results, total)
-
-        return label_batches(x, probabilities, key, self._batch_size, kept)
+        return label_batches(x, probabilities, key, self._batch_size, self.receipts.keep, report)
 
     def _attempts(self, call: Call[Any]) -> Any:
         """Stamina's attempts, with exponential backoff and jitter, or the wait of Retry-After."""

@@ -182,6 +182,7 @@ class Distillation:
         return Report(
             project=self.project.name,
             mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
+            protects=budget.protects,
             epsilon=budget.epsilon,
             delta=budget.delta,
             epsilon_spent=budget.epsilon_spent,

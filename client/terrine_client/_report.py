@@ -43,6 +43,8 @@ class Report:
 
     project: str
     mechanism: dict[str, Any]
+    protects: str
+    """What the promise protects one of: a record, or all records of a person."""
     epsilon: float
     delta: float
     epsilon_spent: float

@@ -346,6 +346,7 @@ def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
 REPORT = Report(
     project="large",
     mechanism={"name": "gnmax", "sigma": 4.0},
+    protects="one record, 300 of them",
     epsilon=2.0,
     delta=1e-5,
     epsilon_spent=1.9,

@@ -26,6 +26,7 @@ def example(accuracies: list[float | None]) -> Report:
     return Report(
         project="study",
         mechanism={"name": "confident_gnmax"},
+        protects="one record, 90 of them",
         epsilon=0.5,
         delta=1e-5,
         epsilon_spent=0.4,

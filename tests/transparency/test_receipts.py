@@ -71,6 +71,8 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
         assert not client.receipts.contradicted
         report = until(lambda: client.verify_receipts(served.policy), lambda r: bool(r.proofs))
         assert report.ok, str(report)
+        protects = client.budget().protects
+        assert f"\nprotects {protects}\n" in str(report)
         until(lambda: len(client.verify_receipts(served.policy).proofs) == 40)
         client.receipts.save(tmp_path / "receipts")
     state = httpx.get(f"{url}/readyz").json()["log"]
@@ -88,6 +90,7 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
     # Another program, on another day; and a third party with nothing but a proof and a policy.
     with Client(url, token) as client:
         client.receipts = Receipts.load(tmp_path / "receipts")
+        assert client.receipts.protects == protects
         client.label(x[40:41])
         report = until(lambda: client.verify_receipts(served.policy), lambda r: 41 in r.proofs)
         assert report.ok

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import InputSpec, row_digests
+from terrine_models.data.arrays import InputSpec, distinct
 from terrine_models.students.answers import Answers, Floats, Ints
 from terrine_models.students.models import Student
 from terrine_models.students.settings import Training
@@ -69,8 +69,7 @@ class Task:
 
 
 def _distinct(task: Task) -> Ints:
-    found: Ints = np.unique(row_digests(task.x), return_inverse=True)[1]
-    return found
+    return distinct(np.asarray(task.x))
 
 
 class StudentMethod(ABC):

@@ -256,8 +256,6 @@ def _proposed(services: Services, ensemble: EnsembleRecord, given: Fields) -> di
     votes = [_votes(ensemble, mechanism, _expected(given))]
     found = plan(mechanism, votes, delta=delta, epsilon=epsilon, data_dependent=False)
     proposed = {key: value for key, value in found.chosen.spec.items() if key != "name"}
-    if found.pass_rate < 1:
-        proposed["expected_pass_rate"] = round(found.pass_rate, 3)
     return {
         key: f"{value:g}" if isinstance(value, float) else str(value)
         for key, value in proposed.items()

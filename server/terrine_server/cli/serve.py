@@ -61,7 +61,8 @@ def init(
     console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
     if signer is not None:
         kept = f"{'Created' if signing else 'Kept'} the key of the transparency log"
-        console.print(f"{kept} {settings.checkpoint_key_path}.", highlight=False, soft_wrap=True)
+        said = f"{kept} {settings.checkpoint_key_path}. Policies of students and auditors name it:"
+        console.print(said, highlight=False, soft_wrap=True)
         console.print(f"log {signer.verifier}", highlight=False, soft_wrap=True, markup=False)
     if restored:
         console.print(
