@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
     from server import RunningServer
 
-pytest_plugins = ["durations"]
+pytest_plugins = ["durations", "wording"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
