@@ -12,6 +12,7 @@ from digits import DigitsEnsemble
 from house import House
 from in_process import InProcess
 from migrated import SECRET_KEY
+from refusals import refuses
 from server import CAP_EPSILON, installed
 from sqlalchemy import text
 from visitor import ORIGIN, SCREENS, Visitor, text_of
@@ -145,7 +146,7 @@ def test_a_session_ends_unused_and_also_if_it_is_always_used(
         session = service.resume(cookie)
         now[0] += timedelta(seconds=1)
     now[0] += timedelta(seconds=1)
-    with pytest.raises(Unauthorized, match="age"):
+    with refuses(Unauthorized, "age"):
         service.resume(cookie)
 
 

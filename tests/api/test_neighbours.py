@@ -15,6 +15,7 @@ from caller import Caller, slug
 from commands import Terrine
 from digits import DigitsEnsemble, build_people
 from numpy.typing import NDArray
+from refusals import refuses
 from server import RunningServer, running_server
 from sqlalchemy import select, update
 
@@ -200,9 +201,9 @@ def test_units_vote_where_there_are_units_and_nowhere_else(
 ) -> None:
     from terrine_server.errors import InvalidTerms
 
-    with pytest.raises(InvalidTerms, match="people near a query"):
+    with refuses(InvalidTerms, "neighbours"):
         people.server.open_project("teachers", {"name": "noisy_votes", "sigma": 30.0})
-    with pytest.raises(InvalidTerms, match="has trained teachers"):
+    with refuses(InvalidTerms, "neighbours"):
         terrine_server.open_project("units", SPEC)
 
 

@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 from commands import Terrine
 from numpy.typing import NDArray
+from refusals import refuses
 from rich.console import Console
 from scipy.io import savemat
 from sklearn.datasets import load_digits
@@ -158,7 +159,7 @@ def test_every_run_deals_the_records_anew_and_trains_its_own_teachers(
     votes = [Ensemble.load(directory).votes(source.test.inputs) for directory in directories]
     assert (votes[0] != votes[1]).any()
     assert trained(source, public, directories[1], 1, console) == made[1]
-    with pytest.raises(DataError, match="trained with other settings"):
+    with refuses(DataError, "settings"):
         trained(source, public, directories[1], 0, console)
 
 
@@ -302,10 +303,10 @@ def test_files_that_do_not_fit_are_refused(
     assert not (tmp_path / "out").exists()
     (tmp_path / "train_32x32.mat").write_bytes(b"not matlab" * 40)
     (tmp_path / "test_32x32.mat").write_bytes((svhn / "test_32x32.mat").read_bytes())
-    with pytest.raises(DataError, match="cannot be read as a MATLAB file"):
+    with refuses(DataError, "MATLAB"):
         load("svhn", tmp_path)
     savemat(tmp_path / "train_32x32.mat", {"X": np.zeros((2, 2)), "y": [1, 2]})
-    with pytest.raises(DataError, match="expected uint8"):
+    with refuses(DataError, "uint8"):
         load("svhn", tmp_path)
 
 

@@ -11,6 +11,7 @@ from commands import Terrine
 from digits import DigitsEnsemble
 from many_owners import listening
 from migrated import SECRET_KEY, migrated
+from refusals import refuses
 from scipy.stats import chi2
 from small_servers import certified, small_server
 
@@ -118,7 +119,7 @@ def opened(ledger: Ledger) -> None:
     """Open a project with noisy votes; with votes that nobody has, none can be opened."""
     request = {"name": "study", "ensemble": "ward", "epsilon": 20, "delta": 1e-5}
     gnmax = {**request, "mechanism": {"name": "gnmax", "sigma": 3.0}}
-    with pytest.raises(InvalidTerms, match=r"gnmax needs votes, and nobody sees .* noisy_votes"):
+    with refuses(InvalidTerms, "gnmax", "noisy_votes"):
         open_project(ledger, ProjectOpen.model_validate(gnmax))
     noisy = {**request, "mechanism": {"name": "noisy_votes", "sigma": 3.0}}
     open_project(ledger, ProjectOpen.model_validate(noisy))

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from commands import Terrine
+from refusals import holds, refuses
 
 from terrine_client import Client
 from terrine_client.estimator import buy
@@ -67,12 +68,12 @@ def ways(frame: pd.DataFrame, tmp_path: Path) -> list[tuple[Any, Any]]:
         (
             "hour",
             [999.0] * 11,
-            "11 of 100 values are outside the schema's range, 0 to 23, and clip",
+            "11 100 outside 0 23",
         ),
-        ("hour", [-1.0] * 6 + [np.nan] * 5, "6 of 95 values are outside"),
-        ("hour", [np.nan] * 11, "11 of 100 values are missing; 11.5 stands for them"),
-        ("wind", [60.0] * 11, "11 of 100 values are outside the schema's range, 0 to 50, and"),
-        ("day", ["2030-01-01"] * 11, "11 of 100 values are outside the schema's range and clipped"),
+        ("hour", [-1.0] * 6 + [np.nan] * 5, "6 95 outside"),
+        ("hour", [np.nan] * 11, "11 100 missing 11.5"),
+        ("wind", [60.0] * 11, "11 100 outside 0 50"),
+        ("day", ["2030-01-01"] * 11, "11 100 outside"),
     ],
 )
 def test_more_than_a_tenth_of_a_column_must_be_confirmed(
@@ -80,9 +81,10 @@ def test_more_than_a_tenth_of_a_column_must_be_confirmed(
 ) -> None:
     for encode, given in ways(flights(**{name: values}), tmp_path):
         notes = list[str]()
-        with pytest.raises(ClippedError, match=rf"of column {name} more than a tenth.*--accept-cl"):
+        with refuses(ClippedError, name, "--accept-clipped"):
             encode(given, SCHEMA, notes.append)
-        assert any(f"column {name}: {said}" in note for note in notes)
+        (note,) = [each for each in notes if f"column {name}: " in each]
+        holds(note, *said.split())
         encoded = encode(given, SCHEMA, notes.append, accept_clipped=True)
         assert len(encoded) == 100
     for encode, given in ways(flights(**{name: values[1:]}), tmp_path):

@@ -18,6 +18,7 @@ from lightgbm import LGBMClassifier
 from onnx_made import mlp
 from onnxruntime import InferenceSession
 from opened import watching
+from refusals import refuses
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -243,9 +244,9 @@ def test_a_mistake_in_an_import_gets_one_clear_error(
 
 
 def test_a_model_that_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="A dict is no model of torch"):
+    with refuses(ModelError, "dict"):
         to_onnx({}, tmp_path / "x.onnx", shape=3)
-    with pytest.raises(ModelError, match="A StandardScaler is no classifier"):
+    with refuses(ModelError, "StandardScaler"):
         to_onnx(StandardScaler().fit(np.eye(3)), tmp_path / "x.onnx", shape=3)
 
 

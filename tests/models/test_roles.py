@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hospital import DEFAULT_ROLES, stays
+from refusals import refuses
 
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.roles import RoleGuess, propose_schema
@@ -275,12 +276,12 @@ def test_the_owner_overrules_every_guess(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
-        ({"group": "nobody"}, "has no column nobody; it has stay_id, patient_id"),
-        ({"ignore": ["nobody"]}, "has no column nobody"),
-        ({"keep": ["ward"], "ignore": ["ward"]}, "Column ward is named twice"),
-        ({"group": "readmitted"}, "Column readmitted is named twice"),
-        ({"keep": ["note"]}, "column note cannot be kept. It has 1,200 different values"),
-        ({"columns": ["a", "readmitted"]}, "line 1: found 12 fields, expected 2"),
+        ({"group": "nobody"}, "nobody stay_id patient_id"),
+        ({"ignore": ["nobody"]}, "nobody"),
+        ({"keep": ["ward"], "ignore": ["ward"]}, "ward twice"),
+        ({"group": "readmitted"}, "readmitted twice"),
+        ({"keep": ["note"]}, "note 1,200"),
+        ({"columns": ["a", "readmitted"]}, "1 12 2"),
     ],
 )
 def test_impossible_choices_are_refused(
@@ -288,7 +289,7 @@ def test_impossible_choices_are_refused(
 ) -> None:
     path = tmp_path / "stays.csv"
     path.write_text(stays(1200, 479), newline="")
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         propose_schema(path, label="readmitted", **choices)  # type: ignore[arg-type]
 
 
@@ -314,7 +315,7 @@ def test_gaps_are_reported_where_they_matter(tmp_path: Path) -> None:
 def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "public.csv"
     path.write_text("dose,ill,dose\n1,n,2\n")
-    with pytest.raises(DataError, match="two columns named 'dose'"):
+    with refuses(DataError, "two", "'dose'"):
         propose_schema(path, label="ill")
 
 

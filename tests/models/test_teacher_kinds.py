@@ -12,6 +12,7 @@ import torch
 from commands import Terrine
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from refusals import refuses
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData
@@ -97,6 +98,6 @@ def test_a_kind_in_this_file_is_trained_shown_verified_registered_and_votes(
     assert terrine("init").fine
     assert terrine("ensemble", "register", "d", "--epsilon", 4, "--delta", 1e-4).fine
     del KINDS["centroids"]
-    with pytest.raises(StoreError, match=r"'centroids'.*does not match any of the expected tags"):
+    with refuses(StoreError, "'centroids'"):
         load_manifest(directory)
     teacher_kind(CentroidTeachers)

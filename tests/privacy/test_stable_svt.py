@@ -14,6 +14,7 @@ import mpmath
 import numpy as np
 import pytest
 from exact_laws import RequestLaw, histograms, neighbours, request_law
+from refusals import refuses
 from scipy.stats import chi2
 
 from reference.costs import data_dependent_rdp
@@ -367,10 +368,10 @@ def test_unanimous_teachers_are_answered() -> None:
 
 @pytest.mark.parametrize("teachers", [1, 2, 3, 10])
 def test_too_few_teachers_get_a_clear_error(teachers: int) -> None:
-    with pytest.raises(ParameterError, match="no query could be answered") as refusal:
+    with refuses(ParameterError, "answered") as refusal:
         build(1.0, 1e-6, 10, teachers)
     assert f"{teachers} unanimous teachers" in str(refusal.value)
-    with pytest.raises(ParameterError, match="no query could be answered"):
+    with refuses(ParameterError, "answered"):
         build(100.0, 0.9, 10, 1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refuses
 from server import RunningServer
 from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
@@ -108,10 +109,10 @@ def test_a_student_that_cannot_be_trained_is_refused_before_anything_is_bought(
 ) -> None:
     server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=8.0)
     with Client(server.url, server.token()) as client:
-        with pytest.raises(DistillError, match=r"no method 'forests'.*Nothing was asked"):
+        with refuses(DistillError, "'forests'"):
             study(server, client, tmp_path / "s", Training("forests"))
         wrong = (server.ensemble.unseen, server.ensemble.unseen_labels + 3)
-        with pytest.raises(DistillError, match="one class index below 10 for each"):
+        with refuses(DistillError, 10):
             distill(client, server.ensemble.public, tmp_path / "s", held_out=wrong)
         assert client.budget().charges == 0
     assert not (tmp_path / "s").exists()
