@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import holds
 
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit import service
@@ -171,4 +172,4 @@ def test_answers_sold_too_cheaply_are_caught_by_the_books(monkeypatch: pytest.Mo
     monkeypatch.setattr(opening, "quote", cheap)
     _, *books = findings(3, BOTH)
     assert [finding.verdict for finding in books] == ["exceeded"] * 6 + ["holds"]
-    assert "entry 1 paid a cost of" in books[0].evidence
+    holds(books[0].evidence, 1, "cost")

@@ -24,7 +24,7 @@ from books import (
 )
 from forging import kind, rehash, rewrite, rows_of
 from migrated import SECRET_KEY
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Receipt, connect
@@ -243,7 +243,7 @@ def test_an_export_holds_the_counts_and_verifies_without_its_database(
     values: tuple[Any, ...] = (None, "[1]", [1.0], [True], {}, 7)
     for value in values:
         edited = [*lines[:2], lines[2] | {"counts": value}, *lines[3:]]
-        assert "line 3: not an entry" in findings(file, edited)
+        holds(findings(file, edited), 3, "entry")
 
 
 def test_entries_without_counts_are_exported_as_they_were(ledger: Ledger, tmp_path: Path) -> None:

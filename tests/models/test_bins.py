@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from refusals import refuses
 
 from terrine_models.data.arrays import Dataset, InputSpec
@@ -175,7 +176,7 @@ def test_the_owner_can_keep_the_columns_as_they_are(out: Path) -> None:
 
 
 def test_a_map_states_what_it_needs() -> None:
-    with refuses(ValueError, "bins"):
+    with refuses(ValidationError, "bins"):
         FeatureSpec(base="identity", projection="none", components=3, steps=2)
-    with refuses(ValueError, "fitted"):
+    with refuses(ValidationError, "fitted"):
         FeatureSpec(base="bins", projection="scaled", components=3, steps=2)

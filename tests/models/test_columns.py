@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 from hospital import stays
 from pydantic import ValidationError
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_models.data import reading
 from terrine_models.data.arrays import DataError
@@ -62,8 +62,8 @@ def test_dates_booleans_and_orders_are_numbers(tmp_path: Path) -> None:
     found = encode_table(path, SCHEMA, said.append, accept_clipped=True)
     assert np.allclose(found, EXPECTED)
     assert len(said) == 2
-    assert "column day: 1 of 2 values are outside the schema's range" in said[0]
-    assert "column ort: 1 of 3 values are not in the schema" in said[1]
+    holds(said[0], "day", 1, 2)
+    holds(said[1], "ort", 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_parquet_and_arrow_files_are_encoded_as_text_is(
     check_table(path)
     said = list[str]()
     assert np.allclose(encode_table(path, SCHEMA, said.append, accept_clipped=True), EXPECTED)
-    assert "1 of 3 values" in said[1]
+    holds(said[1], 1, 3)
     with refuses(DataError, "ill", "ort", "stage", "smoker", "day", "more"):
         load_table(path, SCHEMA)
 

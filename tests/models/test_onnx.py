@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_made import CLASSES, INPUTS, corpus, mlp, model, trees, with_external_data
 from opened import watching
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.storage import onnx_check
@@ -174,7 +174,7 @@ def test_a_check_that_dies_or_hangs_refuses_that_file_and_goes_on(
     refused = [f.refused for f in findings(asked(good, fatal, slow, last), seconds=2)]
     assert refused[0] is None
     assert "SIGSEGV" in str(refused[1])
-    assert "longer than 2 s" in str(refused[2])
+    holds(str(refused[2]), 2, "s")
     assert refused[3] is None
 
 
@@ -199,7 +199,7 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path: Path) -> None:
         (path,) = written(tmp_path / "m", trees(labelled=True, names=names))
         request = dataclasses.replace(asked(path), output="label")
         if labels is None:
-            assert "label 'z', which is none of the classes" in refusal(path, request)
+            holds(refusal(path, request), "'z'")
             continue
         assert onnx_check.check(path, request, onnx_check.probes(request)).values == "labels"
         teachers = OnnxTeachers([OnnxModel(path.read_bytes(), "label")], CLASS_NAMES)
@@ -210,7 +210,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     with path.open("wb") as file:
         file.truncate(onnx_check.LARGEST + 1)
-    assert "at most 536,870,912 are taken" in refusal(path)
+    holds(refusal(path), "536,870,912")
 
 
 def test_public_inputs_are_asked_as_well(tmp_path: Path, out: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hospital import DEFAULT_ROLES, stays
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.roles import RoleGuess, propose_schema
@@ -86,7 +86,7 @@ def test_an_identifier_that_repeats_becomes_the_group_in_doubt(tmp_path: Path, n
     found = guess(tmp_path, name, REPEATED)
     assert found.column.role == "group"
     assert found.doubt is not None
-    assert "does not suggest people" in found.doubt
+    holds(found.doubt, "people")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_other_dates_and_times_are_ignored(tmp_path: Path, form: str, doubt: boo
 def test_dates_of_two_possible_orders_are_ignored(tmp_path: Path) -> None:
     found = guess(tmp_path, "x", [f"{1 + i % 9:02d}/{1 + i % 12:02d}/2024" for i in range(99)])
     assert (found.column.role, found.why) == ("ignored", "dates or times")
-    assert "write them as 2020-01-31" in (found.doubt or "")
+    holds(found.doubt or "", "2020-01-31")
 
 
 def test_of_many_categories_the_common_ones_are_kept(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_known_levels_and_bands_are_ordinal(
     found = guess(tmp_path, "pain", values * 50)
     assert (found.column.role, found.column.values) == ("ordinal", levels)
     assert found.doubt is not None
-    assert "Is this their order?" in found.doubt
+    holds(found.doubt, "order?")
 
 
 @pytest.mark.parametrize(

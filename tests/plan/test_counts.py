@@ -10,7 +10,7 @@ import pytest
 from commands import Terrine
 from hypothesis import given, reject
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.privacy import Account, ParameterError, build_mechanism, gdp_budget, quote
@@ -61,7 +61,7 @@ def test_fitted_shares_have_the_noise_that_is_announced() -> None:
 def test_the_command_prints_it_and_says_what_does_not_fit(terrine: Terrine) -> None:
     plan = ("plan", "noisy_votes", "--teachers", "1000", "--epsilon", "1")
     shown = terrine(*plan, "--rows", "9000").fine
-    assert "each of 9,000 rows" in shown
+    holds(shown, "9,000", "rows")
     assert "noisy_votes:sigma=501 --epsilon 1" in shown
     wrong = ("plan", "gnmax", *plan[2:], "--rows", "9")
-    assert "--rows goes with noisy_votes" in terrine(*wrong).refused
+    holds(terrine(*wrong).refused, "--rows", "noisy_votes")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from refusals import refuses
+from refusals import holds, refuses
 from sklearn.datasets import load_digits
 from taught import chosen, taught
 
@@ -204,7 +204,7 @@ def test_a_sound_vat_that_was_asked_for_is_kept_and_compared() -> None:
     made = choose_digits(some_digits(60), "vat", steps=100)
     assert made.choice.chosen == "vat"
     assert made.student.model.training["method"] == "vat"
-    assert "of the held-out answers against ridge" in made.choice.why
+    holds(made.choice.why, "ridge")
     assert accuracy(made) > 0.85
 
 
@@ -234,7 +234,7 @@ def test_too_few_labels_fall_back_to_a_plain_model_and_say_so() -> None:
         made = choose_digits(labels, method, steps=10)
         assert made.choice.chosen == "ridge"
         assert (made.choice.folds, made.choice.judged) == (0, ())
-        assert "too few to compare" in made.choice.why
+        holds(made.choice.why, "few")
 
 
 def test_fewer_inputs_than_classes_are_enough_for_the_plain_model() -> None:

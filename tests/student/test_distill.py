@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from commands import Terrine
 from digits import PRIVATE
-from refusals import refuses
+from refusals import holds, refuses
 from server import RunningServer
 from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestCentroid
@@ -266,12 +266,12 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         "--method", "ridge", "--queries", "40", "--held-out", tmp_path / "own.npz",
         "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
-    assert "of 197 held-out inputs; of the plain student" in output
+    holds(output, 197)
     assert "held-out answers" in output
     assert "recall" in output
-    assert "ridge (ridge was asked for)" in output
+    holds(output, "ridge", "(ridge")
     assert "Enough was asked." in output
-    assert "budget for at least" in output
+    holds(output, "budget")
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
         "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
     }  # fmt: skip
