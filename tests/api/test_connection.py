@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ async def accepted(directory: Path) -> AsyncIterator[tuple[Connection, socket.so
     limits = Settings(data_dir=directory, write_seconds=WRITE_SECONDS).limits
     config = uvicorn.Config(Response(LARGE), **options(limits))
     config.load()
-    make: Callable[..., Connection] = config.http_protocol_class
+    make: Any = config.http_protocol_class
     _, connection = await asyncio.get_running_loop().connect_accepted_socket(
         lambda: make(config=config, server_state=ServerState(), app_state={}), server
     )

@@ -110,7 +110,7 @@ def test_the_token_may_come_from_the_environment(
     [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}, {"transport": "pickle"}],
 )
 def test_invalid_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match=r"Expected|transport"):
+    with refuses(ConfigurationError, next(iter(options))):
         Client("https://labels.example.org", TOKEN, **options)  # type: ignore[arg-type]
 
 

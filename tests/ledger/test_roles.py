@@ -176,7 +176,7 @@ def test_the_service_cannot_touch_history(
     grant(connect(each_database_url), role_of(service))
     for statement in DENIED:
         with (
-            pytest.raises(DBAPIError, match=r"permission denied|must be owner"),
+            pytest.raises(DBAPIError, match=r"permission|owner"),
             restricted.begin() as connection,
         ):
             connection.execute(text(statement))
