@@ -246,7 +246,7 @@ def test_an_edition_follows_the_newest_and_brings_nobody_back(world: World) -> N
     with refuses(Conflict, "people", 2):
         ledger.make_edition("people", 2, "11" * 32, PEOPLE, GONE)
     for slots, erased in [(PEOPLE - 1, GONE), (PEOPLE, GONE[1:]), (PEOPLE, [*GONE, PEOPLE])]:
-        with refuses(InvalidTerms, "edition"):
+        with refuses(InvalidTerms, "left"):
             ledger.make_edition("people", 3, "11" * 32, slots, erased)
 
 

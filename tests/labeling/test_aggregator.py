@@ -195,7 +195,7 @@ def test_shares_that_wait_have_a_limit_for_each_owner() -> None:
     [
         ({"owners": ["a"]}, "owners"),
         ({"owners": ["a", "a"]}, "names"),
-        ({"owners": ["a", "../b"]}, "owners"),
+        ({"owners": ["a", "../b"]}, "owners.1"),
         ({"sigma": 0.1}, "sigma"),
         ({"sigma": float("nan")}, "sigma"),
         ({"classes": 1}, "classes"),
