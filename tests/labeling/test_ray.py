@@ -328,7 +328,7 @@ def test_an_altered_file_is_refused_until_it_is_restored(
     data = file.read_bytes()
     try:
         file.write_bytes(data + b"\n")
-        with refuses(EnsembleUnavailable, name):
+        with refuses(EnsembleUnavailable, "networks"):
             voters.votes(record, digits_ensemble.unseen)
     finally:
         file.write_bytes(data)

@@ -82,7 +82,7 @@ def test_a_students_probabilities_are_part_of_the_query(tmp_path: Path) -> None:
     assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
     assert len({d.query for d in ask.digests}) == 2
     for wrong in (None, student[:1], student[:, :9]):
-        with refuses(InvalidQuery, "["):
+        with refuses(InvalidQuery, f"[2, {CLASSES}]"):
             service.check("study", inputs, wrong)
 
 

@@ -30,6 +30,6 @@ def holds(said: str, *held: object) -> None:
     words = [str(word) for word in held]
     for word in words:
         assert " " not in re.sub(r"\[.*\]", "", word), f"{word!r} is a sentence"
-    patterns = [re.compile(rf"(?<![\w.]){re.escape(word)}(?!\w|\.\d)") for word in words]
+    patterns = [re.compile(rf"(?<!\w)(?<!\d\.){re.escape(word)}(?!\w|\.\d)") for word in words]
     found = any(all(each.search(line) for each in patterns) for line in said.splitlines())
     assert found, f"no line has all of {words}: {said}"
