@@ -282,8 +282,8 @@ def test_a_federation_is_only_as_it_was_registered(
         ({"disjoint_by": ""}, "disjoint_by"),
         ({"url": "http://labels.example.org"}, "https"),
         ({"url": "ftp://127.0.0.1"}, "URL"),
-        ({"name": "../up"}, "name"),
-        ({"model": "a/b"}, "model"),
+        ({"name": "../up"}, "owners.0.name"),
+        ({"model": "a/b"}, "owners.0.model"),
         ({"model": "owner-1"}, "twice"),
     ],
 )
