@@ -91,7 +91,7 @@ def test_people_answer_with_noise_and_pay_for_what_they_cast(people: People) -> 
     assert counts.argmax(axis=1).tolist() == [result["label"] for result in results]
     assert LabelResponse.model_validate(told[0]).noise_sigma == 30.0
     # 1,200 draws of N_Z(0, 30²): their mean square is further than 8 of its deviations of √(2/1200)
-    # from 1 less than once in 10⁹ times.
+    # from 1 less than once in 10⁹ times. Half the noise, a mean square of a quarter, is found.
     spread = float(((counts - cast) ** 2).mean()) / 30.0**2
     assert abs(spread - 1) < 8 * (2 / 1200) ** 0.5
     again = people.ask(people.queries[:120])

@@ -67,8 +67,9 @@ def test_counts_are_the_votes_with_noise_and_the_label_is_the_largest(
     # A row without noise comes of right code once in 10¹⁰ times, two of 60 once in 10¹⁶.
     assert (~noise.any(axis=1)).sum() <= 1
     spread = float((noise**2).sum()) / 4.0**2
-    assert chi2.sf(spread, noise.size) > FALSE_ALARM
-    assert chi2.cdf(spread, noise.size) > FALSE_ALARM
+    # Of 600 draws, half the noise is found with certainty.
+    assert chi2.sf(spread, noise.size) > FALSE_ALARM / 2
+    assert chi2.cdf(spread, noise.size) > FALSE_ALARM / 2
 
 
 def test_counts_cost_what_the_whole_noise_reveals_and_labels_no_more(

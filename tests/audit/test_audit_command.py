@@ -27,7 +27,9 @@ SMALL = Effort(draws=5_000, noise=50_000, students=3)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Quick, and convicting what is sound less than once in 10⁹ times."""
     monkeypatch.setattr("terrine_server.audit.run.QUICK", SMALL)
+    monkeypatch.setattr("terrine_server.cli.audit.CONFIDENCE", 1 - 1e-9)
     # The command runs in this process, where its log settings would outlive it.
     monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)
     with capture_logs():  # else it would be among what the command prints

@@ -105,6 +105,7 @@ def test_the_exact_law_is_that_of_many_students() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_service_keeps_its_budget_its_law_and_its_books() -> None:
+    """Convicted by chance once in 10⁹ times; half the noise is caught, by the test below."""
     *attacks, books = findings(12, *ADVERSARIES)
     assert [each.verdict for each in attacks] == ["holds"] * 3
     assert books.verdict == "holds"

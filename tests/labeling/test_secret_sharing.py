@@ -156,7 +156,7 @@ def test_what_is_opened_has_all_of_the_aggregators_noise_anew(
 def variance_fits(noise: NDArray[Any], sigma: float) -> bool:
     """Whether noise is as wide as it should be, or a sum of squares came out unusually small."""
     squares = float(np.square(noise, dtype=np.float64).sum()) / sigma**2
-    return bool(chi2.cdf(squares, noise.size) > LEVEL)
+    return bool(chi2.cdf(squares, noise.size) > LEVEL / 2)  # of two in a test
 
 
 def dependence(one: Share, other: Share) -> float:
@@ -208,13 +208,14 @@ def telling(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) 
     ("split", "sound"), [(shares.split, True), (stale, False), (narrow, False), (telling, False)]
 )
 def test_neither_share_says_anything_of_the_vote(split: Split, sound: bool) -> None:
+    """A false alarm once in 10⁹ times; each way of sharing that is not sound is found."""
     rows = 20_000
     zero, seven = (split(np.full(rows, label), CLASSES) for label in (0, 7))
     again = split(np.zeros(rows, np.int64), CLASSES)
     found = [uniformity(view) for view in (*zero, *seven)]
     found += [dependence(one, other) for one, other in zip(zero, seven, strict=True)]
     fresh = all((one != other).mean() > 0.99 for one, other in zip(zero, again, strict=True))
-    assert (min(found) > LEVEL and fresh) == sound
+    assert (min(found) > LEVEL / len(found) and fresh) == sound
     assert ((zero[0] + zero[1])[:, 0] == 1).all() or not sound
 
 
@@ -222,12 +223,13 @@ def test_neither_share_says_anything_of_the_vote(split: Split, sound: bool) -> N
 def test_both_servers_views_of_a_round_are_uniform_and_never_the_same(
     tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
+    """A false alarm once in 10⁹ times; a vote, or a share used twice, is found with certainty."""
     x, voters = np.repeat(digits_ensemble.public[:1], 50, axis=0), SharedVoters(tmp_path)
     for _ in range(2):
         voters.votes(record, x)
     assert len(owners.seen) == 2 * OWNERS
     for view in zip(*owners.seen, strict=True):
-        assert uniformity(np.concatenate(view)) > LEVEL
+        assert uniformity(np.concatenate(view)) > LEVEL / 2  # there are two views
         assert len({share.tobytes() for share in view}) == 2 * OWNERS
         rows = np.concatenate(view)
         assert len(np.unique(rows, axis=0)) == len(rows), "the same input has other shares"
@@ -328,6 +330,8 @@ def test_noise_comes_before_decoding() -> None:
         (np.asarray(mechanism.release_shared(votes.astype(np.uint32) + shift).counts) < 0).mean(0)
         for votes in (seven, eight)
     ]
+    # One vote more moves the share by 0.13; 0.4 is 7 deviations of 0.035 further, and the two
+    # classes are two of them: less than once in 10⁹ times. Without noise it is 1.
     assert np.abs(wrapped[0] - wrapped[1]).max() < 0.4, "noise decides which side it wraps to"
 
 

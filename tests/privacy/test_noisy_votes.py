@@ -67,7 +67,7 @@ def fits(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
     pooled = [(seen[rare].sum(), max(20.0, mean[rare].sum()))]
     cells = [*zip(seen[~rare], mean[~rare], strict=True), *pooled]
     statistic = sum((s - m) ** 2 / m for s, m in cells if s > m or m > 20)
-    return bool(chi2.sf(statistic, len(cells)) > FALSE_ALARM)
+    return bool(chi2.sf(statistic, len(cells)) > FALSE_ALARM / 3)  # of three in a test
 
 
 # --------------------------------------------------------------------------------- what it releases
@@ -77,6 +77,7 @@ def fits(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
 @pytest.mark.parametrize("sigma", [0.5, 3.0])
 @pytest.mark.parametrize("votes", [[5, 4, 1], [0, 0, 10]], ids=str)
 def test_each_count_is_its_votes_and_a_discrete_gaussian(sigma: float, votes: list[int]) -> None:
+    """A false alarm once in 10⁹ times; half the noise is found, and at σ = 3 a tenth less."""
     pmf = gaussian_pmf(sigma)
     reach = len(pmf) // 2
     noise = released(sigma, votes, 60_000) - votes
@@ -87,6 +88,7 @@ def test_each_count_is_its_votes_and_a_discrete_gaussian(sigma: float, votes: li
 
 @pytest.mark.statistical
 def test_the_noise_of_the_classes_is_independent() -> None:
+    """One draw for two classes would be found with certainty; a false alarm is one in 10⁹."""
     pmf = gaussian_pmf(1.0)
     reach, width = len(pmf) // 2, len(pmf)
     noise = released(1.0, [5, 4, 1], 60_000) - [5, 4, 1] + reach
