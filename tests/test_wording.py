@@ -18,7 +18,7 @@ from commands import Terrine
 from digits import DigitsEnsemble
 from impatient import CHEAP, PATIENT, impatient
 from seeded_noise import seed_noise
-from server import RunningServer, running_server
+from server import INTERACTIVE, RunningServer, running_server
 from sqlalchemy import text
 from wire import Wire, label, request
 from wording import Wording
@@ -27,13 +27,6 @@ from terrine_protocol import PROBLEMS
 from terrine_server.ledger import Ledger
 
 NPY = "application/x-npy"
-INTERACTIVE = {
-    "name": "interactive_gnmax",
-    "threshold": 25,
-    "sigma1": 8.0,
-    "sigma2": 4.0,
-    "confidence": 0.9,
-}
 TERMS = {"name": "more", "ensemble": "digits", "mechanism": CHEAP, "epsilon": 5.0, "delta": 1e-5}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from books import CONFIDENT, abstained, answered, open_ledger, open_project
+from forging import first_finding
 from publishing import open_published, publishing_ledger, voted
 from refusals import holds
 from typer.testing import CliRunner, Result
@@ -44,16 +44,6 @@ def export(ledger: Ledger, tmp_path: Path) -> Path:
 
 def terrine(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def first_finding(file: Path, lines: list[Any]) -> str:
-    """What is found first in these lines, written to the file; empty when all is well."""
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    try:
-        problems = verify_export(file).problems
-    except ArchiveError as error:
-        return str(error)
-    return problems[0] if problems else ""
 
 
 def test_an_archived_project_outlives_its_database(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from refusals import refuses
+from table_corpus import npz, zipped
 
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.columns import number
@@ -38,20 +37,6 @@ def delimiter(path: Path, width: int = 0) -> str | None:
     """What separates fields, if records have so many."""
     with open_file(path, lambda first: len(first) == width) as file:
         return file.delimiter
-
-
-def zipped(**members: str) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name.replace("__", "/").replace("_", "."), content)
-    return file.getvalue()
-
-
-def npz() -> bytes:
-    file = io.BytesIO()
-    np.savez(file, x=np.zeros(3))
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(

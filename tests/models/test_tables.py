@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from refusals import refuses
+from table_corpus import ADULT
 
 from terrine_models.data.arrays import DataError
 from terrine_models.features.maps import PublicData
@@ -22,23 +23,6 @@ PUBLIC = """age,job,person,income
 60,clerk,p2,high
 40,?,p3,low
 """
-ADULT = [
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-    "income",
-]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from books import GNMAX, abstained, answered, digest, terms
 from migrated import SECRET_KEY
 from neighbour_workers import replica
 from neighbouring import numbered
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 
 from terrine_protocol import Role
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
@@ -70,6 +70,20 @@ def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, A
             return
 
 
+def killed_before(engine: Engine, step: int) -> None:
+    """Let this process be killed just before the given step: a statement or a COMMIT."""
+    seen = 0
+
+    def count(*_: object) -> None:
+        nonlocal seen
+        if seen == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+
+    event.listen(engine, "before_cursor_execute", count)
+    event.listen(engine, "commit", count)
+
+
 def die_before(
     url: str, project_id: int, batch: list[Proposal], key: str, step: int, between: bool
 ) -> None:
@@ -81,16 +95,7 @@ def die_before(
     if between:
         other = Ledger(connect(url), SECRET_KEY)
         come_between(engine, lambda: other.charge(project_id, [answered(f"between {step}")]))
-    seen = 0
-
-    def count(*_: object) -> None:
-        nonlocal seen
-        if seen == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-
-    event.listen(engine, "before_cursor_execute", count)
-    event.listen(engine, "commit", count)
+    killed_before(engine, step)
     Ledger(engine, SECRET_KEY).charge(project_id, batch, (key, digest("body")))
 
 
