@@ -20,7 +20,8 @@ from books import GNMAX, abstained, answered, digest, terms
 from migrated import SECRET_KEY
 from neighbour_workers import replica
 from neighbouring import numbered
-from sqlalchemy import Connection, Engine, event
+from processes import killed_before
+from sqlalchemy import Connection, event
 
 from terrine_protocol import Role
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
@@ -68,20 +69,6 @@ def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, A
             ledger.open_project(NewProject(name, "mnist", mechanism, terms))
         except CapExceeded:
             return
-
-
-def killed_before(engine: Engine, step: int) -> None:
-    """Let this process be killed just before the given step: a statement or a COMMIT."""
-    seen = 0
-
-    def count(*_: object) -> None:
-        nonlocal seen
-        if seen == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-
-    event.listen(engine, "before_cursor_execute", count)
-    event.listen(engine, "commit", count)
 
 
 def die_before(

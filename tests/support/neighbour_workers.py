@@ -6,9 +6,9 @@ import os
 import random
 
 import numpy as np
-from ledger_workers import killed_before
 from migrated import SECRET_KEY
 from neighbouring import People, TheirVoters, many
+from processes import killed_before
 
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Ledger, Receipt, connect
