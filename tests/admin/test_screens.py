@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from house import House
+from refusals import holds
 from visitor import SCREENS, Visitor, text_of
 
 from terrine_protocol import Outcome
@@ -98,7 +99,7 @@ def test_a_dossier_is_that_of_the_command_and_verifies_when_asked(
     refused = auditor.get("/admin/projects/study/dossier")
     asked.unlink()
     assert refused.status_code == 409
-    assert "nobody asks for data.subject" in text_of(refused)
+    holds(text_of(refused), "data.subject")
     assert auditor.get("/admin/projects/none/dossier").status_code == 404
 
 

@@ -15,18 +15,11 @@ import psycopg
 import pytest
 from caller import Caller, npy, npz, slug
 from psycopg import sql
-from server import RunningServer
+from server import INTERACTIVE, RunningServer
 from sqlalchemy import make_url
 
 Call = Callable[..., Caller]
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
-INTERACTIVE = {
-    "name": "interactive_gnmax",
-    "threshold": 25,
-    "sigma1": 8.0,
-    "sigma2": 4.0,
-    "confidence": 0.9,
-}
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from terrine_client import (
     AsyncClient,
@@ -95,9 +96,9 @@ def test_an_interactive_student_has_its_own_labels_confirmed(
     x, truth = terrine_server.ensemble.public[:40], terrine_server.ensemble.public_labels[:40]
     sure = 0.95 * np.eye(10)[truth] + 0.005
     with Client(terrine_server.url, terrine_server.token()) as client:
-        with pytest.raises(InvalidQuery, match="probabilities"):
+        with refuses(InvalidQuery, "probabilities"):
             client.label(x)
-        with pytest.raises(InvalidQuery, match="sum to 1"):
+        with refuses(InvalidQuery, 1):
             client.label(x, 0.9 * sure)
         labels = client.label(x, sure)
     reinforced = labels.outcomes == Outcome.REINFORCED
@@ -151,13 +152,13 @@ def test_what_a_student_may_not_do_raises_a_typed_error(terrine_server: RunningS
     x = terrine_server.ensemble.public[:3]
     url, token = terrine_server.url, terrine_server.token()
     with Client(url, token) as client:
-        with pytest.raises(InvalidQuery, match=r"\[B, 8, 8\]"):
+        with refuses(InvalidQuery, "[B, 8, 8]"):
             client.label(np.zeros((2, 7, 7)))
-        with pytest.raises(InvalidQuery, match="between 0 and 16"):
+        with refuses(InvalidQuery, 0, 16):
             client.label(np.full((2, 8, 8), 17))
-        with pytest.raises(InvalidQuery, match="no probabilities"):
+        with refuses(InvalidQuery, "probabilities"):
             client.label(x, np.full((3, 10), 0.1))
-        with pytest.raises(Forbidden, match="auditor"):
+        with refuses(Forbidden, "auditor"):
             list(client.ledger())
         with pytest.raises(Forbidden):
             client.open_project(terms())

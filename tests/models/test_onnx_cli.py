@@ -19,6 +19,7 @@ from onnx_made import mlp
 from onnxmltools.convert import convert_lightgbm
 from onnxmltools.convert.common.data_types import FloatTensorType
 from opened import watching
+from refusals import holds
 from skl2onnx import to_onnx
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -79,7 +80,7 @@ def test_teachers_you_have_serve_after_three_commands(
     models: list[Any] = []
     np.savez("private.npz", x=flat[:1200], y=labels[:1200], classes=digits.classes)
     split = terrine("ensemble", "split", "private.npz", "--teachers", TEACHERS, "--out", "shards")
-    assert "9 shards of 133 to 134 records" in split.fine
+    holds(split.fine, 9, 133, 134)
     program = re.sub(
         r"^    (onnx = |torch\.onnx)",
         r"    models.append(model)\n    \1",
@@ -112,7 +113,7 @@ def test_teachers_you_have_serve_after_three_commands(
         assert "is registered already" in terrine("ensemble", "register", "digits", *cap).refused
         assert terrine("ensemble", "import", *files, "--name", "again", *stated).fine
         again = terrine("ensemble", "register", "again", *cap).refused
-        assert "9 of these teachers are in the ensemble digits as well" in again
+        holds(again, 9, "digits")
     unanimous = np.flatnonzero(counts.max(1) == TEACHERS)[:10]
     assert len(unanimous) == 10
     token = terrine("token", "create", "--role", "student", "--project", "study").fine

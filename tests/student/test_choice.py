@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refusals import holds, refuses
 from sklearn.datasets import load_digits
 from taught import chosen, taught
 
@@ -170,7 +171,7 @@ def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:
     try:
         made = choose_digits(some_digits(300), "nearest")
         rows = np.zeros((40, 4), np.float32)
-        with pytest.raises(ValueError, match="nearest is for images"):
+        with refuses(ValueError, "images"):
             chosen("nearest", rows, np.arange(40) % 2, TABLE, ("a", "b"))
     finally:
         del METHODS["nearest"]
@@ -207,7 +208,7 @@ def test_too_few_labels_fall_back_to_a_plain_model_and_say_so() -> None:
         made = choose_digits(labels, method)
         assert made.choice.chosen == "ridge"
         assert (made.choice.folds, made.choice.judged) == (0, ())
-        assert "too few to compare" in made.choice.why
+        holds(made.choice.why, "few")
 
 
 def test_fewer_inputs_than_classes_are_enough_for_the_plain_model() -> None:
@@ -248,11 +249,11 @@ def test_identical_images_can_be_judged() -> None:
 
 def test_nothing_can_be_chosen_without_a_label() -> None:
     images = digits()[0][:20]
-    with pytest.raises(ValueError, match="no input has a label"):
+    with refuses(ValueError, "label"):
         chosen("auto", images, np.full(20, -1), SMALL, DIGITS)
-    with pytest.raises(ValueError, match="one row for each of the 20 inputs"):
+    with refuses(ValueError, 20):
         chosen("auto", images, np.zeros(19, dtype=np.int64), SMALL, DIGITS)
-    with pytest.raises(ValueError, match="inputs have shape"):
+    with refuses(ValueError, "shape"):
         chosen("auto", images[:, 1:], np.zeros(20, dtype=np.int64), SMALL, DIGITS)
 
 
@@ -300,5 +301,5 @@ def test_a_saved_ridge_student_predicts_the_same_and_an_altered_one_is_refused(
     (tmp_path / "model.json").write_text(
         text.replace('"architecture": "ridge"', '"architecture": "mlp"')
     )
-    with pytest.raises(StoreError, match="a ridge model, and no other"):
+    with refuses(StoreError, "ridge"):
         Student.load(tmp_path)

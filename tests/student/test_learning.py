@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pydantic import ValidationError
+from refusals import refuses
 from sklearn.datasets import load_digits, make_moons
 from taught import taught
 
@@ -69,40 +71,40 @@ def test_a_saved_student_predicts_the_same(tmp_path: Path) -> None:
 
 def test_an_altered_or_missing_student_is_refused(tmp_path: Path) -> None:
     x, labels, _ = moons()
-    with pytest.raises(StoreError, match="as made by `terrine student train`"):
+    with refuses(StoreError, "`terrine"):
         Student.load(tmp_path)
     taught("ridge", x, labels, PLANE, MOONS).save(tmp_path)
     weights = tmp_path / "model.safetensors"
     altered = bytearray(weights.read_bytes())
     altered[-1] ^= 1
     weights.write_bytes(altered)
-    with pytest.raises(StoreError, match="was altered"):
+    with refuses(StoreError, "altered"):
         Student.load(tmp_path)
     (tmp_path / "model.json").write_text("{}")
-    with pytest.raises(StoreError, match="malformed"):
+    with refuses(StoreError, "malformed"):
         Student.load(tmp_path)
 
 
 def test_without_a_label_there_is_nothing_to_learn() -> None:
     x, labels, _ = moons()
-    with pytest.raises(ValueError, match="no input has a label"):
+    with refuses(ValueError, "label"):
         taught("ridge", x, np.full_like(labels, -1), PLANE, MOONS)
 
 
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("kernel", "kernel is for images"),
-        ("neighbours", "neighbours is for images"),
-        ("vats", "There is no method 'vats', but auto, ridge, kernel, neighbours"),
+        ("kernel", "kernel images"),
+        ("neighbours", "neighbours images"),
+        ("vats", "'vats' auto ridge"),
     ],
 )
 def test_methods_that_do_not_suit_are_refused_beforehand(method: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with refuses(ValueError, *said.split()):
         check(method, Task(moons()[0], PLANE, MOONS))
 
 
 @pytest.mark.parametrize("given", [{"threshold": 1.5}, {"threshold": "often"}])
 def test_settings_out_of_range_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(given))):
+    with refuses(ValidationError, next(iter(given))):
         Training("ridge", **given)

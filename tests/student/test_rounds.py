@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import holds, refuses
 from server import RunningServer
 from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
@@ -55,7 +56,7 @@ def test_labels_of_nearly_one_class_are_warned_of(server: RunningServer, tmp_pat
     with Client(server.url, server.token()) as client:
         made = distill(client, surest, tmp_path / "s", training=QUICK, rounds=1)
     assert len(made.report.notes) == 1
-    assert "labels are 0: teachers agree most there" in made.report.notes[0]
+    holds(made.report.notes[0], 0, "teachers")
 
 
 def test_a_student_that_cannot_be_trained_is_refused_before_anything_is_bought(
@@ -63,10 +64,10 @@ def test_a_student_that_cannot_be_trained_is_refused_before_anything_is_bought(
 ) -> None:
     server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=8.0)
     with Client(server.url, server.token()) as client:
-        with pytest.raises(DistillError, match=r"no method 'forests'.*Nothing was asked"):
+        with refuses(DistillError, "'forests'"):
             study(server, client, tmp_path / "s", Training("forests"))
         wrong = (server.ensemble.unseen, server.ensemble.unseen_labels + 3)
-        with pytest.raises(DistillError, match="one class index below 10 for each"):
+        with refuses(DistillError, 10):
             distill(client, server.ensemble.public, tmp_path / "s", held_out=wrong)
         assert client.budget().charges == 0
     assert not (tmp_path / "s").exists()
