@@ -136,7 +136,9 @@ def test_a_mirror_that_stalls_is_given_up(
     """It is the first that is asked for: no other has so little time."""
     monkeypatch.setattr(mnist, "TIMEOUT", (60, 0.3))
     mirror.stalled.add("/train-images-idx3-ubyte.gz")
-    with pytest.raises(FetchError, match=r"train-images-idx3-ubyte\.gz cannot be read: Read timed"):
+    with pytest.raises(
+        FetchError, match=r"images-idx3-ubyte\.gz cannot be read: .*timed out"
+    ):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
 
@@ -145,7 +147,7 @@ def test_a_mirror_that_hangs_up_half_way_leaves_nothing_half_written(
     mirror: Mirror, tmp_path: Path
 ) -> None:
     mirror.cut.add("/train-images-idx3-ubyte.gz")
-    with pytest.raises(FetchError, match=r"cannot be read: IncompleteRead\(10 bytes"):
+    with pytest.raises(FetchError, match=r"cannot be read: .*received 10 bytes"):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
 
