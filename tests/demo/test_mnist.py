@@ -136,9 +136,7 @@ def test_a_mirror_that_stalls_is_given_up(
     """It is the first that is asked for: no other has so little time."""
     monkeypatch.setattr(mnist, "TIMEOUT", (60, 0.3))
     mirror.stalled.add("/train-images-idx3-ubyte.gz")
-    with pytest.raises(
-        FetchError, match=r"images-idx3-ubyte\.gz cannot be read: .*timed out"
-    ):
+    with pytest.raises(FetchError, match=r"images-idx3-ubyte\.gz cannot be read: .*timed out"):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
 
