@@ -197,9 +197,9 @@ def _suited(
     quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
-    from terrine_experiments.forests import Forests
     from terrine_models.students.methods import check
     from terrine_models.students.task import Task
+    from terrine_models.teachers.kinds import Forests
 
     importlib.import_module("terrine_experiments.students")  # registers its methods
     training = source.training

@@ -115,6 +115,6 @@ def test_what_cannot_be_a_forest_is_refused() -> None:
 def test_without_scikit_learn_a_forest_is_refused_and_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("terrine_experiments.forests.find_spec", lambda name: None)
-    with refuses(TrainingError, ".[sklearn]"):
+    monkeypatch.setattr("terrine_models.teachers.forests.find_spec", lambda name: None)
+    with refuses(TrainingError, ".[forest]"):
         chosen("forest", X, LABELS, SPEC, CLASSES)

@@ -93,7 +93,7 @@ def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Pat
         ),
         (
             ("private.npz", "--name", "t", "--teachers", 2, "--kind", "trees"),
-            "; not 'trees'",
+            "--kind is one of forest, heads, networks; not 'trees'",
         ),
         (("private.npz", "--name", "t", "--teachers", 2, "--schema", "y"), "tables only"),
     ],

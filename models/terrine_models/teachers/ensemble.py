@@ -41,8 +41,8 @@ class Ensemble:
     ) -> Ensemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
 
-        `device` is a torch device; None takes CUDA if there is one. ONNX models vote on the CPU,
-        whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
+        `device` is a torch device; None takes CUDA if there is one. Forests and ONNX models vote on
+        the CPU, whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
         result and the buffers of the libraries (some 20 MiB), as long as one input fits. Imported
         teachers vote in a process of their own, which may take `seconds` for a block of inputs and
         the memory that `onnx_limits.py` says. Only the teachers in `files` are loaded, and vote;

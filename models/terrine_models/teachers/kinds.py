@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from terrine_models.storage.manifests import verified_bytes
+from terrine_models.teachers.forests import Forests, ForestTeachers
 from terrine_models.teachers.heads import Heads, HeadTeachers
 from terrine_models.teachers.importing import ImportedTeachers
 from terrine_models.teachers.manifests import KINDS, Settings, load_manifest
@@ -15,6 +16,8 @@ from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
 
 __all__ = [
+    "ForestTeachers",
+    "Forests",
     "HeadTeachers",
     "Heads",
     "ImportedTeachers",

@@ -72,7 +72,7 @@ def train(
         str,
         typer.Option(
             metavar=SPEC,
-            help="What each teacher is: heads or networks, such as networks:epochs=50. "
+            help="What each teacher is: heads, networks or forest, such as networks:epochs=50. "
             "`terrine ensemble kinds` shows their parameters.",
         ),
     ] = "heads",
@@ -109,6 +109,9 @@ def train(
 
       terrine ensemble train clothes/ --name clothes --teachers 500 --public pool.npy
           --kind heads:augmentations=0,ridge=0.03
+
+      terrine ensemble train patients.csv --name wards --teachers 100 --kind forest
+          --schema schema.json
 
       terrine ensemble train adult.csv --name income --teachers 250
           --public census-sample.csv --schema schema.json

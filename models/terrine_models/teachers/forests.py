@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from terrine_experiments.trees import DEPTH, Trees, check_types, pairs_within
 from terrine_models.data.arrays import Dataset
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.maps import FeatureMap, PublicData
@@ -35,6 +34,7 @@ from terrine_models.teachers.manifests import (
     values_of,
 )
 from terrine_models.teachers.shards import Shards, TrainingError
+from terrine_models.teachers.trees import DEPTH, Trees, check_types, pairs_within
 from terrine_protocol.tables import PublicSource
 
 PUBLIC_ROWS = 2000
@@ -155,7 +155,7 @@ def require_scikit_learn() -> None:
     if not has_scikit_learn():
         raise TrainingError(
             "Forests are trained by scikit-learn, which is not installed. In a checkout: "
-            "pip install '.[sklearn]'. To use a trained forest it is not needed."
+            "pip install '.[forest]'. To use a trained forest it is not needed."
         )
 
 
