@@ -47,7 +47,7 @@ def example(accuracies: list[float | None]) -> Report:
         by_class=[],
         notes=[],
         training={},
-        choice=Choice("auto", "fixmatch", "why", (), 200, 5, False, None),
+        choice=Choice("auto", "kernel", "why", (), 200, 5, False, None),
         spending=[(100, 0.2), (200, 0.4)],
     )
 

@@ -30,7 +30,7 @@ from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves, tree_nodes
-from terrine_server.owner.checkpoints import LogState
+from terrine_server.owner.checkpoints import log_state
 from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
 
@@ -92,7 +92,10 @@ def owner(database_url: str, tmp_path: Path, witness: RunningWitness) -> Iterato
 
 @contextmanager
 def forging(owner: Owner) -> Iterator[Connection]:
-    """Rewrite the ledger with all keys, and grow another tree over it, under the same leaf keys."""
+    """Rewrite the ledger with all keys, and grow another tree over it, under the same leaf keys.
+
+    What the service itself remembers of the tree before is removed, too.
+    """
     with unguarded(owner.database_url, with_key=False) as connection:
         if connection.dialect.name != "sqlite":
             for table in (tree_leaves, tree_nodes, tree_head):
@@ -104,6 +107,7 @@ def forging(owner: Owner) -> Iterator[Connection]:
         connection.execute(tree_leaves.delete())
         connection.execute(tree_nodes.delete())
         connection.execute(update(tree_head).values(checkpoint=None))
+    owner.settings.signed_checkpoint_path.unlink(missing_ok=True)
     engine = connect(owner.database_url)
     upgrade(engine, SECRET_KEY)  # the triggers are as they were, too
     engine.dispose()
@@ -188,9 +192,9 @@ def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
         after = owner.ledger.project("study").charges + log_entries(owner)
         until(lambda: logged(url, after))
         # The witness: it does not cosign, and everybody sees that it does not.
-        state = LogState.of(owner.ledger.checkpoint(), policy_of(witness))
+        state = log_state(owner.ledger.checkpoint(), policy_of(witness))
         assert state is not None
-        assert state.missing == (witness.name,)
+        assert state.missing == [witness.name]
         assert witness.witness.last(LOG.verifier) == before
         student.receipts = kept
         report = student.verify_receipts(witnessed)

@@ -22,13 +22,8 @@ from terrine_models.students.settings import Training
 from terrine_protocol.tables import TableSchema
 
 T = TypeVar("T")
-OnStep = Callable[[int, int], None]
 LARGE = 20
 """Side in pixels from which distorted images teach more than small perturbations."""
-
-
-def unseen(_done: int, _steps: int) -> None:
-    """Show no progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +78,8 @@ class StudentMethod(ABC):
     wants: ClassVar[str] = "any inputs"
     """What it is for, in an error message."""
 
-    def __init__(self, training: Training, on_step: OnStep = unseen) -> None:
-        self.training, self.on_step = training, on_step
+    def __init__(self, training: Training) -> None:
+        self.training = training
 
     @classmethod
     def can(cls, task: Task) -> bool:
