@@ -14,14 +14,8 @@ from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors
 from terrine_models.teachers.editions import add, forget
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.neighbours import (
-    IDENTITIES,
-    NeighbourEnsemble,
-    Neighbours,
-    build,
-    name_digests,
-    record_digests,
-)
+from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
+from terrine_models.teachers.people import IDENTITIES, name_digests, record_digests
 
 PLANE = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
 KEY = b"a key of the owner's, long enough"

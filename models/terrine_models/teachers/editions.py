@@ -1,7 +1,7 @@
 """Editions of neighbours: the same ensemble, from which people left or to which they came.
 
     from terrine_models.teachers.editions import add, forget
-    from terrine_models.teachers.neighbours import name_digests
+    from terrine_models.teachers.people import name_digests
 
     forget(directory, out, name_digests(["Ada"], key), key)  # nobody's records but hers go
     add(directory, out, coming, key)
@@ -33,19 +33,20 @@ from terrine_models.storage.manifests import (
 )
 from terrine_models.teachers.heads import load_map
 from terrine_models.teachers.manifests import (
+    KnownData,
     Manifest,
     Stored,
     check_shapes,
     load_manifest,
     save_manifest,
 )
-from terrine_models.teachers.neighbours import (
+from terrine_models.teachers.neighbours import RECORDS, NeighbourTeachers, placed
+from terrine_models.teachers.people import (
     IDENTITIES,
-    RECORDS,
     Digests,
-    NeighbourTeachers,
     key_check,
-    placed,
+    known_data,
+    people_known,
     record_digests,
     save_identities,
 )
@@ -81,6 +82,11 @@ class _Opened:
     erased: Digests
     """uint8[E, 32], who left, in an order that tells nothing."""
 
+    def known(self, *more: KnownData) -> KnownData:
+        """What tells its data, and those that they became."""
+        found = [digest for each in more for digest in each.digests]
+        return (self.manifest.data or more[0]).with_more(found)
+
 
 def forget(directory: Path, out: Path, who: Digests, key: bytes) -> Change | None:
     """Save in `out` the edition of `directory` without the people `who`, uint8[k, 32].
@@ -114,7 +120,8 @@ def forget(directory: Path, out: Path, who: Digests, key: bytes) -> Change | Non
     present[slots] = 0
     erased = np.unique(np.concatenate([old.erased, _rows(found)]), axis=0)
     records = {name: values[stays] for name, values in old.records.items()}
-    manifest = _saved(old, out, records, present, erased, old.kind.added, key)
+    now = old.known(people_known(present[present.any(1)], key))
+    manifest = _saved(old, out, records, present, erased, old.kind.added, now, key)
     return Change(manifest, tuple(map(int, slots)), len(slots))
 
 
@@ -167,7 +174,8 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
     records = {name: values[order] for name, values in records.items()}
     present = np.concatenate([old.present, np.array(came, np.uint8).reshape(-1, 32)])
     added = (*kind.added, digest)
-    saved = _saved(old, out, records, present, old.erased, added, key)
+    now = old.known(known_data(data, who, key), people_known(present[present.any(1)], key))
+    saved = _saved(old, out, records, present, old.erased, added, now, key)
     return Change(saved, (), len(came), int((slots < 0).sum()))
 
 
@@ -203,6 +211,7 @@ def _saved(
     present: Digests,
     erased: Digests,
     added: tuple[str, ...],
+    known: KnownData,
     key: bytes,
 ) -> Manifest:
     """Save an edition in `out`, which must not exist, completely or not at all."""
@@ -217,7 +226,13 @@ def _saved(
         )
         files[IDENTITIES] = save_identities(work, present, erased, key)
         kind = old.kind.model_copy(update={"edition": old.kind.edition + 1, "added": added})
-        changed = {"teacher": kind, "teachers": len(present), "units": len(present), "files": files}
+        changed = {
+            "teacher": kind,
+            "teachers": len(present),
+            "units": len(present),
+            "data": known,
+            "files": files,
+        }
         manifest = Manifest.model_validate(
             {**{name: getattr(old.manifest, name) for name in Manifest.model_fields}, **changed}
         )

@@ -44,6 +44,7 @@ from terrine_models.teachers.manifests import (
     Trained,
     save_manifest,
 )
+from terrine_models.teachers.people import known_data, record_digests
 from terrine_models.teachers.shards import (
     Shards,
     TrainingError,
@@ -81,14 +82,16 @@ def train_ensemble(
     seed: int = 0,
     on_trained: Callable[[int], None] | None = None,
     trainer: Trainer = here,
+    key: bytes | None = None,
 ) -> Manifest:
     """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
 
     `public` is what the feature map of heads may be fitted on, and on what teachers of tables match
     their prior; without it the map is data-independent. `on_trained` is called with the number of
     trained teachers: with 0, and after every file. `trainer` says where they are trained, and
-    changes nothing else. During training the files are in `<out>.partial`, which becomes `out` at
-    the end.
+    changes nothing else. `key`: the owner's, under which the data are known when they come again;
+    without one nobody sees that two ensembles are of the same people, and share a cap. During
+    training the files are in `<out>.partial`, which becomes `out` at the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
     those of an interrupted training) and DataError (public data unfit).
@@ -112,6 +115,7 @@ def train_ensemble(
         teachers=teachers,
         units=unit_count(data),
         partition=partition,
+        data=None if key is None else known_data(data, record_digests(data, key), key),
         versions=versions(*kind.packages),
     )
     work, of_data = out.with_name(f"{out.name}.partial"), data.digest()

@@ -120,11 +120,12 @@ def train(
     from terrine_models.teachers.kinds import trainable
     from terrine_models.teachers.manifests import KINDS
     from terrine_models.teachers.training import train_ensemble
+    from terrine_server.owner.editions import records_key
+    from terrine_server.owner.operations import make_directories
+    from terrine_server.settings import Settings
 
-    if out is None:
-        from terrine_server.settings import Settings
-
-        out = Settings().ensembles_dir / name
+    own = Settings()
+    out = out or own.ensembles_dir / name
     config = built("--kind", kind, trainable())
     if is_table(data):
         if classes or images:
@@ -138,6 +139,8 @@ def train(
     seen = preview.show(private, teachers, seed)
     if labelled is not None and KINDS[config.kind].previewed:
         preview.show_agreement(labelled, seen, config, seed)
+    make_directories(own)
+    key = records_key(own, make=True)
     with trainer(on) as where, teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,
@@ -149,6 +152,7 @@ def train(
             seed=seed,
             on_trained=on_trained,
             trainer=where,
+            key=key,
         )
     show_manifest(out, manifest)
 
@@ -226,6 +230,9 @@ def register(
 ) -> None:
     """Allow projects on an ensemble, under a cap that they share. The cap is final.
 
+    It belongs to the private data: ensembles that were made of the same data share one cap. Of data
+    that only overlap nobody can see it: say so, by --shares-cap-of.
+
     [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
     """
     from terrine_server.owner.operations import open_ledger, register_ensemble
@@ -241,7 +248,7 @@ def register(
     record = register_ensemble(open_ledger(settings), settings, wanted)
     console.print(
         f"Registered {record.name}: its projects together stay within "
-        f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}. "
+        f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}{record.sharing}. "
         f"Next: terrine project open --ensemble {record.name} …",
         soft_wrap=True,
     )
@@ -271,6 +278,7 @@ def list_ensembles() -> None:
             "cap ε": record.epsilon,
             "cap δ": record.delta,
             "order": record.rdp_order,
+            "shared with": ", ".join(record.shares_with) or None,
             "reserved": f"{record.reserved / record.cap:.1%}",
         }
         for record in records

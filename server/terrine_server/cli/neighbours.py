@@ -140,7 +140,7 @@ def forget(
 
     [bold]Example[/bold]: terrine neighbours forget wards --who withdrawn.csv
     """
-    from terrine_models.teachers.neighbours import name_digests, record_digests
+    from terrine_models.teachers.people import name_digests, record_digests
     from terrine_server.owner import editions
     from terrine_server.settings import Settings
 

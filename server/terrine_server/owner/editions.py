@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 
 from terrine_server.errors import Conflict
 from terrine_server.ledger import Actor, Edition, EnsembleRecord, Ledger
+from terrine_server.owner.operations import private_data
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.teachers.editions import Change
-    from terrine_models.teachers.neighbours import Digests
+    from terrine_models.teachers.people import Digests
 
 _OF_AN_EDITION = re.compile(r"\.?edition-\d+(\..*)?|\.?manifest\.json.*|.*\.(safetensors|onnx|tmp)")
 
@@ -63,7 +64,7 @@ def records_key(settings: Settings, *, make: bool = False) -> bytes:
 def forget(
     ledger: Ledger, settings: Settings, name: str, who: Digests, by: Actor | None = None
 ) -> Made:
-    """Forget people, uint8[k, 32] as `neighbours.name_digests` or `record_digests` has them.
+    """Forget people, uint8[k, 32] as `people.name_digests` or `record_digests` has them.
 
     When it returns, their records are on no disk of this service, and they vote in no query that is
     charged from now on. Raises Conflict (an ensemble of another kind, another edition was made
@@ -123,7 +124,12 @@ def _next(
         made = directory / f"edition-{number}"
         NeighbourEnsemble.load(made)
         erased, slots = {*newest.erased, *change.slots}, change.manifest.units
-        ledger.make_edition(name, number, manifest_digest(made), slots, erased, by)
+        digest, data = manifest_digest(made), private_data(change.manifest)
+        try:
+            ledger.make_edition(name, number, digest, slots, erased, by, data=data)
+        except Conflict:
+            _tidy(settings, ledger.ensemble(name))
+            raise
         _tidy(settings, ledger.ensemble(name))
         return Made(number, change.people, change.left_out, new=True)
 
