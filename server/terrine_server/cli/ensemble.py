@@ -246,9 +246,11 @@ def register(
     )
     settings = Settings()
     record = register_ensemble(open_ledger(settings), settings, wanted)
+    others = ", ".join(record.shares_with)
+    shared = f" It shares this cap with {others}: they are of the same people." if others else ""
     console.print(
         f"Registered {record.name}: its projects together stay within "
-        f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}{record.sharing}. "
+        f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}.{shared} "
         f"Next: terrine project open --ensemble {record.name} …",
         soft_wrap=True,
     )
@@ -269,6 +271,7 @@ def list_ensembles() -> None:
         voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
+    shared = any(record.shares_with for record in records)
     people = [
         {
             "ensemble": record.name,
@@ -278,7 +281,7 @@ def list_ensembles() -> None:
             "cap ε": record.epsilon,
             "cap δ": record.delta,
             "order": record.rdp_order,
-            "shared with": ", ".join(record.shares_with) or None,
+            **({"shared with": ", ".join(record.shares_with)} if shared else {}),
             "reserved": f"{record.reserved / record.cap:.1%}",
         }
         for record in records

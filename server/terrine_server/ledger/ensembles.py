@@ -161,8 +161,8 @@ def _check_same_cap(made: EnsembleRecord, head: EnsembleRecord) -> None:
 
 
 def _options(head: EnsembleRecord) -> str:
-    rule = "gdp" if head.rdp_order is None else f"rdp:{head.rdp_order:g}"
-    return f"--epsilon {head.epsilon:g} --delta {head.delta:g} --rule {rule}"
+    rule = "gdp" if head.rdp_order is None else f"rdp:{head.rdp_order!r}"
+    return f"--epsilon {head.epsilon!r} --delta {head.delta!r} --rule {rule}"
 
 
 def check_name(kind: str, name: str) -> None:
