@@ -342,8 +342,8 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
     spare, people = {"ensemble_id": heads["spare"]}, {"ensemble_id": heads["people"]}
     yield "private_data: a cap of its own", change("private_data", spare, cap_id=heads["spare"])
     yield "private_data: another cap", change("private_data", spare, cap_id=heads["people"])
-    (older,) = (row for row in world.of_first_editions if row.items() >= people.items())
-    yield "private_data: of the first edition", change("private_data", people, **older)
+    (first,) = (row for row in world.of_first_editions if row.items() >= people.items())
+    yield "private_data: of the first edition", change("private_data", people, **first)
     yield "private_data: no digest", change("private_data", spare, digests="[]", key_check=b"")
     yield "private_data: removed", gone("private_data", **spare)
     yield "private_data: the counting one's removed", gone("private_data", cap_id=heads["mnist"])

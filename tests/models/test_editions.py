@@ -13,9 +13,12 @@ from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors
 from terrine_models.teachers.editions import add, forget
+from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.manifests import KnownData
 from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
-from terrine_models.teachers.people import IDENTITIES, name_digests, record_digests
+from terrine_models.teachers.people import IDENTITIES, known_data, name_digests, record_digests
+from terrine_models.teachers.training import train_ensemble
 
 PLANE = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
 KEY = b"a key of the owner's, long enough"
@@ -183,3 +186,49 @@ def test_a_table_s_people_are_named_by_their_column(tmp_path: Path) -> None:
     assert load_people(whole, schema) == ["ada", "bob"]
     assert load_people(alone, schema) == ["bob", "ada"]
     assert load_people(bare, schema, lambda _: None) == ["bob", "ada"]
+
+
+def test_data_are_known_when_they_come_again(tmp_path: Path) -> None:
+    """By another kind of teacher, in another order, or as an edition left them; not by others."""
+    table = persons("abcdef")
+    first = built(tmp_path / "1", dataset(table))
+
+    def trained(name: str, table: Table, key: bytes = KEY) -> KnownData:
+        data = dataset(table)
+        config = Heads(width=6)
+        manifest = train_ensemble(
+            data, tmp_path / name, name=name, teachers=2, config=config, key=key
+        )
+        assert manifest.data is not None
+        return manifest.data
+
+    def same(a: KnownData | None, b: KnownData) -> bool:
+        assert a is not None
+        return bool(set(a.digests) & set(b.digests))
+
+    again = trained("again", dict(reversed(table.items())))
+    assert same(load_manifest(first).data, again)
+    assert not same(load_manifest(first).data, trained("fewer", persons("abcde")))
+    other = trained("other-key", table, b"another key" * 4)
+    assert not same(again, other)
+    assert again.key != other.key
+    forget(first, tmp_path / "2", name_digests(["f"], KEY), KEY)
+    add(tmp_path / "2", tmp_path / "3", dataset(persons("gh")), KEY)
+    newest = load_manifest(tmp_path / "3").data
+    assert same(newest, again), "what they were"
+    assert same(newest, trained("left", persons("abcde"))), "whom forget left"
+    assert same(newest, trained("came", persons("gh"))), "who came"
+    assert same(newest, trained("now", persons("abcdegh"))), "and all of them together"
+
+
+def test_a_file_is_known_whatever_its_schema(tmp_path: Path) -> None:
+    rows = np.random.default_rng(3).random((40, 6)).astype(np.float32)
+    plain, scaled = nameless(rows), nameless(rows / 2)
+    found = [
+        known_data(replace(data, sha256=file), record_digests(data, KEY), KEY).digests
+        for data, file in [(plain, "ab" * 32), (scaled, "ab" * 32), (scaled, None), (plain, None)]
+    ]
+    assert set(found[0]) & set(found[1])
+    assert not set(found[0]) & set(found[2])
+    assert set(found[0]) & set(found[3]), "and records, whatever the file"
+    assert "ab" * 32 not in str(found)

@@ -56,11 +56,11 @@ class World:
         self.url = url
         ledger = self.prepared()
         register(ledger, "mnist", data=private("digits"))
-        register(ledger, "spare", data=private("digits"))
         thousand = FACTS.model_copy(update={"teachers": TEACHERS})
         ledger.register_ensemble(
             "thousand", "ensembles/thousand", digest("thousand").hex(), thousand, RECORDS, CAP
         )
+        register(ledger, "spare", data=private("digits"))
         study = self.open_study()
         self.prices = {str(outcome): p.cost for outcome, p in study.terms.prices.items()}
         for name in ("other", "done", "resting"):
