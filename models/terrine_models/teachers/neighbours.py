@@ -64,12 +64,7 @@ from terrine_models.teachers.manifests import (
     save_manifest,
     teacher_kind,
 )
-from terrine_models.teachers.people import (
-    IDENTITIES,
-    known_data,
-    record_digests,
-    save_identities,
-)
+from terrine_models.teachers.people import IDENTITIES, People, known_data
 from terrine_models.teachers.shards import TrainingError, check_encoding, unit_count
 from terrine_protocol.tables import Sha256
 
@@ -429,9 +424,9 @@ def build(
         }
         known = None
         if key is not None:
-            present, nobody = record_digests(data, key), np.empty((0, 32), np.uint8)
-            known = known_data(data, present, key)
-            files[IDENTITIES] = save_identities(work, present, nobody, key)
+            people = People.of(data, key)
+            known = known_data(data, people.present, key)
+            files[IDENTITIES] = people.save(work, key)
         if features.tensors:
             files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         if features.backbone is not None:

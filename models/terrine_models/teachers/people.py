@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.storage.manifests import save_tensors
-from terrine_models.teachers.manifests import KnownData
+from terrine_models.storage.manifests import StoreError, save_tensors
+from terrine_models.teachers.manifests import KnownData, Stored, check_shapes
 from terrine_models.teachers.shards import unit_count
 
 IDENTITIES = "identities.safetensors"
@@ -72,14 +73,73 @@ def people_known(who: Digests, key: bytes) -> KnownData:
     return KnownData(key=key_check(key).hex(), digests=(whole.hex(),))
 
 
-def save_identities(directory: Path, present: Digests, erased: Digests, key: bytes) -> str:
-    """Save who is in each slot, and who left; return the SHA-256 of the file."""
-    tensors = {
-        "present": torch.from_numpy(present),
-        "erased": torch.from_numpy(erased),
-        "check": torch.from_numpy(np.frombuffer(key_check(key), np.uint8).copy()),
-    }
-    return save_tensors(directory / IDENTITIES, tensors)
+@dataclass(frozen=True)
+class People:
+    """Who is in an ensemble, and who left it."""
+
+    present: Digests
+    """uint8[U, 32], who is in each slot; zeros for those who left."""
+    erased: Digests
+    """uint8[E, 32], who left, in an order that tells nothing."""
+
+    @classmethod
+    def of(cls, data: Dataset, key: bytes) -> People:
+        """The people of some records, whom nobody left. Raises as `record_digests`."""
+        return cls(record_digests(data, key), np.empty((0, 32), np.uint8))
+
+    @classmethod
+    def load(cls, stored: Stored, key: bytes) -> People:
+        """Those of an ensemble. Raises StoreError."""
+        directory, manifest = stored.directory, stored.manifest
+        if IDENTITIES not in manifest.files:
+            raise StoreError(
+                f"{directory} was made without a key of records, so nobody in it can be found. "
+                "Make it again with `terrine neighbours build` or `terrine ensemble train`."
+            )
+        who = stored.tensors(IDENTITIES)
+        erased = len(who.get("erased", ()))
+        shapes = {"present": (manifest.units, 32), "erased": (erased, 32), "check": (32,)}
+        check_shapes(str(directory / IDENTITIES), who, shapes)
+        if not hmac.compare_digest(who["check"].numpy().tobytes(), key_check(key)):
+            raise StoreError(
+                f"The key of the records is not the one that {directory} was built with, so nobody "
+                "in it can be found. Restore records.key from a backup."
+            )
+        return cls(who["present"].numpy(), who["erased"].numpy())
+
+    def save(self, directory: Path, key: bytes) -> str:
+        """Save them; return the SHA-256 of the file."""
+        tensors = {
+            "present": torch.from_numpy(self.present),
+            "erased": torch.from_numpy(self.erased),
+            "check": torch.from_numpy(np.frombuffer(key_check(key), np.uint8).copy()),
+        }
+        return save_tensors(directory / IDENTITIES, tensors)
+
+    def known(self, key: bytes) -> KnownData:
+        """What tells those who are there."""
+        return people_known(self.present[self.present.any(1)], key)
+
+    def without(self, who: Digests, name: str) -> tuple[NDArray[np.int64], People]:
+        """The slots of those of `who` that are there, and everybody else.
+
+        Where a record is all that is known of a person, everyone with the same record leaves.
+        Raises DataError if somebody was never in the ensemble called `name`.
+        """
+        gone = {bytes(row) for row in self.erased}
+        leaving = {bytes(row) for row in who}
+        slots = np.flatnonzero([bytes(row) in leaving for row in self.present])
+        found = {bytes(row) for row in self.present[slots]}
+        unknown = [place + 1 for place, row in enumerate(who) if bytes(row) not in found | gone]
+        if unknown:
+            raise DataError(
+                f"{len(unknown)} of {len(who)} to be forgotten are not in {name}, the first of "
+                f"them number {unknown[0]}. Nobody was forgotten."
+            )
+        present = self.present.copy()
+        present[slots] = 0
+        rows = np.frombuffer(b"".join(sorted(found)), np.uint8).reshape(-1, 32)
+        return slots, People(present, np.unique(np.concatenate([self.erased, rows]), axis=0))
 
 
 def _digests(kind: bytes, parts: Iterable[bytes], key: bytes) -> Digests:

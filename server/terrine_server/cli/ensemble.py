@@ -15,8 +15,16 @@ from rich.table import Table
 
 from terrine_protocol import EnsembleRegister
 from terrine_server.bars import stages_bar, teachers_bar
-from terrine_server.cli import arrays, preview, tables
-from terrine_server.cli.console import as_json, console, fail, output, print_json, with_json
+from terrine_server.cli import arrays, people, preview, tables
+from terrine_server.cli.console import (
+    as_json,
+    console,
+    fail,
+    opened_ledger,
+    output,
+    print_json,
+    with_json,
+)
 from terrine_server.cli.derived import takes
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, split_
@@ -256,6 +264,68 @@ def register(
     )
 
 
+@app.command()
+def forget(
+    ensemble: Annotated[
+        str, typer.Argument(metavar="ENSEMBLE", help="A registered ensemble of trained teachers.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PRIVATE",
+            help="The records that it was trained on, or what is left of them without who leaves.",
+        ),
+    ],
+    who: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Who leaves. Where records have a group: a table with its column, or an .npz with "
+            "`group`. Otherwise the records themselves, as they were given.",
+        ),
+    ],
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="The public table of `train`, where teachers match their prior on its rows.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Forget people: the teachers that learned from them are trained anew without them.
+
+    All others stay as they are. The service runs on, and answers the next query without them, under
+    the same cap, projects and tokens. If this is interrupted, run it again. Backups, PRIVATE and
+    FILE are yours to clean.
+
+    [bold]Example[/bold]: terrine ensemble forget wards patients.csv --who withdrawn.csv
+        --public census-sample.csv
+    """
+    from terrine_models.features.maps import PublicData
+    from terrine_models.tables.loading import encode_table
+    from terrine_server.owner import editions
+    from terrine_server.settings import Settings
+
+    settings, ledger = Settings(), opened_ledger()
+    key, manifest = editions.records_key(settings), people.newest(ledger, settings, ensemble)
+    if manifest.partition is None:
+        fail(f"In {ensemble} people vote themselves: `terrine neighbours forget` forgets them.")
+    grouped = manifest.partition.recipe == "groups"
+    digests = people.digests(manifest, who, key, grouped=grouped)
+    private, pool = people.records(manifest, data), None
+    if public is not None:
+        if manifest.encoding is None:
+            fail("--public is for tables: only their teachers match a prior on public rows.")
+        rows = encode_table(public, manifest.encoding, tables.note, accept_clipped=True)
+        pool = PublicData.declare(public.name, rows)
+    if not yes:
+        typer.confirm(f"Forget {len(digests)} people in {ensemble} for good?", abort=True)
+    with console.status("Training anew"):
+        made = editions.forget_taught(ledger, settings, ensemble, digests, private, pool)
+    people.say_who_left(made, ensemble, settings)
+
+
 @app.command("list")
 @with_json
 def list_ensembles() -> None:
@@ -272,7 +342,7 @@ def list_ensembles() -> None:
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
     shared = any(record.shares_with for record in records)
-    people = [
+    listed = [
         {
             "ensemble": record.name,
             "protects": record.protects,
@@ -286,7 +356,7 @@ def list_ensembles() -> None:
         }
         for record in records
     ]
-    output(None, people)
+    output(None, listed)
 
 
 @app.command()

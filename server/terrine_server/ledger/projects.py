@@ -179,15 +179,15 @@ class Projects(Handle):
         *,
         data: PrivateData | None = None,
     ) -> EnsembleRecord:
-        """Record that people left or came: edition `number` of an ensemble of `neighbours`.
+        """Record that people left or came: edition `number` of an ensemble.
 
-        `slots`: how many accounts each project has now. `erased`: the slots of all who ever left.
-        `data`: what tells the private data now, if that is known.
-        In one transaction, the accounts of all projects follow, and the log says that an edition
-        was made. How many people there are is published anew with the first edition of a calendar
-        month (UTC): as it was when the month began. Raises NotFound, Conflict unless it follows the
-        newest edition, or if the data have another cap, and InvalidTerms for one that takes slots
-        away or brings anybody back.
+        `slots`: how many people there are or were; a project of `neighbours` has as many accounts.
+        `erased`: the slots of all who ever left. `data`: what tells the private data now, if that
+        is known. In one transaction, the accounts of all projects follow, and the log says that an
+        edition was made. How many people there are is published anew with the first edition of a
+        calendar month (UTC): as it was when the month began. Raises NotFound, Conflict unless it
+        follows the newest edition, or if the data have another cap, and InvalidTerms for one that
+        takes slots away or brings anybody back.
         """
         with self._writing(by) as tx:
             row = rows.lock_ensemble(tx.connection, ensembles.c.name == name)
@@ -197,7 +197,7 @@ class Projects(Handle):
             ensemble = rows.living_ensemble(tx.connection, tx.seals, found)
             before = ensemble.edition
             if before is None:
-                raise Conflict(f"Nobody leaves or joins {name}: its people do not vote themselves.")
+                raise Conflict(f"Nobody leaves or joins {name}: nobody knows who is in it.")
             if number != before.number + 1:
                 raise Conflict(
                     f"{name} is in edition {before.number} by now. Run the command again."
@@ -221,7 +221,8 @@ class Projects(Handle):
                 made_at=tx.now,
             )
             for project in on_it:
-                unit_accounts.move(tx, project, edition)
+                if project.terms.allowance is not None:
+                    unit_accounts.move(tx, project, edition)
             made = editions.row_of(ensemble, edition)
             tx.insert(editions_table, made)
             log.record_row(tx, Action.EDITION_MADE, f"{name}/{number}", made)

@@ -1,4 +1,4 @@
-"""People leave an ensemble of neighbours, or join it, while it serves.
+"""People leave an ensemble, or join one of neighbours, while it serves.
 
 An edition is a directory beside the files that were registered, and a row of the ledger that names
 its digest. First the directory is complete and durable, then one transaction makes it the newest
@@ -27,6 +27,7 @@ from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
+    from terrine_models.features.maps import PublicData
     from terrine_models.teachers.editions import Change
     from terrine_models.teachers.people import Digests
 
@@ -76,6 +77,30 @@ def forget(
     return _next(ledger, settings, name, lambda old, out: editions.forget(old, out, who, key), by)
 
 
+def forget_taught(
+    ledger: Ledger,
+    settings: Settings,
+    name: str,
+    who: Digests,
+    data: Dataset,
+    public: PublicData | None = None,
+    by: Actor | None = None,
+) -> Made:
+    """Forget people in trained teachers: the teachers that saw them are trained anew without them.
+
+    `data`, `public`: see `terrine_models.teachers.editions.forget_taught`. A query that is being
+    answered meanwhile ends on the edition it began with. Raises what `forget` raises.
+    """
+    from terrine_models.teachers import editions
+
+    key = records_key(settings)
+
+    def make(old: Path, out: Path) -> Change | None:
+        return editions.forget_taught(old, out, who, data, key, public)
+
+    return _next(ledger, settings, name, make, by)
+
+
 def add(
     ledger: Ledger, settings: Settings, name: str, data: Dataset, by: Actor | None = None
 ) -> Made:
@@ -97,8 +122,8 @@ def living(ledger: Ledger, name: str) -> tuple[EnsembleRecord, Edition]:
     record = ledger.ensemble(name)
     if record.edition is None:
         raise Conflict(
-            f"{name} has trained teachers (kind {record.facts.kind}), and each learned from many "
-            "people. Only of an ensemble of neighbours can people leave, or join."
+            f"Nobody knows who is in {name} (kind {record.facts.kind}): its teachers were trained "
+            "elsewhere, or without a key of records. Whoever trained them can train them anew."
         )
     return record, record.edition
 
@@ -111,7 +136,7 @@ def _next(
     by: Actor | None,
 ) -> Made:
     from terrine_models.storage.manifests import manifest_digest
-    from terrine_models.teachers.neighbours import NeighbourEnsemble
+    from terrine_models.teachers.ensemble import load
 
     directory = settings.data_dir / living(ledger, name)[0].path
     with _alone(directory):
@@ -122,7 +147,7 @@ def _next(
         if change is None:
             return Made(newest.number, 0, 0, new=False)
         made = directory / f"edition-{number}"
-        NeighbourEnsemble.load(made)
+        load(made, device="cpu")
         erased, slots = {*newest.erased, *change.slots}, change.manifest.units
         digest, data = manifest_digest(made), private_data(change.manifest)
         try:

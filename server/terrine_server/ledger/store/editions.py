@@ -37,7 +37,7 @@ def first(ensemble: EnsembleRecord) -> Edition:
         number=1,
         manifest_sha256=ensemble.manifest_sha256,
         units=ensemble.units,
-        slots=ensemble.facts.teachers,
+        slots=ensemble.facts.teachers if ensemble.facts.kind == NEIGHBOURS else ensemble.units,
         erased=(),
         begins={},
         made_at=ensemble.registered_at,
@@ -45,12 +45,12 @@ def first(ensemble: EnsembleRecord) -> Edition:
 
 
 def living(connection: Connection, seals: Seals, ensemble: EnsembleRecord) -> EnsembleRecord:
-    """Return the ensemble with its newest edition, if it is of a kind that has any.
+    """Return the ensemble with its newest edition, if people can leave it.
 
     Raises LedgerCorrupted.
     """
-    if ensemble.facts.kind != NEIGHBOURS:
-        return ensemble
+    if ensemble.facts.kind != NEIGHBOURS and ensemble.cap_id is None:
+        return ensemble  # nobody knows who is in it
     own = editions.c.ensemble_id == ensemble.id
     newest = select_editions().where(own).order_by(None).order_by(editions.c.number.desc()).limit(1)
     row = connection.execute(newest).one_or_none()

@@ -137,13 +137,12 @@ def living_ensemble(
 ) -> EnsembleRecord:
     """Return an ensemble in its newest edition, and with what is reserved of the cap that it
     shares. Raises LedgerCorrupted."""
-    ensemble = editions.living(connection, seals, ensemble)
     group = shared_caps.known(connection, seals, ensemble)
-    if not group:
-        return ensemble
-    head = group[0].cap_id
-    row = connection.execute(select_ensembles().where(ensembles.c.id == head)).one()
-    return shared_caps.shared(group, ensemble, ensemble_record(row, seals))
+    if group:
+        head = group[0].cap_id
+        row = connection.execute(select_ensembles().where(ensembles.c.id == head)).one()
+        ensemble = shared_caps.shared(group, ensemble, ensemble_record(row, seals))
+    return editions.living(connection, seals, ensemble)
 
 
 @contextmanager
