@@ -226,7 +226,7 @@ def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEns
     assert holding(files, points(world.directory)[3].tobytes())
 
 
-def test_trained_teachers_have_nobody_who_leaves(
+def test_nobody_leaves_teachers_that_were_trained_without_a_key(
     terrine_server: RunningServer, terrine: Terrine, tmp_path: Path, database_url: str
 ) -> None:
     who = saved(tmp_path / "who.npz", digits(GONE))
@@ -236,8 +236,8 @@ def test_trained_teachers_have_nobody_who_leaves(
         TERRINE_DATA_DIR=str(terrine_server.settings.data_dir),
         TERRINE_DATABASE_URL=database_url,
     ).refused
-    assert "digits has trained teachers" in refused
-    with pytest.raises(Conflict, match="do not vote themselves"):
+    assert "Nobody knows who is in digits" in refused
+    with pytest.raises(Conflict, match="nobody knows who is in it"):
         terrine_server.ledger.make_edition("digits", 2, "00" * 32, 40, [])
 
 
