@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select, update
+from sqlalchemy import Connection, Select, bindparam, select, update
 
 from terrine_server.errors import Conflict, LedgerCorrupted
 from terrine_server.ledger.administration import Action, facts_text
@@ -44,6 +44,16 @@ def select_private_data() -> Select[Any]:
     )
 
 
+_SHARING = select_private_data().where(private_data.c.cap_id == bindparam("cap"))
+_OF_ONE = select(
+    logged("data", bindparam("name")),
+    select(private_data.c.cap_id)
+    .where(private_data.c.ensemble_id == bindparam("ensemble"))
+    .scalar_subquery(),
+)
+"""Built once, as reading any ensemble needs them."""
+
+
 @dataclass(frozen=True)
 class Known:
     """What is recorded of an ensemble's private data."""
@@ -62,25 +72,16 @@ def known(connection: Connection, seals: Seals, of: EnsembleRecord | None = None
 
     Raises LedgerCorrupted.
     """
-    query = select_private_data()
-    if of is not None:
-        _check_there(connection, of)
-        own = private_data.alias("own")
-        cap = select(own.c.cap_id).where(own.c.ensemble_id == of.id).scalar_subquery()
-        query = query.where(private_data.c.cap_id == cap)
-    return [_known(row, seals) for row in connection.execute(query)]
-
-
-def _check_there(connection: Connection, ensemble: EnsembleRecord) -> None:
-    """Raise LedgerCorrupted if the log says that an ensemble has a row, and it has none."""
-    own = private_data.c.ensemble_id == ensemble.id
-    query = select(
-        logged("data", ensemble.name),
-        select(func.count()).select_from(private_data).where(own).scalar_subquery(),
-    )
-    said, rows = connection.execute(query).one()
-    if (said not in (None, GONE)) != bool(rows):
-        raise LedgerCorrupted(f"Whose cap the ensemble {ensemble.name} shares was edited.")
+    if of is None:
+        return [_known(row, seals) for row in connection.execute(select_private_data())]
+    own = {"ensemble": of.id, "name": of.name}
+    # Whether the log says that it has a row: somebody may have removed that.
+    said, cap = connection.execute(_OF_ONE, own).one()
+    if (said in (None, GONE)) != (cap is None):
+        raise LedgerCorrupted(f"Whose cap the ensemble {of.name} shares was edited.")
+    if cap is None:
+        return []
+    return [_known(row, seals) for row in connection.execute(_SHARING, {"cap": cap})]
 
 
 def _known(row: Any, seals: Seals) -> Known:
