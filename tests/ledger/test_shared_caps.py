@@ -98,7 +98,7 @@ def test_what_cannot_be_one_cap_is_refused_in_words(each_database_url: str) -> N
     register(ledger, "first", data=DATA)
     register(ledger, "clothes", data=private("clothes"))
     before = ledger.log(limit=100)
-    with pytest.raises(Conflict, match=r"final: ε = 20, δ = 1e-05.* --epsilon 20 --delta 1e-05"):
+    with pytest.raises(Conflict, match=r"final: ε = 20, δ = 1e-05.* --epsilon 20.0 --delta 1e-05"):
         register(ledger, "second", 19.0, data=DATA)
     grouped = FACTS.model_copy(update={"group_column": "patient"})
     with pytest.raises(Conflict, match="protects one patient with all its records, and first one"):
