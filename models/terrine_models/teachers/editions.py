@@ -114,14 +114,15 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
     """
     old = _opened(directory, key)
     manifest, kind = old.manifest, old.kind
-    _check_same_kind(data, manifest, kind.grouped)
+    grouped = manifest.partition is not None
+    _check_same_kind(data, manifest, grouped)
     digest = hmac.digest(key, b"terrine/added/1" + bytes.fromhex(data.digest()), "sha256").hex()
     if digest in kind.added:
         return None
     who, present = record_digests(data, key), old.people.present
     gone = {bytes(row) for row in old.people.erased}
     # Only names are compared with those of others: equal records may be of two people.
-    known = {bytes(row): slot for slot, row in enumerate(present)} if kind.grouped else {}
+    known = {bytes(row): slot for slot, row in enumerate(present)} if grouped else {}
     slots = np.full(unit_count(data), -1)
     came: list[NDArray[np.uint8]] = []
     for unit, row in enumerate(who):
@@ -173,7 +174,7 @@ def forget_taught(
     kind, partition = manifest.teacher, manifest.partition
     stored = Stored(directory, manifest, manifest.teacher_files)
     old = People.load(stored, key)
-    if partition is None:
+    if partition is None or not kind.partitioned:
         raise StoreError(f"Nobody knows whose records taught which teacher of {manifest.name}.")
     _check_same_kind(data, manifest, partition.recipe == "groups")
     _check_public(kind, public)

@@ -193,7 +193,7 @@ def _current(ledger: Ledger, settings: Settings, ensemble: str) -> tuple[Manifes
             f"{ensemble} has trained teachers, of the kind {kind.kind}. People leave it by "
             "`terrine ensemble forget`; to let people join, train another ensemble."
         )
-    return manifest, kind.grouped
+    return manifest, manifest.partition is not None
 
 
 def loaded(
