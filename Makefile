@@ -3,7 +3,6 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
-REPLICAS ?= 1
 OWNERS ?= 3
 
 VENV := .venv
@@ -51,9 +50,9 @@ tools: venv ## Fetch Helm and the schemas of Kubernetes, which some tests use
 demo: $(SERVING) ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 2 minutes)
 	$(BIN)/terrine demo $(ARGS)
 
-serve: $(SERVING) ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000 (REPLICAS=3)
+serve: $(SERVING) ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000
 	$(BIN)/terrine init
-	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
+	$(BIN)/terrine serve $(ARGS)
 
 reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon 0.3"; experiments/README.md)
 	$(BIN)/python -m terrine_experiments reproduce $(ARGS)
@@ -141,7 +140,7 @@ licenses: $(RELEASED)/.installed ## List the licence of every package that the s
 # all the same, or the lock would not fit it; INDEX names the index, or a directory with the wheel.
 lock: venv ## Lock the images' packages with their hashes in docker/requirements*.lock (INDEX=...)
 	$(BIN)/pip install --quiet --editable '.[release]'
-	$(BIN)/uv pip compile --quiet pyproject.toml --extra oidc --extra onnx --extra server --upgrade --generate-hashes \
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra oidc --extra onnx --extra server --extra timestamp --upgrade --generate-hashes \
 		--python-version 3.11 --python-platform linux --no-annotate --prerelease disallow --no-emit-package torch \
 		$(if $(INDEX),--find-links $(INDEX)) --custom-compile-command "make lock" \
 		--output-file docker/requirements.lock

@@ -1,21 +1,25 @@
 """Speed of the transparency log: growing it, its tiles and proofs, and what it takes from charging.
 
 Growing is shown beside pymerkle's tree in memory, which keeps nothing, and beside SHA-256 alone,
-which nothing can beat. Charging with a process that grows and signs the tree each second is shown
-beside charging without. All are measured in one run, on SQLite and on PostgreSQL.
+which nothing can beat. Charging while the tree is grown and signed each second is shown beside
+charging without. All are measured in one run, on SQLite and on PostgreSQL.
 
-    python benchmarks/transparency.py [--entries 1000000] [--database sqlite|postgresql]
+    python benchmarks/transparency.py [--entries 1000000] [--pairs 60] [--database NAME]
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import math
+import os
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -23,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from books import answered, open_ledger, open_project
 from logged import publisher, signed
 from pymerkle import InmemoryTree
+from sqlalchemy import text
 
 from ledger import MECHANISM, databases, fill
 from terrine_protocol.transparency import trees
@@ -30,8 +35,10 @@ from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import Note
 from terrine_protocol.transparency.tiles import Tile, Tiles
 from terrine_server.ledger import Ledger
+from terrine_server.owner.checkpoints import Publisher
 
-SLICES, SLICE_SECONDS, STUDENTS = 6, 3.0, 8
+STUDENTS, ROUNDS, SECONDS = 8, 1, 1.0
+"""A slice has so many rounds of the publisher, one after each second; a server waits for five."""
 SHARE = 0.95
 """Charging with the log must reach this share of charging without."""
 
@@ -39,6 +46,7 @@ SHARE = 0.95
 def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=1_000_000)
+    parser.add_argument("--pairs", type=int, default=60, help="slices without the log, and with it")
     parser.add_argument("--database", choices=["sqlite", "postgresql"], help="only this one")
     options = parser.parse_args()
     peers(options.entries)
@@ -46,7 +54,7 @@ def main() -> bool:
     for kind in [options.database] if options.database else ["sqlite", "postgresql"]:
         with databases(kind) as (url, empty):
             grow(kind, url, options.entries)
-            met = charging(kind, empty) and met
+            met = charging(kind, empty, options.pairs) and met
     return met
 
 
@@ -113,25 +121,61 @@ def grow(kind: str, url: str, entries: int) -> None:
     ledger._engine.dispose()
 
 
-def charging(kind: str, url: str) -> bool:
+def charging(kind: str, url: str, pairs: int) -> bool:
+    """Charge with the log and without, in many short slices: others may use the machine, too."""
     ledger = open_ledger(url)
     project = open_project(ledger, 5_000_000, MECHANISM).id
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    for slice in range(2 * SLICES):
-        rates[slice % 2 == 1].append(rate(ledger, project, f"{slice}", logged=slice % 2 == 1))
-    without, with_log = (statistics.median(rates[logged]) for logged in (False, True))
-    pairs = sorted(b / a for a, b in zip(rates[False], rates[True], strict=True))
-    print(
-        f"  charges per second, {STUDENTS} students: {without:,.0f} without the log, "
-        f"{with_log:,.0f} with it: {with_log / without:.2f} x (target: {SHARE} x at least; "
-        f"pairs {pairs[0]:.2f} to {pairs[-1]:.2f})"
-    )
+    signs, processor = publisher(ledger), Processor(ledger)
+    charge_for(ledger, project, "warm", processor, signs)
+    rates, costs = [], []
+    for pair in range(pairs):
+        slices: dict[bool, Slice] = {}
+        for logged in (False, True) if pair % 2 == 0 else (True, False):
+            name = f"{pair} {logged}"
+            slices[logged] = charge_for(ledger, project, name, processor, signs if logged else None)
+            signs.round()  # what a slice leaves is not the next one's to log
+        rates.append((slices[False].rate, slices[True].rate))
+        costs.append((slices[False].processor, slices[True].processor))
+    print(f"  charging, {STUDENTS} students, {pairs} pairs of {ROUNDS * SECONDS:g} s:")
+    ratio = compared("charges per second", rates)
+    compared("microseconds of processor for a charge", costs)
+    print(f"    target: {SHARE} x of the charges at least, with the log")
     ledger._engine.dispose()
-    return with_log >= SHARE * without
+    return ratio >= SHARE
 
 
-def rate(ledger: Ledger, project: int, name: str, logged: bool) -> float:
-    """Charges per second of students who ask at the same time."""
+def compared(what: str, pairs: Sequence[tuple[float, float]]) -> float:
+    """Print medians, and the median ratio with an interval that misses it in 5 % of cases at most.
+
+    The interval is between two pairs' ratios: how many are below the median is binomial.
+    """
+    ratios = sorted(logged / without for without, logged in pairs)
+    count = len(ratios)
+    below = 0
+    while 2 * sum(math.comb(count, k) for k in range(below + 1)) <= 0.05 * 2**count:
+        below += 1
+    low, high = ratios[max(below - 1, 0)], ratios[count - max(below, 1)]
+    without, logged = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(ratios)
+    print(
+        f"    {what}: {without:,.0f} without the log, {logged:,.0f} with it; "
+        f"{ratio:.3f} x ({low:.3f} to {high:.3f})"
+    )
+    return ratio
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What was measured: charges per second, and microseconds of processor for each."""
+
+    rate: float
+    processor: float
+
+
+def charge_for(
+    ledger: Ledger, project: int, name: str, processor: Processor, signs: Publisher | None
+) -> Slice:
+    """Let students ask at the same time; with `signs`, a round after each second, the last, too."""
     stop, counts = threading.Event(), [0] * STUDENTS
 
     def student(number: int) -> None:
@@ -139,21 +183,50 @@ def rate(ledger: Ledger, project: int, name: str, logged: bool) -> float:
             ledger.charge(project, [answered(f"{name} {number} {counts[number]}")])
             counts[number] += 1
 
-    def owner() -> None:
-        signs = publisher(ledger)
-        while not stop.wait(1.0):
-            signs.round()
-
     threads = [threading.Thread(target=student, args=(n,)) for n in range(STUDENTS)]
-    threads += [threading.Thread(target=owner)] if logged else []
-    start = time.perf_counter()
+    used, start = processor.seconds(), time.perf_counter()
     for thread in threads:
         thread.start()
-    time.sleep(SLICE_SECONDS)
+    for _ in range(ROUNDS):
+        time.sleep(SECONDS)
+        if signs is not None:
+            signs.round()
     stop.set()
     for thread in threads:
         thread.join()
-    return sum(counts) / (time.perf_counter() - start)
+    taken, used = time.perf_counter() - start, processor.seconds() - used
+    return Slice(sum(counts) / taken, used / sum(counts) * 1e6)
+
+
+class Processor:
+    """Processor time that this process and the database's server have used, in seconds."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._server: str | None = None
+        if ledger._engine.dialect.name != "sqlite":
+            with ledger._engine.connect() as connection:
+                backend = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            self._server = _status(str(backend))[1]
+
+    def seconds(self) -> float:
+        used = time.process_time()
+        if self._server is None:
+            return used
+        ticks = 0
+        for path in Path("/proc").iterdir():
+            with suppress(OSError):
+                if path.name.isdigit():
+                    status = _status(path.name)
+                    if self._server in (path.name, status[1]):
+                        ticks += sum(map(int, status[11:13]))
+                    if self._server == path.name:
+                        ticks += sum(map(int, status[13:15]))  # of its children that have ended
+        return used + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _status(process: str) -> list[str]:
+    """The fields of /proc/PID/stat after the name: the first is the state, then the parent."""
+    return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
 
 
 def seconds(work: Callable[[], object]) -> float:

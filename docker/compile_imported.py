@@ -11,7 +11,7 @@ import pkgutil
 from pathlib import Path
 
 PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
-OTHER_EXTRAS = {"ray"}  # which the image may leave out
+LEFT_OUT = {"ray", "dp_accounting"}  # what the image may lack: a cluster, and others' accountants
 
 modules = {
     module.name
@@ -29,6 +29,6 @@ for name in modules:
             named.add(node.module)
 for name in sorted(named):
     package = name.partition(".")[0]
-    if package in OTHER_EXTRAS and importlib.util.find_spec(package) is None:
+    if package in LEFT_OUT and importlib.util.find_spec(package) is None:
         continue
     importlib.import_module(name)

@@ -210,5 +210,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (Wrong, ValueError, KeyError, TypeError, IndexError, OSError) as error:
+    except Wrong as error:
         sys.exit(f"NOT INTACT: {error}")
+    except Exception as error:  # a file, or an answer of the log, that is not of its format
+        sys.exit(f"NOT INTACT: {type(error).__name__}: {error}")

@@ -29,8 +29,6 @@ from terrine_protocol import (
     BudgetPage,
     EnsembleAccount,
     EnsembleInfo,
-    Estimate,
-    EstimateRequest,
     LabelResponse,
     LedgerPage,
     MechanismSpec,
@@ -180,7 +178,6 @@ def _retry_after(value: str | None) -> float | None:
 # ------------------------------------------------------------------------------- the calls
 
 _LABELS = TypeAdapter(LabelResponse)
-_ESTIMATE = TypeAdapter(Estimate)
 _BUDGET = TypeAdapter(Budget)
 _USED_UP = TypeAdapter(UsedUp)
 _PROJECT = TypeAdapter(ProjectInfo)
@@ -206,10 +203,6 @@ def label(content: bytes, media_type: str, key: str) -> Call[LabelResponse]:
     return Call(_LABELS, "POST", "/label", content, headers)
 
 
-def estimate(queries: int) -> Call[Estimate]:
-    return _send(_ESTIMATE, "POST", "/label/estimate", EstimateRequest(queries=queries))
-
-
 def used_up(content: bytes, media_type: str) -> Call[UsedUp]:
     return Call(_USED_UP, "POST", "/label/used-up", content, {"Content-Type": media_type})
 
@@ -226,8 +219,8 @@ def ensembles() -> Call[list[EnsembleAccount | EnsembleInfo]]:
     return Call(_ENSEMBLES, "GET", "/ensembles")
 
 
-def ledger() -> Call[BudgetPage]:
-    return Call(_BUDGETS, "GET", "/ledger", params={"limit": _PAGE})
+def ledger(limit: str = _PAGE) -> Call[BudgetPage]:
+    return Call(_BUDGETS, "GET", "/ledger", params={"limit": limit})
 
 
 def charges(

@@ -21,8 +21,6 @@ from terrine_protocol.base import (
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.labeling import (
     Budget,
-    Estimate,
-    EstimateRequest,
     LabelRequest,
     LabelResponse,
     LabelResult,
@@ -36,6 +34,7 @@ from terrine_protocol.ledger import (
     LedgerPage,
     LogEntry,
     LogPage,
+    LogState,
     LogVerification,
     Ready,
     ReceiptPage,
@@ -106,8 +105,6 @@ __all__ = [
     "EnsembleInfo",
     "EnsembleRegister",
     "EntryReceipt",
-    "Estimate",
-    "EstimateRequest",
     "GNMaxSpec",
     "Gamma",
     "ImageFormat",
@@ -121,6 +118,7 @@ __all__ = [
     "LedgerPage",
     "LogEntry",
     "LogPage",
+    "LogState",
     "LogVerification",
     "MechanismSpec",
     "Name",

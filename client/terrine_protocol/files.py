@@ -54,3 +54,18 @@ def write_secret(path: Path, text: str) -> bool:
         except FileExistsError:
             return False
     return True
+
+
+def replace(path: Path, text: str) -> None:
+    """Replace a file durably: whoever reads it, after a crash, too, finds all of the old or new."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

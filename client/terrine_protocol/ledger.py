@@ -47,11 +47,24 @@ class LedgerPage(Reply):
     ] = None
 
 
+class LogState(Reply):
+    """What the transparency log's last checkpoint says. Nothing waits for it."""
+
+    size: Annotated[int, Field(ge=0, description="Entries of the ledger that are under it.")]
+    cosigned: dict[str, datetime] = Field(
+        description="Witnesses of the service's policy that cosigned it, and when."
+    )
+    missing: list[str] = Field(description="Witnesses of the policy that did not.")
+
+
 class BudgetPage(Reply):
-    """A page of projects' accounts, by name."""
+    """A page of projects' accounts, by name, and the state of the log of all their entries."""
 
     items: list[Budget]
     next: str | None = None
+    log: Annotated[
+        LogState | None, Field(description="Null before the log's first checkpoint.")
+    ] = None
 
 
 class LogEntry(Reply):
@@ -93,16 +106,12 @@ class LogVerification(Reply):
 
 
 class Ready(Reply):
-    """That queries can be answered, and what the transparency log's last checkpoint says."""
+    """That queries can be answered, and the state of the transparency log."""
 
     status: str = "ready"
-    logged: Annotated[
-        int | None, Field(description="Entries in the log; null before its first checkpoint.")
+    log: Annotated[
+        LogState | None, Field(description="Null before the log's first checkpoint.")
     ] = None
-    cosigned: list[str] = Field(
-        default=[], description="Witnesses of the service's policy that cosigned it."
-    )
-    missing: list[str] = Field(default=[], description="Witnesses of the policy that did not.")
 
 
 class EntryReceipt(Reply):

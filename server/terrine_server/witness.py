@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -19,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from terrine_protocol.files import read
+from terrine_protocol.files import read, replace
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
 from terrine_protocol.transparency.notes import (
     LARGEST,
@@ -151,23 +150,8 @@ class Witness:
         if last != checkpoint:
             # Of the signatures, only the log's is kept: others could fill the disk.
             own = [s for s in note.signatures if (s.name, s.key_id) == (log.name, log.key_id)]
-            self._keep(log.name, str(Note(note.text, (own[0],))))
+            replace(self.path(log.name), str(Note(note.text, (own[0],))))
         return Answer(HTTPStatus.OK, str(self._key.sign(note.text, int(time.time()))))
-
-    def _keep(self, origin: str, note: str) -> None:
-        """Replace the file of a log's last checkpoint, durably: before or after, never between."""
-        path = self.path(origin)
-        new = path.with_suffix(".new")
-        with new.open("w", encoding="utf-8") as file:
-            file.write(note)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        directory = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 class Server(ThreadingHTTPServer):

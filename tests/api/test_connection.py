@@ -47,7 +47,7 @@ async def accepted(directory: Path) -> AsyncIterator[tuple[Connection, socket.so
 
 
 def test_a_response_does_not_wait_for_its_first_segment_to_be_acknowledged(tmp_path: Path) -> None:
-    """asyncio leaves Nagle's algorithm on for sockets that workers inherit."""
+    """asyncio leaves Nagle's algorithm on for sockets that it did not make."""
 
     async def delays() -> int:
         async with accepted(tmp_path) as (connection, _):

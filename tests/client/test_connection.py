@@ -107,7 +107,7 @@ def test_the_token_may_come_from_the_environment(
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}, {"transport": "pickle"}],
+    [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}],
 )
 def test_invalid_options_are_refused(options: dict[str, object]) -> None:
     with refuses(ConfigurationError, next(iter(options))):

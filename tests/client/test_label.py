@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,6 @@ def images(count: int, first: int = 1) -> np.ndarray:
     return np.arange(first, first + count, dtype=np.int64).repeat(4).reshape(count, 2, 2)
 
 
-@pytest.mark.parametrize("transport", ["binary", "json"])
 @pytest.mark.parametrize("with_probabilities", [False, True])
 @pytest.mark.parametrize(
     "x",
@@ -44,18 +43,16 @@ def images(count: int, first: int = 1) -> np.ndarray:
 )
 def test_every_value_arrives(
     faulty: FaultyServer,
-    transport: Literal["binary", "json"],
     with_probabilities: bool,
     x: np.ndarray,
 ) -> None:
     probabilities = np.array([[0.25, 0.75], [1 / 3, 2 / 3]]) if with_probabilities else None
-    with Client(faulty.url, TOKEN, transport=transport) as client:
+    with Client(faulty.url, TOKEN) as client:
         client.label(x, probabilities)
     arrived = faulty.seen[0].arrays
     np.testing.assert_array_equal(arrived["inputs"], x)
     assert arrived["inputs"].shape == x.shape
-    if transport == "binary":
-        assert arrived["inputs"].dtype == x.dtype
+    assert arrived["inputs"].dtype == x.dtype
     assert ("probabilities" in arrived) is with_probabilities
     if probabilities is not None:
         np.testing.assert_array_equal(arrived["probabilities"], probabilities)

@@ -22,25 +22,26 @@ class Witnessed:
 
     compose: Composition
 
-    def ready(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.compose.url}/readyz", timeout=30).json()
-        return found
+    def log(self) -> dict[str, Any]:
+        """What a service that is ready says of its log."""
+        found = httpx.get(f"{self.compose.url}/readyz", timeout=30).raise_for_status().json()
+        log: dict[str, Any] = found["log"]
+        return log
 
     def act(self) -> int:
         """Do something that is logged; return how many entries the log has then."""
-        before = self.ready()["logged"]
+        before = self.log()["size"]
         self.compose.terrine("token", "create", "--role", "auditor")
-        until(lambda: self.ready()["logged"] > before)
-        logged: int = self.ready()["logged"]
+        until(lambda: self.log()["size"] > before)
+        logged: int = self.log()["size"]
         return logged
 
     def cosigned(self) -> bool:
-        found = self.ready()
-        return bool(found["cosigned"] == ["w"] and found["missing"] == [])
+        found = self.log()
+        return list(found["cosigned"]) == ["w"] and found["missing"] == []
 
     def missed(self) -> bool:
-        found = self.ready()
-        return bool(found["status"] == "ready" and found["missing"] == ["w"])
+        return bool(self.log()["missing"] == ["w"])
 
 
 def printed(composition: Composition, service: str, pattern: str) -> str:
@@ -101,6 +102,61 @@ def test_it_cosigns_and_nobody_waits_while_it_is_killed_or_late(witnessed: Witne
 
 
 VERIFY = ("ledger", "verify", "all", "--policy", "policy")
+SIGNED = ("ledger", "verify", "all", "--checkpoint", "checkpoint.signed")
+RESTORE = "pg_restore --username=terrine --dbname=terrine --clean --if-exists --single-transaction"
+
+
+def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) -> None:
+    """An honest service signs nothing after it; of one that forgets, the witness knows."""
+    compose = witnessed.compose
+
+    def shell(service: str, command: str) -> str:
+        return compose.succeed("exec", "--no-TTY", service, "sh", "-euc", command)
+
+    def set_back(to: str, then: str) -> None:
+        """Restore a dump as docs/deploying.md says, do something in the volume, and serve."""
+        compose.succeed("stop", "server")
+        shell("db", f"{RESTORE} < /tmp/{to}.dump")
+        compose.succeed(
+            "run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "sh", "server", "-euc", then
+        )
+        compose.start_again()
+
+    def dump(name: str) -> None:
+        shell("db", f"pg_dump --username=terrine --format=custom terrine > /tmp/{name}.dump")
+
+    dump("older")
+    witnessed.act()
+    until(witnessed.cosigned)
+    published = witnessed.log()["size"]
+    dump("newer")
+
+    set_back("older", "cp checkpoint.signed checkpoint.kept")
+    assert witnessed.log()["size"] < published
+    before = httpx.get(f"{compose.url}/checkpoint").text
+    compose.terrine("token", "create", "--role", "auditor")
+    until(lambda: "no checkpoint was signed" in compose.succeed("logs", "server"))
+    assert httpx.get(f"{compose.url}/checkpoint").text == before
+    found = compose("run", "--rm", "--no-TTY", "--no-deps", "server", *SIGNED)
+    assert found.returncode == 1
+    assert "an older backup was restored" in found.stdout
+
+    set_back("older", "rm checkpoint.signed")
+    while witnessed.act() < published:
+        pass
+    until(witnessed.missed)
+    witnessed.act()
+    assert witnessed.missed(), "a longer one does not continue it, either"
+    said = compose.succeed("logs", "server")
+    assert "the database is older than what was published" in said
+    refused = compose("run", "--rm", "--no-TTY", "--no-deps", "server", *VERIFY)
+    assert refused.returncode == 1
+    assert "cosigned by nobody; the quorum is w" in refused.stdout
+
+    set_back("newer", "mv checkpoint.kept checkpoint.signed")
+    until(witnessed.cosigned)
+    witnessed.act()
+    until(witnessed.cosigned)
 
 
 def test_another_key_at_its_address_is_no_witness(witnessed: Witnessed) -> None:

@@ -211,7 +211,7 @@ def test_the_last_inputs_measure_a_student_of_all_others(
     experiments: Terrine, idx: Path, tmp_path: Path
 ) -> None:
     options = ("--quick", "--runs", "1", "--protocol", "last-1000", "--out", tmp_path)
-    labels = ("--mechanism", "confident_gnmax", "--epsilon", "60", "--steps", "5")
+    labels = ("--mechanism", "confident_gnmax", "--epsilon", "60")
     said = experiments("reproduce", "fashion", idx, *options, *labels).fine
     holds(" ".join(said.split()), "DP-SGD", "scattering")
     (found,) = results(tmp_path)

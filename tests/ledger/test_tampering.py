@@ -526,7 +526,7 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {
         "retry": lambda: label(0, 3, "k"),
         "repeat": lambda: label(0, 3),
-        "estimate": lambda: http("POST", "/label/estimate", "student", json={"queries": 2}),
+        "budget": lambda: http("GET", "/budget", "student"),
         "verdict": verdict,
         "counts": lambda: ledger.charge(ledger.project("counted").id, [counted(1)]).results,
         "closed": lambda: asks("done"),

@@ -159,7 +159,7 @@ def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
     forwarded = b"X-Forwarded-For: 10.0.0.9\r\n"
     with (
         serving(
-            served_machine, forwarded_allow_ips="127.0.1.1", max_per_address=3, write_seconds=60
+            served_machine, forwarded_allow_ips="127.0.1.1", max_connections=12, write_seconds=60
         ) as server,
         never_reading(server, 3, 1, forwarded),
         client(server, "127.0.1.1") as proxy,

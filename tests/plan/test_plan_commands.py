@@ -80,7 +80,6 @@ def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
         assert options.keys() <= set(command.__annotations__) - {"name"}
         epsilon, delta = float(options.pop("epsilon")), float(options.pop("delta"))
         mechanism = parse_mechanism(options.pop("mechanism"))
-        rate = float(options.pop("expected_pass_rate", "1"))
         assert options == {"ensemble": "ENSEMBLE"}
         request = ProjectOpen.model_validate(
             {
@@ -89,17 +88,18 @@ def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
                 "mechanism": mechanism,
                 "epsilon": epsilon,
                 "delta": delta,
-                "expected_pass_rate": rate,
             }
         )
         spec = request.mechanism.model_dump(exclude_none=True)
         built = build_mechanism(spec, teachers=500, classes=10)
         cap_rule = Rule("rdp", cap_order(epsilon, delta))
-        quoted = choose(
-            built, epsilon, delta, cap_rule=cap_rule, pass_rate=request.expected_pass_rate
-        )
+        opened = choose(built, epsilon, delta, cap_rule=cap_rule).considered
+        planned = document["quotes"][0]
         # What was planned is what is bought.
-        assert int(quoted.answers) == document["quotes"][0]["answers"]
+        assert (opened.queries, opened.answer_share) == (
+            planned["queries"],
+            planned["answer_share"],
+        )
 
 
 def test_json_and_table_agree_and_the_json_is_valid(terrine: Terrine) -> None:

@@ -145,7 +145,7 @@ def test_figures_may_use_all_of_their_share_of_delta_and_not_a_rounding_error_mo
         published(7.0, [20, 50], epsilon=50.0, delta=nextafter(delta, 0))
 
 
-@pytest.mark.parametrize("cap_rule", [GDP, Rule("rdp", 8.0)], ids=str)
+@pytest.mark.parametrize("cap_rule", [GDP, Rule("rdp", 8.0)], ids=["gdp", "rdp"])
 def test_published_figures_need_a_cap_of_the_same_order(cap_rule: Rule) -> None:
     with refuses(ParameterError, 10, *str(cap_rule).split()):
         published(cap_rule=cap_rule)

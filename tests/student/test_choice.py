@@ -61,9 +61,8 @@ def some_digits(count: int) -> NDArray[np.int64]:
     return np.where(np.arange(POOL) < count, digits()[1][:POOL], -1)
 
 
-def choose_digits(labels: NDArray[np.int64], method: str = "auto", steps: int = 30) -> Made:
-    few = {"steps": steps, "batch": 32, "unlabelled_batch": 64}
-    return chosen(method, digits()[0][:POOL], labels, SMALL, DIGITS, **few)
+def choose_digits(labels: NDArray[np.int64], method: str = "auto") -> Made:
+    return chosen(method, digits()[0][:POOL], labels, SMALL, DIGITS)
 
 
 def accuracy(made: Made) -> float:
@@ -103,30 +102,14 @@ def income(shared_data: Path) -> Income:
     return Income(shared_data)
 
 
-def test_auto_is_better_than_a_network_on_income_and_finds_both_classes(income: Income) -> None:
+def test_auto_finds_both_classes_of_income(income: Income) -> None:
     """Nine labels in ten are of the larger class; the rarer one is still found."""
     pool = income.x[: income.POOL]
     made = chosen("auto", pool, income.labels, income.spec, income.classes)
-    network = taught("supervised", pool, income.labels, income.spec, income.classes, steps=200)
     assert made.choice.chosen == "ridge"
-    assert income.accuracy(made.student) > income.accuracy(network) - 0.005
+    assert income.accuracy(made.student) > 0.8
     predicted = made.student.predict(income.x[income.POOL :])
     assert (predicted == 1)[income.truth[income.POOL :] == 1].mean() > 0.25
-
-
-@pytest.mark.slow
-def test_vat_collapses_on_one_sided_labels_of_digits_and_the_plain_student_is_returned() -> None:
-    """Many labels of one digit and one of each other: no held-out label shows the collapse."""
-    images, truth = digits()
-    labels = np.full(POOL, -1)
-    for digit in range(10):
-        labels[np.flatnonzero(truth[:POOL] == digit)[: 45 if digit == 1 else 1]] = digit
-    few = {"steps": 60, "batch": 32, "unlabelled_batch": 64}
-    collapsed = taught("vat", images[:POOL], labels, SMALL, DIGITS, **few)
-    made = choose_digits(labels, "vat", steps=60)
-    assert made.choice.chosen == "ridge"
-    assert "hardly ever says" in made.choice.why
-    assert accuracy(made) > collapsed.accuracy(images[1000:], truth[1000:]) + 0.1
 
 
 @pytest.mark.parametrize("count", [40, 150])
@@ -199,19 +182,10 @@ def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:
     assert accuracy(made) > 0.9
 
 
-@pytest.mark.nightly
-def test_a_sound_vat_that_was_asked_for_is_kept_and_compared() -> None:
-    made = choose_digits(some_digits(60), "vat", steps=100)
-    assert made.choice.chosen == "vat"
-    assert made.student.model.training["method"] == "vat"
-    holds(made.choice.why, "ridge")
-    assert accuracy(made) > 0.85
-
-
 def test_the_choice_is_repeated_exactly_whatever_is_not_bought_or_public() -> None:
     """It has no other inputs: the same labels and inputs give the same choice and model."""
     labels = some_digits(30)
-    first, again = (choose_digits(labels, steps=5) for _ in range(2))
+    first, again = (choose_digits(labels) for _ in range(2))
     assert first.choice == again.choice
     images = digits()[0]
     difference = first.student.probabilities(images) - again.student.probabilities(images)
@@ -230,8 +204,8 @@ def test_ridge_is_returned_where_it_is_asked_for() -> None:
 
 def test_too_few_labels_fall_back_to_a_plain_model_and_say_so() -> None:
     labels = some_digits(19)
-    for method in ("auto", "vat", "supervised"):
-        made = choose_digits(labels, method, steps=10)
+    for method in ("auto", "kernel"):
+        made = choose_digits(labels, method)
         assert made.choice.chosen == "ridge"
         assert (made.choice.folds, made.choice.judged) == (0, ())
         holds(made.choice.why, "few")
@@ -254,7 +228,7 @@ def test_a_class_that_was_never_answered_is_never_predicted_by_the_plain_model()
 
 def test_labels_of_one_class_leave_the_plainest_model() -> None:
     labels = np.where(np.arange(POOL) < 40, 3, -1)
-    made = choose_digits(labels, steps=12)
+    made = choose_digits(labels)
     assert made.choice.chosen == "ridge"
     assert (made.student.predict(digits()[0]) == 3).all()
 
@@ -269,7 +243,7 @@ def test_constant_columns_leave_the_most_frequent_class(x: NDArray[np.float64]) 
 def test_identical_images_can_be_judged() -> None:
     images = np.full((260, 8, 8), 7, dtype=np.uint8)
     labels = np.where(np.arange(260) < 40, np.arange(260) % 2, -1)
-    made = chosen("auto", images, labels, SMALL, ("a", "b"), steps=12)
+    made = chosen("auto", images, labels, SMALL, ("a", "b"))
     assert np.isfinite(made.student.probabilities(images)).all()
 
 

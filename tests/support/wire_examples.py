@@ -44,6 +44,7 @@ RESULT = {
 }
 COUNTED = RESULT | {"outcome": "answered", "counts": [-7, 3, 0, 41]}
 PRICE = {"cost": 5, "delta": 1}
+LOG = {"size": 9, "cosigned": {"a": "2026-01-02T03:04:05Z"}, "missing": ["b"]}
 LOG_ENTRY = {
     "seq": 1,
     "created_at": "2026-01-02T03:04:05.000006Z",
@@ -175,17 +176,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "Budget": BUDGET,
     "LabelResponse": {"results": [RESULT, COUNTED], "noise_sigma": 4.0, "budget": BUDGET},
     "UsedUp": {"used_up": [0.25, None]},
-    "EstimateRequest": {"queries": 500},
-    "Estimate": {
-        "queries": 500,
-        "cost": 2500,
-        "delta_cost": 500,
-        "fits": False,
-        "epsilon_after": 0.9,
-        "prices": {"answered": PRICE, "abstained": PRICE},
-        "opening": PRICE,
-        "budget": BUDGET,
-    },
     "InputSpec": INPUT,
     "EnsembleFacts": {
         key: value
@@ -258,11 +248,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "TokenCreated": TOKEN | {"token": "terrine_a1_secret"},
     "Charge": CHARGE,
     "LedgerPage": {"items": [CHARGE], "next": "1"},
-    "BudgetPage": {"items": [BUDGET], "next": None},
+    "LogState": LOG,
+    "BudgetPage": {"items": [BUDGET], "next": None, "log": LOG},
     "LogEntry": LOG_ENTRY,
     "LogPage": {"items": [LOG_ENTRY], "next": None},
     "LogVerification": {"ok": True, "entries": 1, "head": "ef" * 32, "problems": []},
-    "Ready": {"status": "ready", "logged": 9, "cosigned": ["a"], "missing": ["b"]},
+    "Ready": {"status": "ready", "log": LOG},
     "EntryReceipt": {"charge": 9, "index": 70},
     "ReceiptPage": {
         "leaf_key": "ab" * 32,

@@ -26,10 +26,10 @@ from terrine_server.ledger.store.tables import tree_head, tree_leaves, tree_node
 from terrine_server.owner import checkpoints
 from terrine_server.owner.checkpoints import (
     CheckpointError,
-    LogState,
     Publisher,
     load_checkpoint_key,
     load_policy,
+    log_state,
 )
 
 
@@ -88,9 +88,9 @@ def test_witnesses_cosign_what_they_can_and_nobody_waits(
         charge(ledger, "more")
         owner.round()
         assert cosigners(ledger, policy) == {"a"}
-        state = LogState.of(ledger.checkpoint(), policy)
+        state = log_state(ledger.checkpoint(), policy)
         assert state is not None
-        assert state.missing == ("b", "c")
+        assert state.missing == ["b", "c"]
         with witnessing(tmp_path / "b", "b", port=int(b.url.rpartition(":")[2])):
             owner.round()  # the log has not grown
             assert cosigners(ledger, policy) == {"a", "b"}
@@ -194,6 +194,31 @@ def test_a_restored_backup_is_not_signed_and_charges_go_on(
             anybody.round()
     charge(ledger, "a charge needs no checkpoint")
     assert ledger.checkpoint() == signed
+
+
+def test_a_database_that_was_set_back_as_a_whole_is_not_signed(
+    ledger: Ledger, database_url: str, tmp_path: Path
+) -> None:
+    """Not by a process that starts then, either: what was signed is known outside the database."""
+    file, new = tmp_path / "checkpoint.signed", SignerKey(LOG.name, Kind.ED25519, b"n" * 32)
+    charge(ledger, *range(5))
+    Publisher(ledger, LOG, None, 3600, file).round()
+    early = last(ledger)
+    size = Checkpoint.parse(early.text).size
+    charge(ledger, *range(5, 20))
+    Publisher(ledger, LOG, None, 3600, file).round()
+    published = last(ledger)
+    with forging(database_url, with_key=True) as connection:
+        cut(connection, 5)
+        connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= size))
+        connection.execute(update(tree_head).values(checkpoint=str(early)))
+    charge(ledger, "another history")
+    with refuses(CheckpointError, "backup"):
+        Publisher(ledger, LOG, None, 3600, file).round()
+    assert last(ledger) == early
+    assert file.read_text() == str(published)
+    Publisher(ledger, new, None, 3600, file).round()  # a new log, which everybody sees
+    assert file.read_text() == str(last(ledger)) != str(early)
 
 
 def test_a_new_key_begins_a_new_log(ledger: Ledger) -> None:

@@ -22,14 +22,15 @@ from serving import until
 from sqlalchemy import Connection, select, text, update
 
 from terrine_client import Client
-from terrine_protocol import LabelResult, Outcome, Role, TokenCreate
+from terrine_protocol import LabelResponse, LabelResult, Outcome, Role, TokenCreate
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import Note
+from terrine_server import views
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves, tree_nodes
-from terrine_server.owner.checkpoints import LogState
+from terrine_server.owner.checkpoints import log_state
 from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
 
@@ -47,14 +48,15 @@ class Owner:
     ledger: Ledger
     token: str
 
-    def charge(self, *queries: object) -> list[LabelResult]:
+    def charge(self, *queries: object) -> LabelResponse:
         """Answer queries; return what the service would say of them."""
         project = self.ledger.project("study")
         receipt = self.ledger.charge(project.id, [answered(query) for query in queries])
-        return [
+        results = [
             LabelResult(outcome=Outcome.ANSWERED, label=r.label, charge=r.seq, hash=r.hash)
             for r in receipt.results
         ]
+        return LabelResponse(results=results, budget=views.budget(receipt.project))
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -90,7 +92,10 @@ def owner(database_url: str, tmp_path: Path, witness: RunningWitness) -> Iterato
 
 @contextmanager
 def forging(owner: Owner) -> Iterator[Connection]:
-    """Rewrite the ledger with all keys, and grow another tree over it, under the same leaf keys."""
+    """Rewrite the ledger with all keys, and grow another tree over it, under the same leaf keys.
+
+    What the service itself remembers of the tree before is removed, too.
+    """
     with unguarded(owner.database_url, with_key=False) as connection:
         if connection.dialect.name != "sqlite":
             for table in (tree_leaves, tree_nodes, tree_head):
@@ -102,6 +107,7 @@ def forging(owner: Owner) -> Iterator[Connection]:
         connection.execute(tree_leaves.delete())
         connection.execute(tree_nodes.delete())
         connection.execute(update(tree_head).values(checkpoint=None))
+    owner.settings.signed_checkpoint_path.unlink(missing_ok=True)
     engine = connect(owner.database_url)
     upgrade(engine, SECRET_KEY)  # the triggers are as they were, too
     engine.dispose()
@@ -186,9 +192,9 @@ def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
         after = owner.ledger.project("study").charges + log_entries(owner)
         until(lambda: logged(url, after))
         # The witness: it does not cosign, and everybody sees that it does not.
-        state = LogState.of(owner.ledger.checkpoint(), policy_of(witness))
+        state = log_state(owner.ledger.checkpoint(), policy_of(witness))
         assert state is not None
-        assert state.missing == (witness.name,)
+        assert state.missing == [witness.name]
         assert witness.witness.last(LOG.verifier) == before
         student.receipts = kept
         report = student.verify_receipts(witnessed)
@@ -225,9 +231,10 @@ def test_an_older_backup_is_found(owner: Owner, witness: RunningWitness) -> None
         until(lambda: logged(url, 6 + log_entries(owner)))
     with owner.ledger._engine.connect() as connection:
         backup = connection.execute(select(tree_head.c.checkpoint)).scalar_one()
-    told += owner.charge(*range(6, ENTRIES))
+    more = owner.charge(*range(6, ENTRIES))
     with owner.serving() as url, Client(url, owner.token) as student:
         student.receipts.keep(told)
+        student.receipts.keep(more)
         report = until(lambda: student.verify_receipts(alone), lambda r: ENTRIES in r.proofs)
         assert report.ok
         kept = student.receipts
@@ -247,5 +254,6 @@ def test_two_hashes_for_one_entry_are_found(owner: Owner) -> None:
     with Client("http://127.0.0.1:9", owner.token) as student:
         told = owner.charge(1)
         student.receipts.keep(told)
-        student.receipts.keep([told[0].model_copy(update={"hash": "00" * 32})])
+        other = told.results[0].model_copy(update={"hash": "00" * 32})
+        student.receipts.keep(told.model_copy(update={"results": [other]}))
         assert student.receipts.contradicted == {1}

@@ -72,18 +72,26 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
         assert not client.receipts.contradicted
         report = until(lambda: client.verify_receipts(served.policy), lambda r: bool(r.proofs))
         assert report.ok, str(report)
+        protects = client.budget().protects
+        assert f"\nprotects {protects}\n" in str(report)
         until(lambda: len(client.verify_receipts(served.policy).proofs) == 40)
         client.receipts.save(tmp_path / "receipts")
-    ready = httpx.get(f"{url}/readyz").json()
-    assert ready["cosigned"] == ["w"]
-    assert ready["missing"] == []
+    state = httpx.get(f"{url}/readyz").json()["log"]
+    assert list(state["cosigned"]) == ["w"]
+    assert state["missing"] == []
     auditor = {"Authorization": f"Bearer {served.server.token('auditor')}"}
     metrics = httpx.get(f"{url}/metrics", headers=auditor).text
     assert 'terrine_log_cosigned{witness="w"} 1.0' in metrics
+    with Client(url, served.server.token("auditor")) as client:
+        log = client.log_state()
+        assert log is not None
+        assert log.size >= state["size"]
+        assert list(log.cosigned) == ["w"]
     assert re.search("^terrine_log_entries [0-9]+", metrics, re.MULTILINE)
     # Another program, on another day; and a third party with nothing but a proof and a policy.
     with Client(url, token) as client:
         client.receipts = Receipts.load(tmp_path / "receipts")
+        assert client.receipts.protects == protects
         client.label(x[40:41])
         report = until(lambda: client.verify_receipts(served.policy), lambda r: 41 in r.proofs)
         assert report.ok

@@ -101,7 +101,7 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
             "--rounds",
             1,
             "--method",
-            "ridge:steps=10",
+            "ridge",
             **variables,
         )
         assert learned.code == 0, learned.err

@@ -109,14 +109,20 @@ def test_a_student_of_pictures_is_as_good_as_was_foretold(
 
 
 def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(table: Machine) -> None:
+    header, *rows = Path("survey.csv").read_text().splitlines()
+    Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
     said = table.run(*TABLE, "--group", "patient", "--yes").fine
-    assert "one patient with all its records: 500 of them" in said, "people, not rows"
+    assert "one patient with all its records, 500 of them" in said, "people, not rows"
+    assert "counts of votes on all 800 different public rows" in said, "each is paid for once"
     assert "by neighbours, " in said, "both ways were simulated"
     foretold = re.search(r"right on ([\d.]+)% to ([\d.]+)%, balanced accuracy ([\d.]+)%", said)
     assert foretold is not None, said
     report = learned(table, said, "own.csv")
     assert report["accuracy"] > max(float(foretold[1]) / 100, 0.8)
     assert load_manifest(table.data / "ensembles" / "visits").units == 500
+    assert report["outcomes"] == {"answered": 1600}
+    assert report["charges"] == 800
+    assert report["queries_left"] < 20, "no noise for rows that are not there"
     assert report["epsilon_spent"] <= EPSILON
 
 

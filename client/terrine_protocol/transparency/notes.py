@@ -20,6 +20,8 @@ LARGEST = 64 * 1024
 """Bytes of a note."""
 SIGNATURE_BYTES = 64
 TIME_BYTES = 8
+LATEST = 253_402_300_799
+"""The last second of the year 9999. A later cosignature is refused: calendars end there."""
 PRIVATE = "PRIVATE+KEY+"
 
 
@@ -130,7 +132,7 @@ class VerifierKey:
         if self.kind is Kind.COSIGNATURE:
             when = int.from_bytes(signed[:TIME_BYTES], "big")
             signed, text = signed[TIME_BYTES:], cosigned_text(when, text)
-            if when >= 2**63:
+            if when > LATEST:
                 raise NoteError(f"the cosignature of {self.name} is of no time")
         try:
             if len(signed) != SIGNATURE_BYTES:

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from terrine_protocol.transparency.notes import NoteError
-from terrine_protocol.transparency.trees import ProofError, node_hash
+from terrine_protocol.transparency.trees import ProofError, perfect_root
 
 HEIGHT = 8
 WIDTH = 1 << HEIGHT
 HASH_BYTES = 32
-MOST_LEVELS = 8
-"""Levels of tiles below which a tree has fewer than 2**63 leaves."""
 _PATH = re.compile(
     r"(?P<level>entries|0|[1-9][0-9]?)/(?P<high>(?:x[0-9]{3}/)*)(?P<low>[0-9]{3})"
     r"(?:\.p/(?P<width>[1-9][0-9]{0,2}))?",
@@ -81,9 +79,7 @@ class Tiles:
         ]
         if len(hashes[-1]) != HASH_BYTES:
             raise ProofError(f"the tree of {self.size} leaves has no such part")
-        while len(hashes) > 1:
-            hashes = [node_hash(*pair) for pair in zip(hashes[::2], hashes[1::2], strict=True)]
-        return hashes[0]
+        return perfect_root(hashes)
 
     def _tile(self, level: int, index: int) -> bytes:
         data = self._kept.get((level, index))

@@ -70,6 +70,14 @@ def root_of(leaves: Iterable[bytes]) -> bytes:
     return tree.root
 
 
+def perfect_root(hashes: Sequence[bytes]) -> bytes:
+    """Return the root over a power of two of hashes."""
+    while len(hashes) > 1:
+        pairs = zip(hashes[::2], hashes[1::2], strict=True)
+        hashes = [node_hash(left, right) for left, right in pairs]
+    return hashes[0]
+
+
 def subtree(begin: int, end: int, perfect: Perfect) -> bytes:
     """Return the root over the leaves from `begin` to before `end`, a range that a split makes."""
     count = end - begin

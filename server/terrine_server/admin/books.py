@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from terrine_protocol import LogEntry, LogVerification
 from terrine_server import views
 from terrine_server.admin.access import Checked, Reader
 from terrine_server.admin.overview import caps
@@ -15,7 +16,7 @@ from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import verification
-from terrine_server.owner.checkpoints import LogState, own_policy
+from terrine_server.owner.checkpoints import log_state, own_policy
 from terrine_server.owner.room import gives_back
 
 router = APIRouter(prefix=ROOT)
@@ -48,7 +49,7 @@ def administrative_log(
         request,
         "log.html",
         reader,
-        entries=[views.log_entry(entry) for entry in found[:ROWS]],
+        entries=[LogEntry.model_validate(entry) for entry in found[:ROWS]],
         next=found[ROWS - 1].seq if len(found) > ROWS else None,
         before=before,
     )
@@ -68,7 +69,7 @@ def audit(
         next=found[ROWS - 1].name if len(found) > ROWS else None,
         first=not cursor,
         last=next(iter(services.ledger.log(limit=1, newest=True)), None),
-        log=LogState.of(services.ledger.checkpoint(), services.readiness.policy),
+        log=log_state(services.ledger.checkpoint(), services.readiness.policy),
     )
 
 
@@ -81,7 +82,7 @@ def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Respon
         "verified.html",
         sent.session,
         name=None,
-        found=views.log_verification(found),
+        found=LogVerification.model_validate(found),
         now=None,
     )
 

@@ -17,7 +17,7 @@ from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import Ledger, ProjectRecord
-from terrine_server.owner.checkpoints import LogState
+from terrine_server.owner.checkpoints import log_state
 
 router = APIRouter(tags=["operation"])
 
@@ -39,10 +39,7 @@ async def readyz(services: ServicesDep) -> Ready:
     durable. That is found out at most once a second, however often it is asked. Who did not cosign
     the transparency log's last checkpoint is said, but keeps nothing from being answered.
     """
-    log = await services.readiness.check()
-    if log is None:
-        return Ready()
-    return Ready(logged=log.size, cosigned=sorted(log.cosigned), missing=sorted(log.missing))
+    return Ready(log=await services.readiness.check())
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
@@ -84,7 +81,7 @@ class LogMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield its size, and whether each witness of the policy cosigned it."""
-        log = LogState.of(self._ledger.checkpoint(), self._policy)
+        log = log_state(self._ledger.checkpoint(), self._policy)
         entries = GaugeMetricFamily("terrine_log_entries", "Entries under the last checkpoint.")
         meaning = "Whether the witness cosigned the last checkpoint."
         cosigned = GaugeMetricFamily("terrine_log_cosigned", meaning, labels=["witness"])

@@ -50,14 +50,17 @@ def page(
     limit: int,
     view: Callable[[Record], BaseModel],
     cursor: Callable[[Record], str],
+    **beside: object,
 ) -> Response:
     """Return one page as JSON: the first `limit` of the records found.
 
     The caller queries one record more, which shows whether there is a next page. `view` turns a
-    record into an item; `cursor` returns the cursor for the records after a record.
+    record into an item; `cursor` returns the cursor for the records after a record; `beside`: what
+    else the page says.
     """
     shown = found[:limit]
     more = len(found) > limit
     items = [view(record) for record in shown]
-    made = model.model_validate({"items": items, "next": cursor(shown[-1]) if more else None})
+    after = cursor(shown[-1]) if more else None
+    made = model.model_validate({"items": items, "next": after, **beside})
     return Response(made.model_dump_json(), media_type="application/json")

@@ -7,11 +7,12 @@ import asyncio
 from anyio import CapacityLimiter, to_thread
 from sqlalchemy import Engine
 
+from terrine_protocol import LogState
 from terrine_protocol.transparency.policies import Policy
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import Ledger, check_definitions, check_schema, check_writable
-from terrine_server.owner.checkpoints import LogState
+from terrine_server.owner.checkpoints import log_state
 
 SECONDS = 1.0
 """How long what was found is still true. Strangers may ask as often as they like."""
@@ -59,7 +60,7 @@ class Readiness:
             check_writable(self._engine)
             for ensemble in self._ledger.ensembles():
                 self._voters.check(ensemble)
-            self._log = LogState.of(self._ledger.checkpoint(), self.policy)
+            self._log = log_state(self._ledger.checkpoint(), self.policy)
         except TerrineError as error:
             return error
         return None

@@ -21,6 +21,7 @@ from terrine_server.cli.console import (
 )
 
 if TYPE_CHECKING:
+    from terrine_protocol import LogState
     from terrine_server.ledger import ChargeRecord, ProjectRecord
 
 app = typer.Typer(no_args_is_help=True, help="Show, verify and export the ledger.")
@@ -40,10 +41,13 @@ def show(
     """Show a project's account and its last entries. `terrine project list` has all accounts."""
     from terrine_server import views
     from terrine_server.ledger.verifying.archive import entry_line
+    from terrine_server.owner.checkpoints import log_state, own_policy
+    from terrine_server.settings import Settings
 
     ledger = opened_ledger()
     record = ledger.project(project)
     account = views.budget(record)
+    log = log_state(ledger.checkpoint(), own_policy(Settings()))
     entries = ledger.charges(project, after_seq=max(0, record.charges - last), limit=last)
     if as_json():
         print_json(
@@ -51,6 +55,7 @@ def show(
                 "account": account,
                 "genesis": record.genesis,
                 "head": record.head,
+                "log": log,
                 "last_charges": [entry_line(entry) for entry in entries],
             }
         )
@@ -61,7 +66,8 @@ def show(
         f"ε spent {account.epsilon_spent:.6g} of {account.epsilon:g} at δ = {account.delta:g}: "
         f"{account.spent} of {account.budget} units ({account.spent / account.budget:.1%})\n"
         f"{account.charges} charges, at least {account.affordable} more queries fit\n"
-        f"head {record.head}",
+        f"head {record.head}\n"
+        f"transparency log: {_said(log)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -123,6 +129,14 @@ def export(
             file.write(json.dumps(line) + "\n")
     if output is not None:
         console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)
+
+
+def _said(log: LogState | None) -> str:
+    if log is None:
+        return "no checkpoint yet"
+    by = ", ".join(f"{name} ({when:%Y-%m-%d %H:%M:%S})" for name, when in log.cosigned.items())
+    missing = f", not by {', '.join(log.missing)}" if log.missing else ""
+    return f"{log.size} entries of all projects, cosigned by {by or 'nobody'}{missing}"
 
 
 def _result(entry: ChargeRecord, project: ProjectRecord) -> str:

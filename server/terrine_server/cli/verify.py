@@ -11,8 +11,17 @@ from terrine_server.bars import entries_bar
 from terrine_server.cli.console import console, errors, fail, opened_ledger, writing
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from terrine_server.ledger import Ledger, LogVerificationRecord, VerificationRecord
 
+Certificate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="PEM with the root of the time-stamping authority, and certificates in between.",
+    ),
+]
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
 
 
@@ -40,6 +49,7 @@ def verify(
             help="A checkpoint of any time, which log and ledger must continue. Repeat it.",
         ),
     ] = None,
+    tsa_certificate: Certificate = None,
     accounts: Annotated[
         Path | None,
         typer.Option(
@@ -68,6 +78,8 @@ def verify(
         fail("An export is held against the log by docs/check_log.py: leave --file out.")
     if logged and project not in (None, "all"):
         fail("--policy and --checkpoint are of the log of all projects: leave the project out.")
+    if tsa_certificate is not None and not checkpoint:
+        fail("--tsa-certificate is for the time stamps of checkpoints: name one by --checkpoint.")
     if file is not None:
         with entries_bar(errors, file.name) as progress:
             found = verify_export(file, progress)
@@ -75,7 +87,7 @@ def verify(
     else:
         intact = _verify_ledger(project or "all")
         if logged:
-            intact = _verify_tree(policy, checkpoint or []) and intact
+            intact = _verify_tree(policy, checkpoint or [], tsa_certificate) and intact
         if accounts is not None:
             intact = _verify_accounts(project or "all", accounts) and intact
     if not intact:
@@ -86,6 +98,15 @@ def checkpoint(
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: standard output.")
     ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Time-stamping authority (RFC 3161) that says when: its reply is kept beside "
+            "--output, as FILE.tsr.",
+        ),
+    ] = None,
+    tsa_certificate: Certificate = None,
 ) -> None:
     """Write a checkpoint of the ledger as it is now: log what is new, and sign the log.
 
@@ -93,9 +114,18 @@ def checkpoint(
     entry of now. Keep the file where nobody who can write to the database can reach it. A server
     does the same every few seconds, and serves its last one at `/checkpoint`.
     """
+    from terrine_server.owner import timestamps
     from terrine_server.owner.checkpoints import sign_now
     from terrine_server.settings import Settings
 
+    if timestamp is None and tsa_certificate is not None:
+        fail("--tsa-certificate goes with --timestamp URL.")
+    if timestamp is not None and (output is None or tsa_certificate is None):
+        fail(
+            "--timestamp needs --output FILE, beside which the time stamp is kept, and "
+            "--tsa-certificate FILE, by which it is checked now, when another can still be had."
+        )
+    authority = None if tsa_certificate is None else timestamps.load_authority(tsa_certificate)
     note = sign_now(opened_ledger(), Settings())
     with writing(output) as file:
         file.write(note)
@@ -103,6 +133,11 @@ def checkpoint(
         size = note.splitlines()[1]
         line = f"Wrote a checkpoint of {size} entries to {output}."
         console.print(line, highlight=False, soft_wrap=True)
+    if timestamp is not None and authority is not None and output is not None:
+        reply = timestamps.stamp(note.encode(), timestamp, authority)
+        stamped = output.with_name(output.name + timestamps.SUFFIX)
+        stamped.write_bytes(reply)
+        console.print(f"Its time stamp is {stamped}.", highlight=False, soft_wrap=True)
 
 
 def _verify_ledger(project: str) -> bool:
@@ -124,7 +159,7 @@ def _verify_ledger(project: str) -> bool:
     return intact
 
 
-def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
+def _verify_tree(path: Path | None, checkpoints: list[Path], tsa_certificate: Path | None) -> bool:
     from terrine_protocol.files import read
     from terrine_protocol.transparency.notes import LARGEST
     from terrine_server.owner.checkpoints import load_policy, own_policy
@@ -134,7 +169,9 @@ def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     if policy is None:
         fail("Here is no key of a log, nor a policy that names one: give --policy.")
     earlier = {str(each): read(each, LARGEST).decode(errors="replace") for each in checkpoints}
-    found = opened_ledger().check_tree(policy, earlier)
+    stamped, wrong = _verify_stamps(checkpoints, tsa_certificate)
+    found = opened_ledger().check_tree(policy, earlier, stamped)
+    found.problems += wrong
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
     by = ", ".join(sorted(found.cosigned)) or "nobody"
     line = f"transparency log: {verdict}, {found.size} entries, cosigned by {by}"
@@ -144,6 +181,37 @@ def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
     return found.ok
+
+
+def _verify_stamps(
+    checkpoints: list[Path], tsa_certificate: Path | None
+) -> tuple[dict[str, datetime], list[str]]:
+    """Check the time stamps of checkpoints; return when each was there, and what is wrong."""
+    from terrine_protocol.files import read
+    from terrine_protocol.transparency.notes import LARGEST
+    from terrine_server.owner import timestamps
+
+    replies = {path: path.with_name(path.name + timestamps.SUFFIX) for path in checkpoints}
+    stamped: dict[str, datetime] = {}
+    if tsa_certificate is None:
+        for reply in filter(Path.exists, replies.values()):
+            line = f"{reply} was not checked: name its authority by --tsa-certificate"
+            console.print(line, highlight=False, soft_wrap=True)
+        return stamped, []
+    authority, wrong = timestamps.load_authority(tsa_certificate), []
+    for path, reply in replies.items():
+        if not reply.exists():
+            wrong.append(f"{path} has no time stamp: {reply} is not there")
+            continue
+        try:
+            when = timestamps.check(read(reply, LARGEST), read(path, LARGEST), authority)
+        except timestamps.TimestampError as error:
+            wrong.append(f"{reply}: {error}")
+            continue
+        stamped[str(path)] = when
+        line = f"{path} was there on {when:%Y-%m-%d at %H:%M:%S} UTC, by its time stamp"
+        console.print(line, highlight=False, soft_wrap=True)
+    return stamped, wrong
 
 
 def _say_missing(ledger: Ledger, project: str) -> None:

@@ -10,15 +10,16 @@ import base64
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import structlog
 
-from terrine_protocol.files import read, write_secret
+from terrine_protocol import LogState
+from terrine_protocol.files import read, replace, write_secret
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
 from terrine_protocol.transparency.notes import (
     LARGEST,
@@ -103,34 +104,34 @@ def own_policy(settings: Settings) -> Policy | None:
     return None if key is None else Policy((Party(key.verifier),), {}, {}, NONE)
 
 
-@dataclass(frozen=True)
-class LogState:
-    """What the last checkpoint says: how many leaves, and who of the policy cosigned it."""
-
-    size: int
-    cosigned: Mapping[str, int]
-    missing: tuple[str, ...]
-
-    @classmethod
-    def of(cls, note: str | None, policy: Policy | None) -> LogState | None:
-        """Read it from a note that we kept; None before there is one."""
-        if note is None:
-            return None
-        parsed = Note.parse(note)
-        cosigned = {} if policy is None else policy.cosigned(parsed)
-        named = () if policy is None else policy.witnesses
-        return cls(
-            size=Checkpoint.parse(parsed.text).size,
-            cosigned=cosigned,
-            missing=tuple(name for name in named if name not in cosigned),
-        )
+def log_state(note: str | None, policy: Policy | None) -> LogState | None:
+    """Return what a checkpoint that we kept says, by our policy; None before there is one."""
+    if note is None:
+        return None
+    parsed = Note.parse(note)
+    cosigned = {} if policy is None else policy.cosigned(parsed)
+    named = () if policy is None else policy.witnesses
+    return LogState(
+        size=Checkpoint.parse(parsed.text).size,
+        cosigned={name: datetime.fromtimestamp(cosigned[name], UTC) for name in sorted(cosigned)},
+        missing=sorted(name for name in named if name not in cosigned),
+    )
 
 
 class Publisher:
-    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes."""
+    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes.
+
+    `signed`: file, outside the database, that keeps the last one; without it, only this process
+    knows what it signed if the database is set back.
+    """
 
     def __init__(
-        self, ledger: Ledger, key: SignerKey, policy: Policy | None, seconds: float
+        self,
+        ledger: Ledger,
+        key: SignerKey,
+        policy: Policy | None,
+        seconds: float,
+        signed: Path | None = None,
     ) -> None:
         self._ledger = ledger
         self._key = key
@@ -141,6 +142,7 @@ class Publisher:
             for name, party in (policy.witnesses if policy else {}).items()
             if party.url is not None
         }
+        self._file = signed
         self._signed: Checkpoint | None = None
         self._said: str | None = None
         self._stop = threading.Event()
@@ -169,6 +171,8 @@ class Publisher:
             note = self._next(kept, size)
             note = self._cosigned(note)
             if str(note) != kept:
+                if self._file is not None:
+                    replace(self._file, str(note))
                 self._ledger.keep_checkpoint(str(note), kept)
         return True
 
@@ -194,11 +198,11 @@ class Publisher:
 
         Raises CheckpointError if the tree is no continuation of what this key signed before.
         """
-        before = self._own(kept)
-        for earlier in (self._signed, before):
-            if earlier is not None and (
-                earlier.size > size or self._ledger.tree_root(earlier.size) != earlier.root
-            ):
+        before, filed = self._own(kept), None
+        if self._file is not None and self._file.exists():
+            filed = self._own(read(self._file, LARGEST))
+        for earlier in {each for each in (self._signed, before, filed) if each is not None}:
+            if earlier.size > size or self._ledger.tree_root(earlier.size) != earlier.root:
                 raise CheckpointError(
                     f"The log of {size} leaves does not continue the one of {earlier.size} that "
                     "was signed before: an older backup was restored, or entries were altered. "
@@ -210,7 +214,7 @@ class Publisher:
             return Note.parse(kept)
         return Note(checkpoint.text, (self._key.sign(checkpoint.text),))
 
-    def _own(self, kept: str | None) -> Checkpoint | None:
+    def _own(self, kept: str | bytes | None) -> Checkpoint | None:
         """Return what was kept if this key signed it. With a new key, a new log begins."""
         if kept is None:
             return None
@@ -249,7 +253,9 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
             f"There is no key of the log, {settings.checkpoint_key_path}. Run `terrine init`."
         )
     policy = load_policy(settings.log_policy_path)
-    publisher = Publisher(ledger, key, policy, settings.checkpoint_seconds)
+    publisher = Publisher(
+        ledger, key, policy, settings.checkpoint_seconds, settings.signed_checkpoint_path
+    )
     due = time.monotonic() + TURN_SECONDS
     while not publisher.round():
         if time.monotonic() > due:
@@ -301,14 +307,16 @@ class _Witness:
                     f"the witness has cosigned {self._seen} leaves, and this log has {size}: the "
                     "database is older than what was published"
                 )
-            status, kind, answer = self._post(_body(self._seen, ledger, note, size))
+            body = _body(self._seen, ledger, note, size).encode()
+            status, kind, raw = posted(self._url, body)
+            answer = raw.decode("utf-8", "replace")
             if status == 409 and kind.startswith(SIZE_TYPE):
                 self._seen = number(answer.removesuffix("\n"))
                 continue
             if status == 409:
                 raise NoteError(f"the witness has cosigned another tree of {size} leaves")
             if status != 200:
-                raise NoteError(f"the witness answered {status}")
+                raise NoteError(f"the witness answered {status}: {answer.strip()[:200]}")
             for line in answer.splitlines():
                 signature = Signature.parse(line)
                 if (signature.name, signature.key_id) == (self._key.name, self._key.key_id):
@@ -318,18 +326,22 @@ class _Witness:
             raise NoteError("the answer has no cosignature with the witness's key")
         raise NoteError("the witness says another size each time")
 
-    def _post(self, body: str) -> tuple[int, str, str]:
-        """Return status, media type and text of the answer, of which a note's length is read."""
-        with httpx.stream(
-            "POST", self._url, content=body.encode(), timeout=PATIENCE_SECONDS
-        ) as response:
-            answer, due = bytearray(), time.monotonic() + PATIENCE_SECONDS
-            for part in response.iter_bytes():
-                answer += part
-                if len(answer) > LARGEST or time.monotonic() > due:
-                    raise NoteError("the answer is too long, or comes too slowly")
-            kind = response.headers.get("content-type", "")
-            return response.status_code, kind, answer.decode("utf-8", "replace")
+
+def posted(url: str, body: bytes, kind: str | None = None) -> tuple[int, str, bytes]:
+    """Post a body of this media type; return status, media type and body of the answer.
+
+    No more is read than a note may have. Raises httpx.HTTPError or InvalidURL, and NoteError.
+    """
+    headers = {} if kind is None else {"Content-Type": kind}
+    with httpx.stream(
+        "POST", url, content=body, headers=headers, timeout=PATIENCE_SECONDS
+    ) as response:
+        answer, due = bytearray(), time.monotonic() + PATIENCE_SECONDS
+        for part in response.iter_bytes():
+            answer += part
+            if len(answer) > LARGEST or time.monotonic() > due:
+                raise NoteError("the answer is too long, or comes too slowly")
+        return response.status_code, response.headers.get("content-type", ""), bytes(answer)
 
 
 def _body(seen: int, ledger: Ledger, note: Note, size: int) -> str:

@@ -52,18 +52,27 @@ class LogCheck:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A checkpoint to hold the tree against. `cosigned`: when somebody first saw it."""
+    """A checkpoint to hold the tree against. `cosigned`: when a witness first saw it.
+
+    `stamped`: when it was there at the latest, by a time stamp. It may have been old then.
+    """
 
     what: str
     checkpoint: Checkpoint
     cosigned: datetime | None
+    stamped: datetime | None = None
 
 
 def check(
-    connection: Connection, policy: Policy, current: str | None, earlier: Mapping[str, str]
+    connection: Connection,
+    policy: Policy,
+    current: str | None,
+    earlier: Mapping[str, str],
+    stamped: Mapping[str, datetime] | None = None,
 ) -> LogCheck:
     """Check the tree, its `current` checkpoint, and `earlier` ones, by what they are called.
 
+    `stamped`: when those of the earlier ones that have a time stamp were there at the latest.
     The connection's transaction must read one snapshot throughout.
     """
     found = LogCheck(size=tree.size(connection))
@@ -71,7 +80,7 @@ def check(
     if head is None or current is None:
         found.problems.append("no checkpoint was ever signed: does a server with a key run?")
         return found
-    seen = list(_checkpoints(policy, current, earlier, found))
+    seen = list(_checkpoints(policy, current, earlier, stamped or {}, found))
     for each in seen:
         if each.checkpoint.size > found.size:
             found.problems.append(
@@ -86,14 +95,16 @@ def check(
                 f"{each.what} has another root than the first {each.checkpoint.size} leaves: the "
                 "log told two histories"
             )
-    found.waiting = sum(
-        len(list(tree.entries(connection, source, 10**9))) for source in tree.sources(connection)
-    )
+    found.waiting = sum(tree.waiting(connection, each) for each in tree.sources(connection))
     return found
 
 
 def _checkpoints(
-    policy: Policy, current: str, earlier: Mapping[str, str], found: LogCheck
+    policy: Policy,
+    current: str,
+    earlier: Mapping[str, str],
+    stamped: Mapping[str, datetime],
+    found: LogCheck,
 ) -> Iterator[_Seen]:
     try:
         opened = policy.opened(Note.parse(current))
@@ -108,7 +119,8 @@ def _checkpoints(
             keys = [log.key for log in policy.logs if log.key.name == checkpoint.origin]
             if not note.signers(keys):
                 raise NoteError("no log of the policy signed it")
-            yield _Seen(f"the checkpoint {what}", checkpoint, _first(policy.cosigned(note)))
+            cosigned = _first(policy.cosigned(note))
+            yield _Seen(f"the checkpoint {what}", checkpoint, cosigned, stamped.get(what))
         except NoteError as error:
             found.problems.append(f"the checkpoint {what}: {error}")
 
@@ -167,19 +179,18 @@ def _out_of_time(
     if not isinstance(created_at, datetime):
         return
     for each in seen:
-        if each.cosigned is None:
-            continue
         logged = position < each.checkpoint.size
-        if not logged and created_at + SLACK < each.cosigned:
+        if not logged and each.cosigned is not None and created_at + SLACK < each.cosigned:
             yield (
                 f"{where} has the time {created_at:%Y-%m-%d %H:%M:%S}, but {each.what} was "
                 "cosigned without it later: it is back-dated"
             )
-        if logged and created_at - SLACK > each.cosigned:
-            yield (
-                f"{where} has the time {created_at:%Y-%m-%d %H:%M:%S}, but {each.what} was "
-                "cosigned with it before"
-            )
+        for when, how in ((each.cosigned, "cosigned"), (each.stamped, "stamped")):
+            if logged and when is not None and created_at - SLACK > when:
+                yield (
+                    f"{where} has the time {created_at:%Y-%m-%d %H:%M:%S}, but {each.what} was "
+                    f"{how} with it before"
+                )
 
 
 def _pages(connection: Connection) -> Iterator[Sequence[Any]]:
@@ -225,7 +236,7 @@ class _Nodes:
         self._open[level].append(hash)
         if len(self._open[level]) < WIDTH:
             return
-        node = trees.root_of(self._open[level])
+        node = trees.perfect_root(self._open[level])
         self._open[level].clear()
         if level + 1 == len(self._open):
             self._open.append([])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import Connection, Update, insert, select, update
+from sqlalchemy import Connection, Update, select, update
 
 from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.policies import Policy
@@ -16,7 +15,7 @@ from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger.administration import START
 from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.store import turns
-from terrine_server.ledger.store.database import reading, snapshot, write, writing
+from terrine_server.ledger.store.database import reading, snapshot, writing
 from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves
 from terrine_server.ledger.transparency import tree
 from terrine_server.ledger.transparency.checking import LogCheck, check
@@ -37,19 +36,15 @@ class Transparency(Handle):
         """
         while True:
             with snapshot(self._engine) as connection:
-                plan = _plan(connection)
-            if plan.added:
+                added = tree.growth(connection, BATCH)
+            if added.runs:
                 with writing(self._engine) as connection:
                     turns.exclude_others(connection)
-                    if tree.size(connection) != plan.size:
-                        plan = _plan(connection)  # another process was sooner
-                    if plan.begins:
-                        first = insert(tree_head).values(id=1, blinding=plan.blinding)
-                        write(connection, first)
-                    if plan.added:
-                        tree.append(connection, plan.size, plan.added)
-            if len(plan.added) < BATCH:
-                return plan.size + len(plan.added)
+                    if tree.size(connection) != added.size:
+                        added = tree.growth(connection, BATCH)  # another process was sooner
+                    tree.grow(connection, added)
+            if added.leaves < BATCH:
+                return added.size + added.leaves
 
     def growing(self) -> AbstractContextManager[bool]:
         """Whether this process may grow the tree and sign its root now: no other does."""
@@ -132,12 +127,20 @@ class Transparency(Handle):
                 after = row.position
                 yield row.source, row.seq, row.entry
 
-    def check_tree(self, policy: Policy, earlier: Mapping[str, str]) -> LogCheck:
-        """Hold the tree against the ledger's entries, its checkpoint and `earlier` ones."""
+    def check_tree(
+        self,
+        policy: Policy,
+        earlier: Mapping[str, str],
+        stamped: Mapping[str, datetime] | None = None,
+    ) -> LogCheck:
+        """Hold the tree against the ledger's entries, its checkpoint and `earlier` ones.
+
+        `stamped`: when some of those were there at the latest, by a time stamp.
+        """
         with snapshot(self._engine) as connection:
             head = tree.head(connection)
             current = None if head is None else head.checkpoint
-            return check(connection, policy, current, earlier)
+            return check(connection, policy, current, earlier, stamped)
 
     def _source(self, connection: Connection, project: str | None) -> tree.Source:
         if project is None:
@@ -147,27 +150,6 @@ class Transparency(Handle):
         if row is None:
             raise NotFound(f"There is no project called {project}.")
         return tree.Source(row.id, row.genesis, 0)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What is to be appended to a tree of `size` leaves; `begins`: nothing ever was."""
-
-    size: int
-    begins: bool
-    blinding: bytes
-    added: list[tree.Waiting]
-
-
-def _plan(connection: Connection) -> _Plan:
-    head = tree.head(connection)
-    blinding = secrets.token_bytes(32) if head is None else head.blinding
-    return _Plan(
-        size=tree.size(connection),
-        begins=head is None,
-        blinding=blinding,
-        added=tree.waiting(connection, blinding, BATCH),
-    )
 
 
 def _kept(note: str, before: str | None) -> Update:
