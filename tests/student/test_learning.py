@@ -96,7 +96,7 @@ def test_without_a_label_there_is_nothing_to_learn() -> None:
     [
         ("kernel", "kernel images"),
         ("neighbours", "neighbours images"),
-        ("vats", "'vats' auto ridge kernel neighbours"),
+        ("vats", "'vats' auto ridge"),
     ],
 )
 def test_methods_that_do_not_suit_are_refused_beforehand(method: str, said: str) -> None:
