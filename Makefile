@@ -3,7 +3,6 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
-REPLICAS ?= 1
 OWNERS ?= 3
 
 VENV := .venv
@@ -16,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure durations torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
+.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure wording durations torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -51,9 +50,9 @@ tools: venv ## Fetch Helm and the schemas of Kubernetes, which some tests use
 demo: $(SERVING) ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 2 minutes)
 	$(BIN)/terrine demo $(ARGS)
 
-serve: $(SERVING) ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000 (REPLICAS=3)
+serve: $(SERVING) ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000
 	$(BIN)/terrine init
-	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
+	$(BIN)/terrine serve $(ARGS)
 
 reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon 0.3"; experiments/README.md)
 	$(BIN)/python -m terrine_experiments reproduce $(ARGS)
@@ -65,13 +64,19 @@ glyphs: venv ## Draw the pictures of characters for `make reproduce ARGS="glyph 
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 
 test-fast: venv ## Run the tests that cost least, within a minute
-	$(BIN)/pytest -n 2 --dist worksteal --cheapest fast=60 $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal --cheapest fast=50 $(ARGS)
 
 test: venv ## Run all that a promise rests on: real servers, PostgreSQL, kills, a browser (ARGS="-n 0")
 	$(PYTEST) -m 'not nightly' $(ARGS)
 
 test-all: venv ## Run every test, as the nightly workflow does: Docker, Ray, notebooks, torture, long audits
 	$(PYTEST) $(ARGS)
+
+WORDING := tests/test_wording.py \
+	tests/walk/test_quickstart.py::test_a_student_of_pictures_is_as_good_as_was_foretold
+
+wording: venv ## Write tests/wording.txt: what refusals and the promise say, which the tests compare
+	$(BIN)/pytest -n 0 $(WORDING) --write-wording
 
 durations: venv ## Write tests/durations.txt: the processor seconds of each file (ARGS=tests/api: of some)
 	$(PYTEST) --write-durations $(ARGS)

@@ -32,7 +32,6 @@ from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
 from terrine_models.students.asking import asking_order
 from terrine_models.students.methods import METHODS
-from terrine_models.students.models import Student
 from terrine_models.students.ridge import WIDTH
 from terrine_models.students.selection import choose as learn_from
 from terrine_models.students.settings import Training
@@ -148,15 +147,9 @@ def without_privacy(material: Material) -> None:
     inputs, labels = pool.inputs, pool.labels
     task = Task(inputs, pool.spec, pool.classes)
 
-    def taught(method: str, own: NDArray[np.bool_]) -> Student:
-        answers = Answers.of_labels(np.where(own, -1, labels), CLASSES)
-        return METHODS[method](Training()).fit(task, answers)
-
-    def network(own: NDArray[np.bool_]) -> Ints:
-        return taught("supervised", own).predict(inputs[own])
-
     def ridge(own: NDArray[np.bool_]) -> Ints:
-        return taught("ridge", own).predict(inputs[own])
+        answers = Answers.of_labels(np.where(own, -1, labels), CLASSES)
+        return METHODS["ridge"](Training()).fit(task, answers).predict(inputs[own])
 
     def logistic(own: NDArray[np.bool_]) -> Ints:
         public = PublicData.declare("pool", inputs[~own])
@@ -165,7 +158,7 @@ def without_privacy(material: Material) -> None:
         model = LogisticRegression(C=0.1, max_iter=500).fit(x[~own], labels[~own])
         return np.asarray(model.predict(x[own]), dtype=np.int64)
 
-    for name, train in (("network", network), ("ridge", ridge), ("logistic regression", logistic)):
+    for name, train in (("ridge", ridge), ("logistic regression", logistic)):
         started = time.perf_counter()
         right = material.by_folds(train)
         print(f"{name + ', true labels of the pool':44} {right:7.2%}   {took(started)}", flush=True)

@@ -45,7 +45,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from terrine_models.data.arrays import Dataset, load_npz
+from terrine_models.data.arrays import Dataset, distinct, load_npz
 from terrine_models.tables.loading import load_table, read_schema
 
 PUBLIC, TESTED = 0.2, 0.1
@@ -83,13 +83,18 @@ class Scores:
 
 @dataclass(frozen=True)
 class Walk:
-    """What one seed gave. `foretold`: quickstart's line; `range`: of accuracy, if it said one."""
+    """What one seed gave. `foretold`: quickstart's line, with its ranges, if it said any.
+
+    `promised`: different public rows whose answers quickstart called certain.
+    """
 
     data: str
     seed: int
     epsilon: float
+    way: str
     foretold: str
     range: tuple[float, float] | None
+    balanced_range: tuple[float, float] | None
     promised: int
     answered: int
     student: Scores
@@ -102,21 +107,27 @@ class Walk:
 
     def lines(self) -> Iterator[str]:
         """Yield the figures for people."""
-        yield f"{self.data}, seed {self.seed}, ε = {self.epsilon:g}"
+        yield f"{self.data}, seed {self.seed}, ε = {self.epsilon:g}, by {self.way}"
         for name in ("student", "majority", "plain", "boosted", "logistic"):
             found: Scores = getattr(self, name)
             auc = "" if found.auc is None else f", AUC {found.auc:.3f}"
             balanced = f"balanced {found.balanced:.2%}{auc}"
             yield f"  {MEANINGS[name]:42} {found.accuracy:.2%}, {balanced}"
         yield f"  foretold: {self.foretold}"
-        if self.range is not None:
-            low, high = self.range
-            kept = low <= self.student.accuracy <= high
-            yield f"  got {'what' if kept else 'NOT what'} was foretold"
+        if self.range is not None and self.balanced_range is not None:
+            of = _of_middle(self.student.accuracy, self.range)
+            balanced = _of_middle(self.student.balanced, self.balanced_range)
+            yield f"  got {of}; balanced {balanced}"
         short = "" if self.answered >= self.promised else ", FEWER than were certain"
         yield f"  rows certain {self.promised:,}, answered {self.answered:,}{short}"
         seconds = f"{self.seconds_until_open:.0f} s until it was open"
         yield f"  {seconds}, {self.seconds_of_student:.0f} s for the student"
+
+
+def _of_middle(got: float, between: tuple[float, float]) -> str:
+    low, high = between
+    where = "above" if got > high else "BELOW" if got < low else "in"
+    return f"{2 * got / (low + high) - 1:+.1%} of the middle, {where} the range"
 
 
 MEANINGS = {
@@ -177,16 +188,21 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> W
     with np.load(place / "student" / "answers.npz") as answers:
         outcomes, labels = answers["outcomes"], answers["labels"]
     known = labels >= 0
-    foretold = _line(said, "It buys")
-    ranged = re.search(r"right on ([\d.]+)% to ([\d.]+)%", foretold)
+    foretold, way = _line(said, "It buys"), _line(said, "By what")
+    certain = re.search(r"for certain, noisy counts of votes on all ([\d,]+) different", foretold)
+    if certain is None:
+        raise SystemExit(f"quickstart did not say what is certain:\n{said}")
+    answered = distinct(pool.inputs)[outcomes == "answered"]
     return Walk(
         data=name,
         seed=seed,
         epsilon=epsilon,
+        way="neighbours" if way.startswith("neighbours") else "teachers",
         foretold=foretold,
-        range=None if ranged is None else (float(ranged[1]) / 100, float(ranged[2]) / 100),
-        promised=len(pool),
-        answered=int((outcomes == "answered").sum()),
+        range=_between(r"right on", foretold),
+        balanced_range=_between(r"balanced accuracy", foretold),
+        promised=int(certain[1].replace(",", "")),
+        answered=len(set(answered.tolist())),
         student=_of_student(place / "said.csv", tested),
         majority=_scores(np.full(len(tested), np.bincount(private.labels).argmax()), None, tested),
         plain=_judged(_linear(), pool.inputs[known], labels[known], tested),
@@ -195,6 +211,11 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> W
         seconds_until_open=opened,
         seconds_of_student=learning,
     )
+
+
+def _between(after: str, foretold: str) -> tuple[float, float] | None:
+    found = re.search(rf"{after} ([\d.]+)% to ([\d.]+)%", foretold)
+    return None if found is None else (float(found[1]) / 100, float(found[2]) / 100)
 
 
 def flights(where: Path, place: Path, random: np.random.Generator, most: int) -> Material:
@@ -318,7 +339,7 @@ def _loaded(place: Path, made: Material) -> tuple[Dataset, Dataset, Dataset]:
         schema = read_schema(next(place.glob("*-schema.json")))
 
         def read(path: Path) -> Dataset:
-            return load_table(path, schema)
+            return load_table(path, schema, note=lambda text: None)  # quickstart said it
 
     return read(made.private), read(made.pool), read(made.tested)
 

@@ -44,7 +44,7 @@ from terrine_client.errors import (
     UnexpectedReply,
     UnsupportedMediaType,
 )
-from terrine_protocol import Budget, Estimate, Outcome
+from terrine_protocol import Budget, Outcome
 
 __all__ = [
     "NO_COUNT",
@@ -58,7 +58,6 @@ __all__ = [
     "ConnectionFailed",
     "DatabaseUnavailable",
     "EnsembleUnavailable",
-    "Estimate",
     "Forbidden",
     "IdempotencyConflict",
     "InternalError",

@@ -6,11 +6,10 @@ Both clients drive the same generator; one blocks on each reply, the other await
 from __future__ import annotations
 
 import io
-import json
 import re
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,6 @@ Array = npt.NDArray[Any]
 BatchPlan = Generator[Call[LabelResponse], LabelResponse, Labels]
 Report = Callable[[Sequence[LabelResult], int], None]
 """Called with the results so far and the total number of inputs."""
-Transport = Literal["binary", "json"]
 
 _BATCH_BYTES = 16 * 2**20
 _REFUSED = LabelResult(outcome=Outcome.REFUSED)
@@ -42,7 +40,7 @@ def label_batches(
     probabilities: npt.ArrayLike | None,
     key: str | None,
     batch_size: int,
-    transport: Transport,
+    keep: Callable[[LabelResponse], None],
     report: Report,
 ) -> BatchPlan:
     """Request labels for x [B, …] in batches, in order.
@@ -65,9 +63,7 @@ def label_batches(
     while (start := len(results)) < len(inputs):
         batch = slice(start, min(start + rows, len(inputs)))
         size = batch.stop - start
-        media_type, content = _encoded(
-            inputs[batch], None if beliefs is None else beliefs[batch], transport
-        )
+        media_type, content = _encoded(inputs[batch], None if beliefs is None else beliefs[batch])
         try:
             # The key names the rows, so that batches of different splits never share a key.
             reply = yield _calls.label(content, media_type, f"{key}.{start}-{batch.stop}")
@@ -85,6 +81,7 @@ def label_batches(
             exhausted = error
             results += [_REFUSED] * size
         else:
+            keep(reply)
             account, noise_sigma = reply.budget, reply.noise_sigma
             results += reply.results
             paid.update(result.charge for result in reply.results if result.charge is not None)
@@ -100,7 +97,7 @@ def label_batches(
 
 
 def used_up_batches(
-    x: npt.ArrayLike, batch_size: int, transport: Transport
+    x: npt.ArrayLike, batch_size: int
 ) -> Generator[Call[UsedUp], UsedUp, npt.NDArray[np.float64]]:
     """Ask in batches, in order, how far people near each of x [B, …] are used up: float [B].
 
@@ -111,7 +108,7 @@ def used_up_batches(
     found: list[float] = []
     while len(found) < len(inputs):
         batch = inputs[len(found) : len(found) + rows]
-        media_type, content = _encoded(batch, None, transport)
+        media_type, content = _encoded(batch, None)
         try:
             reply = yield _calls.used_up(content, media_type)
         except PayloadTooLarge:
@@ -193,13 +190,8 @@ def _checked_key(key: str | None) -> str:
     return key
 
 
-def _encoded(inputs: Array, beliefs: Array | None, transport: Transport) -> tuple[str, bytes]:
-    """Media type and body of one batch."""
-    if transport == "json":
-        body = {"inputs": inputs.tolist()}
-        if beliefs is not None:
-            body["probabilities"] = beliefs.tolist()
-        return "application/json", json.dumps(body).encode()
+def _encoded(inputs: Array, beliefs: Array | None) -> tuple[str, bytes]:
+    """Media type and body of one batch, in NumPy's own format."""
     buffer = io.BytesIO()
     if beliefs is None:
         np.save(buffer, np.ascontiguousarray(inputs), allow_pickle=False)

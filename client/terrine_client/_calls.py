@@ -29,8 +29,6 @@ from terrine_protocol import (
     BudgetPage,
     EnsembleAccount,
     EnsembleInfo,
-    Estimate,
-    EstimateRequest,
     LabelResponse,
     LedgerPage,
     MechanismSpec,
@@ -180,7 +178,6 @@ def _retry_after(value: str | None) -> float | None:
 # ------------------------------------------------------------------------------- the calls
 
 _LABELS = TypeAdapter(LabelResponse)
-_ESTIMATE = TypeAdapter(Estimate)
 _BUDGET = TypeAdapter(Budget)
 _USED_UP = TypeAdapter(UsedUp)
 _PROJECT = TypeAdapter(ProjectInfo)
@@ -204,10 +201,6 @@ def label(content: bytes, media_type: str, key: str) -> Call[LabelResponse]:
     """One batch. The key makes it repeatable: a retry is answered from the record."""
     headers = {"Content-Type": media_type, "Idempotency-Key": key}
     return Call(_LABELS, "POST", "/label", content, headers)
-
-
-def estimate(queries: int) -> Call[Estimate]:
-    return _send(_ESTIMATE, "POST", "/label/estimate", EstimateRequest(queries=queries))
 
 
 def used_up(content: bytes, media_type: str) -> Call[UsedUp]:

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
@@ -14,11 +13,10 @@ import httpx
 import numpy.typing as npt
 import stamina
 
-from terrine_client._batches import BatchPlan, Report, Transport, label_batches
+from terrine_client._batches import BatchPlan, Report, label_batches
 from terrine_client._calls import Call
 from terrine_client._receipts import Receipts
 from terrine_client.errors import ConfigurationError
-from terrine_protocol import LabelResult
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
@@ -42,7 +40,6 @@ class BaseClient(ABC, Generic[Http]):
         timeout: float = 60.0,
         retries: int = 5,
         batch_size: int = 256,
-        transport: Transport = "binary",
         insecure: bool = False,
     ):
         if timeout <= 0 or retries < 0 or batch_size < 1:
@@ -50,12 +47,9 @@ class BaseClient(ABC, Generic[Http]):
                 f"Expected timeout > 0, retries >= 0 and batch_size >= 1; "
                 f"got {timeout}, {retries} and {batch_size}."
             )
-        if transport not in ("binary", "json"):
-            raise ConfigurationError(f'The transport is "binary" or "json", not {transport!r}.')
         self._url = _checked_url(url, insecure)
         self._retries = retries
         self._batch_size = batch_size
-        self._transport = transport
         self.receipts = Receipts()
         """Of all answers that were received; see `verify_receipts`."""
         self._http = self._open(
@@ -86,11 +80,7 @@ class BaseClient(ABC, Generic[Http]):
         key: str | None,
         report: Report,
     ) -> BatchPlan:
-        def kept(results: Sequence[LabelResult], total: int) -> None:
-            self.receipts.keep(results)
-            report(results, total)
-
-        return label_batches(x, probabilities, key, self._batch_size, self._transport, kept)
+        return label_batches(x, probabilities, key, self._batch_size, self.receipts.keep, report)
 
     def _attempts(self, call: Call[Any]) -> Any:
         """Stamina's attempts, with exponential backoff and jitter, or the wait of Retry-After."""

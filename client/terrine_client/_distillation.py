@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +23,12 @@ if TYPE_CHECKING:
     from terrine_models.students.models import Student
     from terrine_models.students.selection import Made
     from terrine_models.students.settings import Training
-    from terrine_models.students.sketching import Asking, Saturation, Sketches
     from terrine_models.students.task import Task
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Examples = tuple[Array, Ints]
 """Inputs [N, …] and their class indices [N]."""
-Ask = Literal["auto", "representative", "uncertain", "disagreement"]
 CHUNK = 128
 """Queries after which the answers are saved and the budget is checked."""
 SPREAD = 4
@@ -48,8 +45,6 @@ class Distillation:
     held_out: Examples | None
     task: Task
     training: Training
-    ask_for: Ask
-    on_step: Callable[[int, int], None]
     notebook: Notebook
 
     @property
@@ -58,17 +53,9 @@ class Distillation:
         return self.project.mechanism.name == "interactive_gnmax"
 
     @property
-    def asking(self) -> Asking:
-        """Which inputs are asked once there is a sketch; docs/student.md has the measurements."""
-        if self.ask_for != "auto":
-            return self.ask_for
-        unsure = self.interactive or self.task.is_table
-        return "uncertain" if unsure else "representative"
-
-    @property
-    def sketches_help(self) -> bool:
-        """Whether what is asked, or sent with it, depends on a sketch."""
-        return self.interactive or self.asking != "representative"
+    def asks_unsure(self) -> bool:
+        """Whether later rounds ask what a student is unsure of; docs/student.md says why."""
+        return self.interactive or self.task.is_table
 
     @property
     def known(self) -> int:
@@ -81,17 +68,12 @@ class Distillation:
         kept = self.notebook
         return answers_of(self.project, kept.labels, kept.noisy_counts, kept.noise_sigma)
 
-    @cached_property
-    def sketches(self) -> Sketches:
-        """What is learned between rounds."""
-        from terrine_models.students.sketching import Sketches
-
-        return Sketches(self.task, self.training, self.on_step)
-
     def sketch(self) -> Student:
-        """A quick student: a network where queries depend on it, else a regression."""
-        sketches = self.sketches
-        return (sketches.network if self.sketches_help else sketches.ridge)(self.answers)
+        """The plain student of what was bought so far, calibrated: it takes seconds."""
+        from terrine_models.students.selection import PLAIN, choose
+        from terrine_models.students.settings import Training
+
+        return choose(self.task, self.answers, Training(method=PLAIN)).student
 
     def order(self) -> Ints:
         """All inputs in an order of which any beginning represents the whole."""
@@ -128,8 +110,8 @@ class Distillation:
         planned = np.flatnonzero(notebook.planned & ~notebook.asked)
         fresh = order[~notebook.asked[order] & ~notebook.planned[order]]
         count = max(0, count - len(planned))
-        if sketch is not None and self.asking != "representative":
-            unsure = self.sketches.informative(self.asking, self.answers, sketch)[fresh]
+        if sketch is not None and self.asks_unsure:
+            unsure = 1 - sketch.probabilities(self.task.x[fresh]).max(axis=1)
             window = np.arange(len(fresh)) // (SPREAD * max(1, expected))
             fresh = fresh[np.lexsort((-unsure, window))]
         fresh = fresh[:count]
@@ -169,11 +151,9 @@ class Distillation:
         """The student that is returned, and how it was chosen."""
         from terrine_models.students.selection import choose
 
-        return choose(self.task, self.answers, self.training, tell=tell, on_step=self.on_step)
+        return choose(self.task, self.answers, self.training, tell=tell)
 
-    def summarise(
-        self, history: list[Round], student: Student | None, saturation: Saturation | None
-    ) -> Round:
+    def summarise(self, history: list[Round], student: Student | None) -> Round:
         """The round after `history`: what was asked since, even if training was interrupted."""
         budget = self.client.budget()
         new = Counter(self.notebook.outcomes[self.notebook.asked].tolist())
@@ -185,7 +165,6 @@ class Distillation:
             charges=budget.charges,
             epsilon_spent=budget.epsilon_spent,
             accuracy=student.accuracy(*self.held_out) if student and self.held_out else None,
-            saturation=None if saturation is None else asdict(saturation),
         )
 
     def report(
@@ -203,6 +182,7 @@ class Distillation:
         return Report(
             project=self.project.name,
             mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
+            protects=budget.protects,
             epsilon=budget.epsilon,
             delta=budget.delta,
             epsilon_spent=budget.epsilon_spent,
@@ -211,7 +191,7 @@ class Distillation:
             public_inputs=len(self.task.x),
             outcomes=dict(outcomes),
             reinforced=outcomes["reinforced"] / self.known if self.interactive else None,
-            asking=self.asking,
+            asking="uncertain" if self.asks_unsure else "representative",
             refused=refused,
             ended=ended,
             queries_left=budget.affordable,

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from terrine_client import _calls
 from terrine_client._calls import Call
 from terrine_client.errors import ConfigurationError, NotFound
-from terrine_protocol import LabelResult, ReceiptPage
+from terrine_protocol import LabelResponse, ReceiptPage
 from terrine_protocol.files import read
 from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.checkpoints import Checkpoint
@@ -51,16 +51,19 @@ class Receipt:
 class Receipts:
     """Receipts by the number of their entry, all of one project, and the last checkpoint seen.
 
-    `contradicted`: numbers for which the server has told two hashes.
+    `contradicted`: numbers for which the server has told two hashes. `protects`: what the promise
+    that the entries are accounted under protects one of, as the server said last.
     """
 
     entries: dict[int, Receipt] = field(default_factory=dict)
     checkpoint: str | None = None
     contradicted: set[int] = field(default_factory=set)
+    protects: str | None = None
 
-    def keep(self, results: Iterable[LabelResult]) -> None:
-        """Keep the receipts of results."""
-        for result in results:
+    def keep(self, reply: LabelResponse) -> None:
+        """Keep the receipts of a reply."""
+        self.protects = reply.budget.protects
+        for result in reply.results:
             if result.charge is None or result.hash is None:
                 continue
             kept = self.entries.get(result.charge)
@@ -73,6 +76,7 @@ class Receipts:
         """Write them to a file that `load` reads."""
         document = {
             "format": FORMAT,
+            "protects": self.protects,
             "checkpoint": self.checkpoint,
             "contradicted": sorted(self.contradicted),
             "entries": {str(n): [r.hash, r.told] for n, r in sorted(self.entries.items())},
@@ -90,6 +94,7 @@ class Receipts:
                 {int(n): Receipt(str(h), float(t)) for n, (h, t) in document["entries"].items()},
                 document["checkpoint"],
                 set(map(int, document["contradicted"])),
+                document["protects"],
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(f"{path} has no receipts, or was altered.") from error
@@ -105,6 +110,7 @@ class ReceiptReport:
     waiting: numbers of entries so new that they may still get into the log.
     missing: numbers of entries that should be in the log, and are not.
     problems: everything else that is wrong, in words.
+    protects: what the promise protects one of, as the server said with the answers.
     """
 
     checkpoint: Checkpoint | None
@@ -113,6 +119,7 @@ class ReceiptReport:
     waiting: Sequence[int]
     missing: Sequence[int]
     problems: Sequence[str]
+    protects: str | None
 
     @property
     def ok(self) -> bool:
@@ -125,6 +132,8 @@ class ReceiptReport:
         else:
             by = ", ".join(sorted(self.cosigned)) or "nobody"
             lines = [f"a log of {self.checkpoint.size} entries, cosigned by {by}"]
+        if self.protects is not None:
+            lines.append(f"protects {self.protects}")
         lines.append(f"{len(self.proofs)} receipts proven, {len(self.waiting)} wait")
         lines += [f"entry {number} is not in the log" for number in self.missing]
         return "\n".join([*lines, *self.problems])
@@ -202,11 +211,12 @@ def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[Re
         waiting,
         [n for n in absent if n not in waiting],
         problems,
+        receipts.protects,
     )
 
 
 def _nothing(receipts: Receipts, problems: list[str]) -> ReceiptReport:
-    return ReceiptReport(None, {}, {}, sorted(receipts.entries), [], problems)
+    return ReceiptReport(None, {}, {}, sorted(receipts.entries), [], problems, receipts.protects)
 
 
 class _Fetched:

@@ -21,8 +21,6 @@ class Round:
     epsilon_spent: float
     accuracy: float | None
     """On the held-out data; None if there is none."""
-    saturation: dict[str, float] | None = None
-    """What the second half of the labels taught, where that decides whether to go on."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,8 @@ class Report:
 
     project: str
     mechanism: dict[str, Any]
+    protects: str
+    """What the promise protects one of: a record, or all records of a person."""
     epsilon: float
     delta: float
     epsilon_spent: float

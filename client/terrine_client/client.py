@@ -26,7 +26,6 @@ from terrine_protocol import (
     Charge,
     EnsembleAccount,
     EnsembleInfo,
-    Estimate,
     LedgerPage,
     LogState,
     MechanismSpec,
@@ -60,7 +59,6 @@ class Client(BaseClient[httpx.Client]):
     timeout: seconds to wait for the connection, and for each part of a reply.
     retries: further attempts after a lost connection, a time-out or a 429, 502, 503 or 504.
     batch_size: inputs per request; larger arrays are split.
-    transport: "binary" sends NumPy's own format; "json" is readable and several times larger.
     insecure: allow plain http to another machine; anyone on the network path can read the token.
 
     The constructor raises ConfigurationError; every method may raise any TerrineError.
@@ -93,7 +91,7 @@ class Client(BaseClient[httpx.Client]):
         idempotency_key: str | None = None,
         progress: bool = False,
     ) -> Labels:
-        """Request labels for x [B, …], at no more than the price that `estimate` quotes.
+        """Request labels for x [B, …], at no more than the prices of `project`.
 
         probabilities: [B, m], the student's own, rows summing to 1; for interactive_gnmax only.
         idempotency_key: identifies this call; a repetition of it is answered from the record.
@@ -108,10 +106,6 @@ class Client(BaseClient[httpx.Client]):
         with progress_bar(progress) as report:
             return self._run(self._label_batches(x, probabilities, idempotency_key, report))
 
-    def estimate(self, queries: int) -> Estimate:
-        """The most that so many new queries can cost. Uses no input and charges nothing."""
-        return self._send(_calls.estimate(queries))
-
     def used_up(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """How far people near each of x [B, …] are used up, float [B] from 0 to 1. Free.
 
@@ -119,7 +113,7 @@ class Client(BaseClient[httpx.Client]):
         any more if they were private; NaN where none is near. Answers there are mostly noise, so
         leave out `x[client.used_up(x) > 0.9]`.
         """
-        return self._run(used_up_batches(x, self._batch_size, self._transport))
+        return self._run(used_up_batches(x, self._batch_size))
 
     def budget(self) -> Budget:
         """The account of the token's project."""

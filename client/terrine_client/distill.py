@@ -15,12 +15,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._distillation import Ask, Distillation, Examples, spec_of
+from terrine_client._distillation import Distillation, Examples, spec_of
 from terrine_client._notebook import Notebook
 from terrine_client._picture import draw
 from terrine_client._report import Report, Round, choice_lines, continued, round_line
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from terrine_models.students.task import Task
     from terrine_protocol.tables import TableSchema
 
-__all__ = ["Ask", "DistillError", "Distilled", "Examples", "Report", "Round", "Stop", "distill"]
+__all__ = ["DistillError", "Distilled", "Examples", "Report", "Round", "distill"]
 
 Array = npt.NDArray[Any]
-Stop = Literal["auto", "never"]
 
 
 class DistillError(TerrineError):
@@ -68,26 +67,18 @@ def distill(
     held_out: Examples | None = None,
     rounds: int = 3,
     queries: int | None = None,
-    ask: Ask = "auto",
-    stop: Stop = "never",
     training: Training | None = None,
     encoding: TableSchema | None = None,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
-    on_step: Callable[[int, int], None] = lambda done, steps: None,
 ) -> Distilled:
     """Buy labels of `public` [N, …] in rounds and train a student into the directory `out`.
 
     held_out: the student's own labelled data, to measure its accuracy; never trained on.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
-    ask: which inputs are asked from the second round on: those that represent the whole, those that
-    the student is least sure of, or those on which two plain models disagree; `auto` takes what
-    suits the mechanism.
-    stop: `auto` stops, with budget left, once the labels of another round are not expected
-    to change the student. The same call with `never` continues it.
     encoding: schema of a table, saved with the student; by default the ensemble's.
     seed: of the order of the queries, and of the training. The server draws the noise.
-    tell, on_step: called with each line of progress, and with the steps done and to do.
+    tell: called with each line of progress.
 
     With noisy counts all inputs are asked in one round, and the student learns from the counts.
     With interactive_gnmax, the first round sends uniform probabilities, which makes it
@@ -116,7 +107,7 @@ def distill(
     if project.mechanism.name in COUNTED:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
-    distillation = Distillation(client, project, held_out, task, training, ask, on_step, notebook)
+    distillation = Distillation(client, project, held_out, task, training, notebook)
     if fetched := distillation.fetch():
         tell(f"The budget is spent. {fetched:,} inputs were answered before: fetched, free.")
     limit = len(public) if queries is None else min(queries, len(public))
@@ -125,38 +116,27 @@ def distill(
     made, refused, ended, sketch = None, False, "", None
     while not ended:
         number = min(len(history) + 1, rounds)
-        if stop == "auto" and _is_settled(history, notebook):
-            ended = _settled(history[-1])
-        else:
-            left, affordable = limit - int(notebook.asked.sum()), client.budget().affordable
-            share = max(1, affordable // (rounds - number + 1))
-            if (
-                sketch is None
-                and number > 1
-                and distillation.known > 0
-                and distillation.sketches_help
-            ):
-                sketch = distillation.sketch()
-            count = min(left, share) if number < rounds else left
-            refused = distillation.ask(*distillation.choose(order, count, share, sketch))
-            if refused:
-                ended = "The budget is spent."
-            elif int(notebook.asked.sum()) >= limit:
-                ended = "All inputs were asked." if limit == len(public) else "Enough was asked."
-            elif number == rounds:
-                ended = "The last round is over."
+        left, affordable = limit - int(notebook.asked.sum()), client.budget().affordable
+        share = max(1, affordable // (rounds - number + 1))
+        if sketch is None and number > 1 and distillation.known > 0 and distillation.asks_unsure:
+            sketch = distillation.sketch()
+        count = min(left, share) if number < rounds else left
+        refused = distillation.ask(*distillation.choose(order, count, share, sketch))
+        if refused:
+            ended = "The budget is spent."
+        elif int(notebook.asked.sum()) >= limit:
+            ended = "All inputs were asked." if limit == len(public) else "Enough was asked."
+        elif number == rounds:
+            ended = "The last round is over."
         if distillation.known == 0 and ended:
             raise DistillError(_nothing_learned(notebook, refused))
-        saturation = None
         if distillation.known > 0:
             tell(f"Round {number}: training on {distillation.known:,} labels …")
             if ended:
                 made = distillation.finish(tell)
             else:
                 sketch = distillation.sketch()
-                if stop == "auto":
-                    saturation = distillation.sketches.saturation(distillation.answers)
-        latest = distillation.summarise(history, made.student if made else sketch, saturation)
+        latest = distillation.summarise(history, made.student if made else sketch)
         history = continued(history, latest)
         notebook.conclude(json.dumps([asdict(entry) for entry in history]))
         tell(round_line(number, history[-1]))
@@ -226,25 +206,6 @@ def check_training(training: Training, task: Task) -> None:
         check(training.method, task)
     except ValueError as error:
         raise DistillError(f"{error} Nothing was asked.") from None
-
-
-def _is_settled(history: list[Round], notebook: Notebook) -> bool:
-    """Whether the last round taught so little that no other is expected to."""
-    from terrine_models.students.sketching import Saturation
-
-    found = history[-1].saturation if history else None
-    under_way = (notebook.planned & ~notebook.asked).any()
-    return found is not None and not under_way and Saturation(**found).reached
-
-
-def _settled(latest: Round) -> str:
-    found = latest.saturation or {}
-    return (
-        "More labels are not expected to change the student: the second half of them changed "
-        f"{found['changed']:.1%} of a plain model's predictions for the public inputs, and "
-        f"{found['gain']:+.1%} (± {found['error']:.1%}) of the held-out labels were predicted. "
-        'The rest of the budget is not spent; the same call with stop="never" continues.'
-    )
 
 
 def _check_separate(public: Array, held_out: Array) -> None:

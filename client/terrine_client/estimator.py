@@ -10,7 +10,7 @@ In a checkout: pip install '.[student,forest]'.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -116,7 +116,6 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     method: how the student is trained, see docs/student.md. `auto` compares several.
     threshold: how shares of two classes become labels: `prior`, `accuracy`, or the probability from
         which the second class is said.
-    steps: training steps of networks; by default what suits the method.
     random_state: seed of the training.
 
     After `fit`: `classes_` (their names, in the project's order; whole numbers if they are named
@@ -134,13 +133,11 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         method: str = "auto",
         threshold: Threshold = "prior",
-        steps: int | None = None,
         random_state: int = 0,
     ) -> None:
         self.bought = bought
         self.method = method
         self.threshold = threshold
-        self.steps = steps
         self.random_state = random_state
 
     def fit(self, X: Any, y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
@@ -161,8 +158,6 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         project = self.bought.project
         training = Training(method=self.method, threshold=self.threshold)
-        if self.steps is not None:
-            training = replace(training, steps=self.steps)
         x = _taken(self._inputs(X, project, reset=True), project)
         self.labels_, counts = self.bought.labels_of(x)
         if not (self.labels_ >= 0).any():

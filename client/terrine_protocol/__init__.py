@@ -21,8 +21,6 @@ from terrine_protocol.base import (
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.labeling import (
     Budget,
-    Estimate,
-    EstimateRequest,
     LabelRequest,
     LabelResponse,
     LabelResult,
@@ -107,8 +105,6 @@ __all__ = [
     "EnsembleInfo",
     "EnsembleRegister",
     "EntryReceipt",
-    "Estimate",
-    "EstimateRequest",
     "GNMaxSpec",
     "Gamma",
     "ImageFormat",

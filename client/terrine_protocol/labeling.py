@@ -1,4 +1,4 @@
-"""Label requests, their results, the budget after them, and estimates."""
+"""Label requests, their results, and the budget after them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pydantic import Field
 from terrine_protocol.base import (
     PROTECTS,
     Name,
-    Opening,
     Outcome,
-    PriceInfo,
     ProjectStatus,
     Reply,
     RuleInfo,
@@ -132,24 +130,3 @@ class UsedUp(Reply):
             "not vote any more if they were private. Null where none is near."
         ),
     ]
-
-
-class EstimateRequest(Wire):
-    """`POST /label/estimate`: what is the most that so many new queries can cost?"""
-
-    queries: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
-
-
-class Estimate(Reply):
-    """Worst-case price of a number of queries. No input and no vote was used."""
-
-    queries: int
-    cost: Annotated[int, Field(description="Worst-case debit in units of 1e-12.")]
-    delta_cost: Annotated[int, Field(description="Worst-case additive δ, in units of 1e-18.")]
-    fits: Annotated[bool, Field(description="True if all of them are certain to fit.")]
-    epsilon_after: Annotated[
-        float, Field(description="ε spent after them, at the worst-case price. Informational.")
-    ]
-    prices: dict[Outcome, PriceInfo]
-    opening: Opening = None
-    budget: Budget

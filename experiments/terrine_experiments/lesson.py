@@ -15,7 +15,6 @@ from terrine_models.students.models import Student
 from terrine_models.students.selection import Made, choose
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
-from terrine_server.bars import steps_bar
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +45,7 @@ class Lesson:
     def learn(self, answers: Answers, training: Training) -> Made:
         """Train a student on answers to the whole pool, as `terrine student train` does."""
         own = answers.of(self.part.seen)
-        with steps_bar(self.console) as on_step:
-            return choose(self.task, own, training, tell=self._tell, on_step=on_step)
+        return choose(self.task, own, training, tell=self._tell)
 
     def right(self, student: Student) -> int:
         """How many of the part's tests a student has right."""

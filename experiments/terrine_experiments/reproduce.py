@@ -51,7 +51,7 @@ class Kind(StrEnum):
     FOREST = "forest"
 
 
-QUICK_TEACHERS, QUICK_STEPS = 40, 40
+QUICK_TEACHERS = 40
 FORESTS = 250
 """As many as the papers train on tables."""
 
@@ -113,14 +113,13 @@ def reproduce(
     method: Annotated[
         str | None, typer.Option(help="As for `terrine student train`. Default: auto.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of students.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Directory for everything. Default: reproduce-DATA."),
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Few teachers and short trainings, to see that it works."),
+        typer.Option("--quick", help="Few teachers, to see that it works."),
     ] = False,
 ) -> None:
     """Repeat a paper's experiment: train teachers, serve, teach students, compare.
@@ -153,7 +152,7 @@ def reproduce(
     if mechanism is Mechanism.NEIGHBOURS and (teachers or kind or data.value not in NEAR):
         fail(f"neighbours have no teachers to choose, and are for {', '.join(NEAR)}.")
     logs.configure("error")
-    source = _suited(load(data.value, path), teachers, kind, method, steps, quick)
+    source = _suited(load(data.value, path), teachers, kind, method, quick)
     out = out or Path(f"reproduce-{data.value}")
     out.mkdir(parents=True, exist_ok=True)
     setups = [
@@ -195,7 +194,6 @@ def _suited(
     teachers: int | None,
     kind: Kind | None,
     method: str | None,
-    steps: int | None,
     quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
@@ -207,12 +205,8 @@ def _suited(
     training = source.training
     if kind is Kind.FOREST:
         source = replace(source, config=Forests(match_prior=False), teachers=FORESTS)
-    if quick:
-        training = replace(training, steps=min(training.steps, QUICK_STEPS))
     if method is not None:
         training = replace(training, method=method)
-    if steps is not None:
-        training = replace(training, steps=steps)
     try:
         test = source.test
         check(training.method, Task(test.inputs, test.spec, test.classes, test.encoding))

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from terrine_experiments.sources import Source
 from terrine_models.features.maps import PublicData
-from terrine_server.demo.folds import FOLDS, assign_folds
 from terrine_server.planning.counts import sigma_for_rows
 
 Protocol = Literal["folds", "last-1000", "rest"]
 Selling = Literal["noisy_votes", "confident_gnmax", "lnmax", "neighbours"]
 Ints = NDArray[np.int64]
 
-LAST = 1000
+LAST, FOLDS = 1000, 5
 QUERIES = 500
 """Of `rest`, unless said otherwise: as P17 asks on Adult."""
 GAMMA = 0.05
@@ -100,5 +99,5 @@ def parts(protocol: Protocol, source: Source, queries: int = QUERIES) -> list[Pa
     rows, pool = np.arange(len(source.test)), pool_size(protocol, source, queries)
     if protocol != "folds":
         return [Part(rows[:pool], rows[pool:])]
-    fold = assign_folds(len(rows))
+    fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS
     return [Part(rows[fold != k], rows[fold == k]) for k in range(FOLDS)]

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from multiprocessing import parent_process
-from multiprocessing.process import BaseProcess
-from threading import Thread
 
 import structlog
 from anyio import to_thread
 from fastapi import Depends, FastAPI
 
-from terrine_server import admin, logs
+from terrine_server import admin
 from terrine_server.api import (
     health,
     middleware,
@@ -28,7 +22,6 @@ from terrine_server.api import (
     requests,
     students,
     transparency,
-    unchanging,
 )
 from terrine_server.api import ledger as books
 from terrine_server.api.readiness import Readiness
@@ -44,7 +37,6 @@ from terrine_server.owner.issuer import Issuer
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
-from terrine_server.serving.listening import SWITCH_SECONDS
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
@@ -121,7 +113,6 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         # These pages would load scripts from a third party's server.
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # unchanging.install serves it
         redirect_slashes=False,
     )
     app.state.services = services
@@ -146,25 +137,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         app.include_router(router)
     problems.install(app, admin.answer)
     openapi.complete(app)
-    unchanging.install(app)
     return app
-
-
-def create_worker() -> FastAPI:
-    """Return the app of a worker process of `terrine serve --workers`, which ends with it."""
-    settings = Settings()
-    logs.configure(settings.log_level)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    server = parent_process()
-    if server is not None:
-        Thread(target=_end_with, args=(server,), daemon=True).start()
-    return create_app(settings, alone=True)
-
-
-def _end_with(server: BaseProcess) -> None:
-    """Stop when the process that started this one has ended: nothing else would stop it."""
-    server.join()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _warm_up(services: Services) -> None:

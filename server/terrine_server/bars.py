@@ -27,16 +27,6 @@ def teachers_bar(console: Console, teachers: int) -> Iterator[Callable[[int], No
 
 
 @contextmanager
-def steps_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for training a student; it disappears when training is done."""
-    with _bar(console, "Training the student", transient=True) as bar:
-        task = bar.add_task("", visible=False)
-        yield lambda done, steps: bar.update(
-            task, completed=done, total=steps, visible=done < steps
-        )
-
-
-@contextmanager
 def entries_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar over a ledger's entries, on terminals only; yields its callback."""
     shown = console.is_terminal

@@ -96,7 +96,7 @@ def frames(trace: TracebackType | None) -> list[str]:
 
 
 def _process(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Add the process id: the workers of one server share its stderr."""
+    """Add the process id, as several servers may write to one stderr."""
     event["pid"] = os.getpid()
     return event
 

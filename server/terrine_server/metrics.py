@@ -7,9 +7,8 @@ queries, never on their votes. No vote count, margin or label is used here.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Literal, TypeVar
 
@@ -21,21 +20,18 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 Stage = Literal["decode", "replay", "vote", "release", "charge"]
 """Stages of `POST /label`: reading the body; looking up earlier answers; teachers voting; noise and
 outcome; charging."""
-SHARED_DIR = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable: the directory in which the workers of one server share their metrics."""
 disable_created_metrics()  # type: ignore[no-untyped-call]
 M = TypeVar("M", Counter, Histogram)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
-    """Counters and durations of one server, over all its workers."""
+    """Counters and durations of one server."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -77,7 +73,6 @@ class Metrics:
             "terrine_waiting_queries",
             "Queries that wait for their group.",
             registry=registry,
-            multiprocess_mode="livesum",
         )
         self.groups = Histogram(
             "terrine_group_requests",
@@ -94,33 +89,16 @@ class Metrics:
             )
         )
 
-    def stage(self, stage: Stage) -> Timed:
+    def stage(self, stage: Stage) -> AbstractContextManager[object]:
         """Time one stage of a label request, failed or not."""
-        return Timed(self._stages(stage))
+        return self._stages(stage).time()
 
     def text(self, *more: Collector) -> bytes:
         """Return all metrics, and those that `more` collects now, in Prometheus's text format."""
-        counted = self.registry
-        if SHARED_DIR in os.environ:
-            counted = CollectorRegistry()
-            MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
         collected = CollectorRegistry()
         for collector in more:
             collected.register(collector)
-        return generate_latest(counted) + generate_latest(collected)
-
-
-class Timed:
-    """Observes how long a block takes, in seconds."""
-
-    def __init__(self, seconds: Histogram) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds.observe(time.perf_counter() - self._started)
+        return generate_latest(self.registry) + generate_latest(collected)
 
 
 def _by_labels(metric: M) -> Callable[..., M]:

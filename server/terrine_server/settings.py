@@ -178,7 +178,12 @@ class Settings(Variables):
         int, Field(ge=1, description="Maximum failed authentications of one address in a minute.")
     ] = 30
     max_connections: Annotated[
-        int, Field(ge=1, description="Maximum requests served at a time; others get a 503.")
+        int,
+        Field(
+            ge=1,
+            description="Maximum requests served at a time; others get a 503. "
+            "At most half of them are without a valid token, and a quarter of one address.",
+        ),
     ] = 128
     max_per_token: Annotated[
         int | None,
@@ -186,22 +191,6 @@ class Settings(Variables):
             ge=1,
             description="Maximum of them with one token; as a part of all, its part of those that "
             "others leave. Default: half of `TERRINE_MAX_CONNECTIONS`.",
-        ),
-    ] = None
-    max_unauthenticated: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Maximum of them without a valid token. Default: half of "
-            "`TERRINE_MAX_CONNECTIONS`.",
-        ),
-    ] = None
-    max_per_address: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Maximum of them without a valid token from one address. Default: a "
-            "quarter of `TERRINE_MAX_CONNECTIONS`.",
         ),
     ] = None
     keep_alive_seconds: Annotated[
@@ -358,8 +347,6 @@ class Settings(Variables):
         return Limits(
             connections=self.max_connections,
             per_token=self.max_per_token,
-            unauthenticated=self.max_unauthenticated,
-            per_address=self.max_per_address,
             held_bytes=self.max_held_bytes,
             keep_alive_seconds=self.keep_alive_seconds,
             body_seconds=self.body_seconds,

@@ -18,9 +18,6 @@ from terrine_protocol import (
     Charge,
     EnsembleAccount,
     EnsembleInfo,
-    Estimate,
-    LogEntry,
-    LogVerification,
     Outcome,
     ProjectInfo,
     PublicationInfo,
@@ -28,8 +25,6 @@ from terrine_protocol import (
     RequestAccount,
     RequestInfo,
     SecretSpend,
-    TokenInfo,
-    Verification,
 )
 from terrine_server import ledger
 from terrine_server.owner.operations import ProjectQuote
@@ -117,22 +112,6 @@ def used_up(project: ledger.ProjectRecord, shadows: Accounts) -> float | None:
     return float((shadows >= allowance.most).mean()) if len(shadows) else 0.0
 
 
-def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:
-    """Return the worst-case price of `queries` new queries."""
-    terms = project.terms
-    cost, delta = queries * terms.worst.cost, queries * terms.worst.delta
-    return Estimate(
-        queries=queries,
-        cost=cost,
-        delta_cost=delta,
-        fits=queries <= project.affordable,
-        epsilon_after=terms.epsilon_spent(project.spent + cost),
-        prices=terms.prices,
-        opening=terms.opening,
-        budget=budget(project),
-    )
-
-
 def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
     """Return an ensemble as students see it."""
     return EnsembleInfo(
@@ -201,26 +180,6 @@ def charge(record: ledger.ChargeRecord, ensemble: ledger.EnsembleRecord) -> Char
     """Return one entry of the ledger of a project on this ensemble."""
     name = ensemble.class_names.get(record.label)
     return Charge.model_validate({**vars(record), "label_name": name})
-
-
-def verification(found: ledger.VerificationRecord) -> Verification:
-    """Return whether a project's books are whole."""
-    return Verification.model_validate(found)
-
-
-def log_entry(record: ledger.LogRecord) -> LogEntry:
-    """Return one entry of the administrative log."""
-    return LogEntry.model_validate(record)
-
-
-def log_verification(found: ledger.LogVerificationRecord) -> LogVerification:
-    """Return whether the administrative log is whole, and the rows as it says."""
-    return LogVerification.model_validate(found)
-
-
-def token(record: ledger.TokenRecord) -> TokenInfo:
-    """Return a token without its secret."""
-    return TokenInfo.model_validate(record)
 
 
 def request(record: ledger.RequestRecord) -> RequestInfo:

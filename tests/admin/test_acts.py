@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from digits import DigitsEnsemble, build_people
 from house import House
+from in_process import InProcess
 from logged import LOG, publisher, signed
-from server import GNMAX
+from migrated import SECRET_KEY
+from server import GNMAX, installed
 from visitor import Visitor, text_of
 
 from terrine_protocol import Role
 from terrine_server.admin.opening import SPECS
 from terrine_server.app import create_app
+from terrine_server.ledger import Ledger
+from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.first_project import delta_for, right_at_most
+from terrine_server.planning.lasting import lasting
 from terrine_server.planning.remaining import most_queries, too_few
 from terrine_server.privacy import Account, build_mechanism, quote
 
@@ -120,10 +127,47 @@ def test_a_project_is_proposed_as_quickstart_does_and_opened_with_one_confirmati
         ({"rows": "many"}, "at least 100, ten for each class"),
         ({"rows": "20"}, "at least 100, ten for each class"),
         ({"epsilon": "much"}, "ε: give a number"),
-        ({"epsilon": "0.01"}, "noise would drown the votes of 40 teachers"),
+        ({"epsilon": "0.01"}, "noise would drown 40 votes on a row"),
     ):
         reply = admin.post("/admin/open", **(asked | wrong))
         assert (reply.status_code, why in text_of(reply)) == (422, True), text_of(reply)
+
+
+def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    people = build_people(tmp_path / "people", digits_ensemble)
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    settings, engine = installed(tmp_path / "data", url, people)
+    with InProcess() as send:
+        house = House(create_app(settings), Ledger(engine, SECRET_KEY), send, people)
+        admin, name = house.visitor(), house.ledger.ensembles()[0].name
+        page = admin.get(f"/admin/open?ensemble={name}")
+        assert re.findall(r'<option value="(\w+)"', page.text) == ["neighbours"]
+        asked = {"action": "suggest", "ensemble": name, "rows": "400", "epsilon": "4"}
+        page = admin.post("/admin/open", **asked)
+        hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.text))
+        opened = admin.post("/admin/open", **hidden, name="proposed", action="open")
+        assert opened.status_code == 303, text_of(opened)
+        record = house.ledger.project("proposed")
+        foretold = neighbours_of(people.directory)[1]
+        found = lasting(
+            foretold.shares,
+            units=1200,
+            near=round(foretold.near),
+            queries=400,
+            epsilon=4.0,
+            delta=delta_for(1200),
+        )
+        spec = {"name": "neighbours", "sigma": found.sigma, "queries": 400, "norm": 1}
+        assert record.mechanism == spec
+        assert f"{found.retired:.0%} of them will have spent theirs" in text_of(page)
+        terms = {"ensemble": name, "name": "by-hand", "mechanism": "neighbours", "queries": "400"}
+        proposed = admin.post("/admin/open", **terms, epsilon="4", delta="1e-5", action="propose")
+        assert f'value="{found.sigma!r}"' in proposed.text
+        reply = admin.post("/admin/open", **(asked | {"epsilon": "0.01"}))
+        assert (reply.status_code, "would drown" in text_of(reply)) == (422, True), text_of(reply)
+    engine.dispose()
 
 
 def test_a_spent_project_says_so_and_what_to_do_next(house: House, admin: Visitor) -> None:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from commands import Done, Terrine
 from digits import DigitsEnsemble
+from refusals import holds
 from serving import started
 
 
@@ -38,7 +39,7 @@ main()
     assert "project" in light("--help").fine
     assert "0." in light("--version").fine
     assert "PARAMETER=VALUE" in light("project", "open", "--help").fine
-    assert "In a checkout: pip install '.[server]'" in light("init").refused
+    holds(light("init").refused, "'.[server]'")
 
 
 def test_serve_refuses_to_start_until_all_is_set_up(
@@ -60,7 +61,7 @@ def test_serve_refuses_to_start_until_all_is_set_up(
     key.write_text(secret)
     (data / "terrine.sqlite").unlink()
     assert "terrine init" in terrine("serve").refused
-    assert "Kept the secret key" in terrine("init").fine
+    holds(terrine("init").fine, "Kept", "key")
     assert key.read_text() == secret
     nowhere = "postgresql+psycopg://nobody:hush@127.0.0.1:1/nothing"
     unreachable = terrine("serve", TERRINE_DATABASE_URL=nowhere).refused
@@ -68,7 +69,7 @@ def test_serve_refuses_to_start_until_all_is_set_up(
     assert "hush" not in unreachable
     assert "port" in terrine("serve", TERRINE_PORT="many").refused
     misspelt = terrine("serve", TERRINE_REQUEST_PER_MINUTE="5").refused
-    assert "Did you mean TERRINE_REQUESTS_PER_MINUTE?" in misspelt
+    holds(misspelt, "TERRINE_REQUESTS_PER_MINUTE?")
     for name in ("TERRINE_HOST", "TERRINE_DATABASE_URL", "TERRINE_DATA_DIR"):
         assert f"{name} is empty" in terrine("serve", **{name: ""}).refused
     assert "quantum" in terrine("serve", TERRINE_DEVICE="quantum").refused
@@ -94,7 +95,7 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     shutil.copytree(digits_ensemble.directory, data / "ensembles" / "digits")
     register = ["ensemble", "register", "digits", "--epsilon", "20", "--delta"]
     outside = terrine("ensemble", "register", "../digits", *register[3:], "1e-4").refused
-    assert "NAME: use at most 64 lower-case letters" in outside
+    holds(outside, "NAME", 64)
     assert "delta" in terrine(*register, "2").refused
     terrine(*register, "1e-4").fine  # noqa: B018
     assert "registered already" in terrine(*register, "1e-4").refused
@@ -155,7 +156,7 @@ def test_json_is_what_the_http_api_returns(
     assert said("project", "list") == []
     terms = ["--ensemble", "digits", "--mechanism", "gnmax:sigma=4"]
     opened = said("project", "open", "study", *terms, "--epsilon", "5", "--delta", "1e-5")
-    assert "teach a student little" in opened.pop("warning")
+    holds(opened.pop("warning"), "student")
     admin = said("token", "create", "--role", "admin", "--label", "mine")
     student = said("token", "create", "--role", "student", "--project", "study")["token"]
 
@@ -173,10 +174,7 @@ def test_json_is_what_the_http_api_returns(
         assert said("token", "list")[0] == {k: v for k, v in admin.items() if k != "token"}
         account = said("student", "--url", url, "budget", TERRINE_TOKEN=student)
         assert account == replied("/budget", student)
-    assert (
-        "`terrine project pause` has no JSON form"
-        in terrine("--json", "project", "pause", "study").refused
-    )
+    holds(terrine("--json", "project", "pause", "study").refused, "JSON")
     assert said("project", "show", "study")["status"] == "active"
 
 
@@ -202,7 +200,7 @@ def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
         assert all(parameter in shown for parameter in spec.model_fields if parameter != "name")
         assert json.loads(terrine("--json", "mechanisms", name).fine)[0]["parameter"]
     assert len(json.loads(terrine("--json", "mechanisms").fine)) == len(MECHANISM_SPECS)
-    assert "There is no mechanism 'votes'" in terrine("mechanisms", "votes").refused
+    holds(terrine("mechanisms", "votes").refused, "'votes'")
     stable: dict[str, object] = {"name": "stable", "sigma": 60, "delta_per_query": 1e-10}
     assert parse_mechanism(mechanism_text(stable)) == stable
     assert parse_mechanism("stable: sigma=60, delta-per-query=1e-10") == stable

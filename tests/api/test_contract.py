@@ -13,7 +13,6 @@ from patience import PATIENCE_SECONDS
 from server import RunningServer
 
 from terrine_protocol import Role
-from terrine_server.api.negotiation import preferred
 
 
 @pytest.fixture
@@ -30,18 +29,10 @@ def ask(served: RunningServer) -> Any:
     return send
 
 
-@pytest.mark.parametrize("queries", ["true", '"3"', "3.0", "null", "[3]"])
-def test_an_estimate_takes_whole_numbers_only(ask: Any, queries: str) -> None:
-    headers = {"Content-Type": "application/json"}
-    body = f'{{"queries": {queries}}}'
-    reply = ask("POST", "/label/estimate", Role.STUDENT, headers=headers, content=body)
-    assert slug(reply) == "invalid-request"
-
-
 @pytest.mark.parametrize(
     ("method", "path", "role"),
     [
-        ("POST", "/label/estimate", Role.STUDENT),
+        ("POST", "/requests", Role.STUDENT),
         ("POST", "/projects", Role.ADMIN),
         ("PATCH", "/projects/study", Role.ADMIN),
         ("POST", "/tokens", Role.ADMIN),
@@ -123,28 +114,6 @@ def test_only_http_1_is_spoken(served: RunningServer, line: bytes, status: bytes
     assert reply.startswith(b"HTTP/1.1 " + status), reply[:200]
 
 
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
-        ("", "application/json"),
-        ("*/*", "application/json"),
-        ("text/csv", "text/csv"),
-        ("text/*", "text/csv"),
-        ("text/csv;q=0", "application/json"),
-        ("text/csv; q=0.0, */*", "application/json"),
-        ("text/csv, application/json", "text/csv"),
-        ("application/json, text/csv", "application/json"),
-        ("application/json;q=0.2, text/csv;q=0.9", "text/csv"),
-        ("text/csv;q=0.3, */*;q=0.8", "application/json"),
-        ("application/xml", "application/json"),
-        ("text/csv;q=nonsense", "text/csv"),
-        (",;q=1,", "application/json"),
-    ],
-)
-def test_what_is_preferred(accept: str, expected: str) -> None:
-    assert preferred(accept, ("application/json", "text/csv")) == expected
-
-
 def test_what_no_route_sees_is_counted(served: RunningServer, ask: Any) -> None:
     def malformed() -> float:
         found = re.findall(r'terrine_problems_total{problem="malformed-http"} (\S+)', metrics())
@@ -162,42 +131,7 @@ def test_what_no_route_sees_is_counted(served: RunningServer, ask: Any) -> None:
     assert malformed() == before + 1
 
 
-@pytest.mark.parametrize(
-    ("path", "role"),
-    [
-        ("/ledger/study?limit=1", Role.AUDITOR),
-        ("/log?limit=1", Role.AUDITOR),
-        ("/openapi.json", None),
-        ("/problems", None),
-        ("/problems/rate-limited", None),
-    ],
-)
-def test_what_does_not_change_is_sent_once(
-    ask: Any, served: RunningServer, path: str, role: Role | None
-) -> None:
-    images = served.ensemble.public[:2].tolist()
-    assert ask("POST", "/label", Role.STUDENT, json={"inputs": images}).status_code == 200
-    got = ask("GET", path, role)
-    tag = got.headers["etag"]
-    assert got.headers["cache-control"] == "private, no-cache"
-    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
-        again = ask("GET", path, role, headers={"If-None-Match": known})
-        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
-    for other in ('"other"', tag.strip('"'), ""):
-        again = ask("GET", path, role, headers={"If-None-Match": other})
-        assert (again.status_code, again.content) == (200, got.content)
-    if role is not None:
-        assert ask("GET", path, headers={"If-None-Match": tag}).status_code == 401
-
-
-@pytest.mark.parametrize("path", ["/ledger/study", "/log?limit=1000", "/ledger", "/projects/study"])
-def test_what_may_change_is_not_kept(ask: Any, path: str) -> None:
-    got = ask("GET", path, Role.AUDITOR, headers={"If-None-Match": "*"})
+@pytest.mark.parametrize("path", ["/ledger/study", "/log?limit=1", "/ledger", "/projects/study"])
+def test_replies_are_not_kept(ask: Any, path: str) -> None:
+    got = ask("GET", path, Role.AUDITOR)
     assert (got.status_code, got.headers["cache-control"]) == (200, "no-store")
-    assert "etag" not in got.headers
-
-
-def test_a_page_of_a_problem_and_its_document_have_different_names(ask: Any) -> None:
-    page = ask("GET", "/problems/rate-limited", headers={"Accept": "text/html"})
-    known = {"Accept": "application/json", "If-None-Match": page.headers["etag"]}
-    assert ask("GET", "/problems/rate-limited", headers=known).status_code == 200

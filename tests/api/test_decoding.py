@@ -21,6 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from refusals import refuses
 
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.api.decoding import (
@@ -202,7 +203,7 @@ def test_an_encrypted_archive_is_refused() -> None:
     body = bytearray(npz(inputs=ROWS))
     for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         body[body.index(signature) + offset] |= 1
-    with pytest.raises(InvalidQuery, match="Encrypted"):
+    with refuses(InvalidQuery, "Encrypted"):
         decode(NPZ, bytes(body), LIMIT)
 
 
@@ -265,7 +266,7 @@ def test_no_body_may_be_longer_than_the_largest_batch_is() -> None:
     limits = BodyLimits(body=UNPACKED, batch=100)
     largest = npz(inputs=np.zeros((100, 4)), probabilities=np.full((100, 2), 0.5))
     check_length(NPZ, len(largest), expecting(4, classes=2), limits)
-    with pytest.raises(PayloadTooLarge, match="100 inputs, the most in a request") as refused:
+    with refuses(PayloadTooLarge, 100, "inputs") as refused:
         check_length(NPZ, 20_000, expecting(4, classes=2), limits)
     assert 4800 < refused.value.extras["limit"] < 10_000
 
@@ -274,7 +275,7 @@ def test_inputs_that_become_too_large_for_the_ensemble_are_refused() -> None:
     """A byte is four bytes for an ensemble of float32."""
     body = npy(np.zeros((LIMIT // 4, 2), np.uint8))
     assert decode(NPY, body, LIMIT, expecting(2, dtype="uint8")).inputs.nbytes == LIMIT // 2
-    with pytest.raises(PayloadTooLarge, match="Split the request"):
+    with refuses(PayloadTooLarge, "Split"):
         decode(NPY, body, LIMIT, expecting(2, dtype="float32"))
 
 
@@ -286,7 +287,7 @@ def test_probabilities_that_become_too_large_are_refused() -> None:
         if not refused:
             assert len(decode(NPZ, halves, LIMIT, expected).inputs) == rows
             continue
-        with pytest.raises(PayloadTooLarge, match="Split the request"):
+        with refuses(PayloadTooLarge, "Split"):
             decode(NPZ, halves, LIMIT, expected)
 
 
@@ -323,7 +324,7 @@ def test_a_directory_of_a_million_entries_is_not_parsed() -> None:
     ],
 )
 def test_json_lists_that_are_not_the_arrays_expected_are_refused(inputs: str) -> None:
-    with pytest.raises(InvalidQuery, match=r"Inputs are numbers of shape \[B, 2\]"):
+    with refuses(InvalidQuery, "[B, 2]"):
         decode(JSON, b'{"inputs": %s}' % inputs.encode(), LIMIT)
 
 
@@ -390,7 +391,7 @@ def test_rows_that_are_not_there_take_no_memory() -> None:
     body = b'{"inputs": [%s0]}' % (b"0," * 1000)
 
     def refuse() -> None:
-        with pytest.raises(InvalidQuery, match="Expected `array`"):
+        with refuses(InvalidQuery, "`array`"):
             decode_body(JSON, body, expecting(1000, 1000), BodyLimits(LIMIT, batch=4096))
 
     assert most_memory(refuse) < 1 << 20
@@ -399,7 +400,7 @@ def test_rows_that_are_not_there_take_no_memory() -> None:
 def test_more_json_than_allowed_is_refused_before_it_is_read() -> None:
     body, limits = b'{"inputs": [[1, 2]]}'.ljust(MAX_JSON), BodyLimits(body=LIMIT, batch=9)
     assert len(decode_body(JSON, body, PAIRS, limits).inputs) == 1
-    with pytest.raises(PayloadTooLarge, match="application/x-npy"):
+    with refuses(PayloadTooLarge, "application/x-npy"):
         decode_body(JSON, body + b" ", PAIRS, limits)
 
 

@@ -99,7 +99,7 @@ def endless_bodies(server: RunningServer, wires: list[Wire]) -> None:
 @pytest.mark.slow
 def test_bodies_without_a_valid_token_have_the_same_time_limit(served: RunningServer) -> None:
     wires = [Wire(served) for _ in range(3)]
-    for wire, path in zip(wires, ("/projects", "/tokens", "/label/estimate"), strict=True):
+    for wire, path in zip(wires, ("/projects", "/tokens", "/requests"), strict=True):
         wire.send(request("POST", path, "Content-Length: 100", body=b"{"))
     for wire in wires:
         assert wire.reply().slug == "request-timeout"

@@ -16,6 +16,7 @@ from caller import Caller, npy, npz, slug
 from commands import Terrine
 from forging import write
 from numpy.typing import NDArray
+from refusals import holds
 from scipy.stats import chi2
 from server import RunningServer
 
@@ -66,8 +67,9 @@ def test_counts_are_the_votes_with_noise_and_the_label_is_the_largest(
     # A row without noise comes of right code once in 10¹⁰ times, two of 60 once in 10¹⁶.
     assert (~noise.any(axis=1)).sum() <= 1
     spread = float((noise**2).sum()) / 4.0**2
-    assert chi2.sf(spread, noise.size) > FALSE_ALARM
-    assert chi2.cdf(spread, noise.size) > FALSE_ALARM
+    # Of 600 draws, half the noise is found with certainty.
+    assert chi2.sf(spread, noise.size) > FALSE_ALARM / 2
+    assert chi2.cdf(spread, noise.size) > FALSE_ALARM / 2
 
 
 def test_counts_cost_what_the_whole_noise_reveals_and_labels_no_more(
@@ -182,8 +184,8 @@ def test_data_dependent_accounting_is_refused(terrine_server: RunningServer, cal
     refused = call("admin").http.post("/projects", json=terms)
     assert slug(refused) == "invalid-terms"
     detail = refused.json()["detail"]
-    assert "noisy counts cost the same at any votes" in detail
-    assert "Use worst_case, or gnmax" in detail
+    holds(detail, "noisy_votes")
+    holds(detail, "worst_case", "gnmax")
     opened = call("admin").http.post("/projects", json=terms | {"accounting": "worst_case"})
     assert opened.status_code == 201
     assert ProjectInfo.model_validate(opened.json()).mechanism == NoisyVotesSpec(**COUNTED)
@@ -217,7 +219,7 @@ def test_the_owners_commands_know_it(
     refused = terrine(
         "project", "open", "other", *opening, *budget, "--accounting", "data_dependent"
     )
-    assert "noisy counts cost the same at any votes" in refused.refused
+    holds(refused.refused, "noisy_votes", "worst_case")
     found = results(call().label(terrine_server.ensemble.public[:3]))
     assert "3 charges" in terrine("ledger", "verify", "study").fine
     shown = json.loads(terrine("--json", "ledger", "show", "study").fine)
@@ -227,4 +229,4 @@ def test_the_owners_commands_know_it(
     assert json.dumps(found[0]["counts"]) in file.read_text()
     assert "intact" in terrine("ledger", "verify", "--file", str(tmp_path / "study.json")).fine
     books = terrine("audit", "ledger").fine
-    assert "every price matches its event" in books
+    holds(books, "price", "event")

@@ -68,7 +68,7 @@ BREAKING: dict[str, Change] = {
         "reason"
     ),
     "the field sigma is gone": lambda d: schemas(d)["GNMaxSpec"]["properties"].pop("sigma"),
-    "maximum was": lambda d: schemas(d)["EstimateRequest"]["properties"]["queries"].update(
+    "maximum was": lambda d: schemas(d)["NeighboursSpec"]["properties"]["queries"].update(
         maximum=1
     ),
     "parameter idempotency-key is now required": lambda d: parameter(d).update(required=True),
@@ -100,7 +100,7 @@ ADDITIONS: dict[str, Change] = {
     "an optional parameter": lambda d: d["paths"]["/label"]["post"]["parameters"].append(
         {"in": "query", "name": "new", "schema": {"type": "string"}}
     ),
-    "a wider type": lambda d: schemas(d)["EstimateRequest"]["properties"]["queries"].update(
+    "a wider type": lambda d: schemas(d)["NeighboursSpec"]["properties"]["queries"].update(
         type="number"
     ),
 }

@@ -45,7 +45,7 @@ def accepted(inputs: Any, spec: InputSpec = PIXELS) -> np.ndarray:
         np.full((1, 2, 2), np.nan),
         np.full((1, 2, 2), np.inf),
     ],
-    ids=repr,
+    ids=lambda inputs: " ".join(repr(inputs).split()),
 )
 def test_pixels_of_another_shape_or_range_are_refused(inputs: Any) -> None:
     with pytest.raises(InvalidQuery):
@@ -105,7 +105,7 @@ def test_the_order_of_a_batch_is_part_of_its_digest() -> None:
         np.array([[np.inf, 0, 0]]),
         np.array([[2**53, 0, 0]]),
     ],
-    ids=repr,
+    ids=lambda rows: " ".join(repr(rows).split()),
 )
 def test_rows_that_are_not_probabilities_are_refused(probabilities: Any) -> None:
     with pytest.raises(InvalidQuery):

@@ -15,18 +15,11 @@ import psycopg
 import pytest
 from caller import Caller, npy, npz, slug
 from psycopg import sql
-from server import RunningServer
+from server import INTERACTIVE, RunningServer
 from sqlalchemy import make_url
 
 Call = Callable[..., Caller]
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
-INTERACTIVE = {
-    "name": "interactive_gnmax",
-    "threshold": 25,
-    "sigma1": 8.0,
-    "sigma2": 4.0,
-    "confidence": 0.9,
-}
 
 
 @pytest.fixture
@@ -230,14 +223,14 @@ def test_routes_need_a_valid_token_of_the_right_role_and_project(
     for role, doors in (
         (student, ["GET /ledger", "GET /ledger/study", "GET /ledger/study/verify", "GET /tokens"]),
         (student, ["GET /projects", "POST /projects", "PATCH /projects/study", "POST /tokens"]),
-        (auditor, ["GET /budget", "GET /project", "POST /label", "POST /label/estimate"]),
+        (auditor, ["GET /budget", "GET /project", "POST /label"]),
         (auditor, ["POST /projects", "PATCH /projects/study", "GET /tokens", "POST /tokens"]),
         (auditor, ["DELETE /tokens/0123456789abcdef"]),
-        (admin, ["GET /budget", "GET /project", "POST /label", "POST /label/estimate"]),
+        (admin, ["GET /budget", "GET /project", "POST /label"]),
     ):
         for door in doors:
             method, path = door.split()
-            body = {"POST /label/estimate": {"queries": 1}, "POST /tokens": {"role": "admin"}}
+            body: dict[str, Any] = {"POST /tokens": {"role": "admin"}}
             body["PATCH /projects/study"] = {"status": "paused"}
             body["POST /projects"] = {
                 "name": "x",

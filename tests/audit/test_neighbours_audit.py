@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from neighbouring import NEIGHBOURS, Opened, many, open_people
+from refusals import holds
 
 from terrine_server.audit.ledger import check_project
 from terrine_server.ledger import NewProject
@@ -33,4 +34,4 @@ def test_terms_that_allow_more_are_found(opened: Opened, changed: dict[str, int]
     terms = allowed(opened.project.terms, **changed)
     project = opened.ledger.open_project(NewProject("more", "people", NEIGHBOURS, terms))
     (problem,) = check_project(opened.ledger, project)
-    assert "is quoted for it" in problem
+    holds(problem, "quoted")

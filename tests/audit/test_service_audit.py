@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import holds
 
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit import service
@@ -104,6 +105,7 @@ def test_the_exact_law_is_that_of_many_students() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_service_keeps_its_budget_its_law_and_its_books() -> None:
+    """Convicted by chance once in 10⁹ times; half the noise is caught, by the test below."""
     *attacks, books = findings(12, *ADVERSARIES)
     assert [each.verdict for each in attacks] == ["holds"] * 3
     assert books.verdict == "holds"
@@ -171,4 +173,4 @@ def test_answers_sold_too_cheaply_are_caught_by_the_books(monkeypatch: pytest.Mo
     monkeypatch.setattr(opening, "quote", cheap)
     _, *books = findings(3, BOTH)
     assert [finding.verdict for finding in books] == ["exceeded"] * 6 + ["holds"]
-    assert "entry 1 paid a cost of" in books[0].evidence
+    holds(books[0].evidence, 1, "cost")

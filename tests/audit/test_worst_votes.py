@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from refusals import holds
 
 from terrine_server.audit import worst_votes
 from terrine_server.audit.worst_votes import (
@@ -62,10 +63,10 @@ def test_each_adversary_is_held_to_its_worst_votes_and_too_low_a_price_is_exceed
 ) -> None:
     joint, joint_poisoned, answer, poisoned = audit_prices()
     assert all(each.verdict == "holds" for each in (joint, joint_poisoned, answer, poisoned))
-    assert "need 99.6% of it" in joint.evidence
+    holds(joint.evidence, "99.6%")
     assert "99.3% of it" in answer.evidence
     # A test against a threshold tells much of queries as they come; a clear maximum nothing.
-    assert "need 90.9% with 0%" in joint_poisoned.evidence
+    holds(joint_poisoned.evidence, "90.9%", "0%")
     assert "need 0.0% with 0%, 0.0% with 10%, 0.0% with 30%, 37.8% with 45%" in poisoned.evidence
 
     def cheaper(*args: Any) -> Price:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from faulty_server import FaultyServer, hangs_up, problem, replies
+from refusals import refuses
 
 import terrine_client
 from terrine_client import (
@@ -18,6 +19,7 @@ from terrine_client import (
     Client,
     ConfigurationError,
     ConnectionFailed,
+    InternalError,
     NotFound,
     ProblemError,
     RateLimited,
@@ -59,7 +61,7 @@ def test_tokens_are_sent_over_https_or_within_the_machine(url: str) -> None:
 )
 def test_plain_http_to_another_machine_needs_consent(url: str) -> None:
     for kind in (Client, AsyncClient):
-        with pytest.raises(ConfigurationError, match="insecure=True"):
+        with refuses(ConfigurationError, "insecure=True"):
             kind(url, TOKEN)
     Client(url, TOKEN, insecure=True).close()
 
@@ -99,16 +101,16 @@ def test_the_token_may_come_from_the_environment(
         client.budget()
     assert faulty.seen[0].headers["Authorization"] == f"Bearer {TOKEN}"
     monkeypatch.delenv("TERRINE_TOKEN")
-    with pytest.raises(ConfigurationError, match="TERRINE_TOKEN"):
+    with refuses(ConfigurationError, "TERRINE_TOKEN"):
         Client(faulty.url)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}, {"transport": "pickle"}],
+    [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}],
 )
 def test_invalid_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match=r"Expected|transport"):
+    with refuses(ConfigurationError, next(iter(options))):
         Client("https://labels.example.org", TOKEN, **options)  # type: ignore[arg-type]
 
 
@@ -128,7 +130,7 @@ def test_the_token_is_never_printed(
 
 def test_redirects_are_not_followed_with_the_token(faulty: FaultyServer) -> None:
     faulty.faults.append(replies(302, Location=f"{faulty.url}/elsewhere"))
-    with Client(faulty.url, TOKEN) as client, pytest.raises(UnexpectedReply, match="elsewhere"):
+    with Client(faulty.url, TOKEN) as client, refuses(UnexpectedReply, "elsewhere"):
         client.budget()
     assert [seen.path for seen in faulty.seen] == ["/budget"]
 
@@ -172,7 +174,7 @@ def test_a_malformed_request_names_each_field(faulty: FaultyServer) -> None:
 
 def test_an_internal_error_names_the_request_id_for_the_log(faulty: FaultyServer) -> None:
     faulty.faults.append(replies(*problem(500, "internal", request_id="r-17")))
-    with Client(faulty.url, TOKEN) as client, pytest.raises(ProblemError, match="request id r-17"):
+    with Client(faulty.url, TOKEN) as client, refuses(InternalError, "r-17"):
         client.budget()
 
 
@@ -235,7 +237,7 @@ def test_an_outcome_may_be_given_by_its_name_and_must_exist(faulty: FaultyServer
     with Client(faulty.url, TOKEN) as client:
         assert len(list(client.charges("study", outcome="answered"))) == 3
         assert "outcome=answered" in faulty.seen[0].path
-        with pytest.raises(ConfigurationError, match="one of answered, abstained"):
+        with refuses(ConfigurationError, "answered", "abstained"):
             client.charges("study", outcome="anything")
 
 
@@ -257,7 +259,7 @@ def test_a_name_cannot_lead_out_of_its_path(faulty: FaultyServer) -> None:
 def test_a_closed_client_sends_nothing(faulty: FaultyServer) -> None:
     client = Client(faulty.url, TOKEN)
     client.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with refuses(RuntimeError, "closed"):
         client.budget()
 
 

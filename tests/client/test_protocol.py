@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from refusals import refuses
 from wire_examples import EXAMPLES, MECHANISMS
 
 import terrine_protocol as protocol
@@ -44,14 +45,14 @@ def test_requests_forbid_unknown_fields_and_replies_may_gain_some(name: str) -> 
     if issubclass(kind, Reply):
         assert kind.model_validate(more) == kind.model_validate(EXAMPLES[name])
     else:
-        with pytest.raises(ValidationError, match="unheard_of"):
+        with refuses(ValidationError, "unheard_of"):
             kind.model_validate(more)
 
 
 @pytest.mark.parametrize("wrong", [True, "1"])
 @pytest.mark.parametrize("field", ["epsilon", "delta"])
 def test_a_budget_is_a_number_and_nothing_that_converts_to_one(field: str, wrong: object) -> None:
-    with pytest.raises(ValidationError, match="valid number"):
+    with refuses(ValidationError, "number"):
         ProjectOpen.model_validate(EXAMPLES["ProjectOpen"] | {field: wrong})
 
 
@@ -70,7 +71,7 @@ def test_parameters_of_a_mechanism_are_numbers_and_may_be_integers(spec: dict[st
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_no_model_can_be_changed(name: str) -> None:
     model = MODELS[name].model_validate(EXAMPLES[name])
-    with pytest.raises(ValidationError, match="frozen"):
+    with refuses(ValidationError, "frozen"):
         setattr(model, next(iter(EXAMPLES[name])), None)
 
 
@@ -132,7 +133,7 @@ def test_invalid_terms_are_refused(changed: dict[str, Any]) -> None:
 def test_a_consensus_belongs_to_data_dependent_accounting() -> None:
     given = {"consensus": [{"agreement": 0.9}]}
     plain = {k: v for k, v in EXAMPLES["ProjectOpen"].items() if k != "consensus"}
-    with pytest.raises(ValidationError, match="data_dependent"):
+    with refuses(ValidationError, "data_dependent"):
         ProjectOpen.model_validate(plain | {"accounting": "worst_case"} | given)
 
 

@@ -19,6 +19,7 @@ from faulty_server import (
     works_but_hangs_up,
 )
 from patience import PATIENCE_SECONDS
+from refusals import holds, refuses
 from serving import until
 
 from terrine_client import (
@@ -102,7 +103,7 @@ def test_a_ledger_that_contradicts_itself_is_not_asked_again(faulty: FaultyServe
 def test_without_retries_it_sends_once(faulty: FaultyServer) -> None:
     faulty.faults.append(hangs_up)
     with Client(faulty.url, TOKEN, retries=0) as client:
-        with pytest.raises(ConnectionFailed, match="No reply from http://127"):
+        with refuses(ConnectionFailed, faulty.url):
             client.budget()
         assert len(faulty.seen) == 1
 
@@ -112,7 +113,7 @@ def test_a_server_that_always_stalls_is_a_time_out(faulty: FaultyServer) -> None
     faulty.faults.extend([stalls] * 2)
     with (
         Client(faulty.url, TOKEN, timeout=0.2, retries=1) as client,
-        pytest.raises(TimedOut, match="in time"),
+        refuses(TimedOut, "time"),
     ):
         client.budget()
 
@@ -121,7 +122,7 @@ def test_a_server_that_always_stalls_is_a_time_out(faulty: FaultyServer) -> None
 def test_a_server_that_is_not_there_is_named() -> None:
     with (
         Client("http://127.0.0.1:9", TOKEN, retries=2) as client,
-        pytest.raises(ConnectionFailed, match=r"http://127\.0\.0\.1:9/budget"),
+        refuses(ConnectionFailed, "http://127.0.0.1:9/budget"),
     ):
         client.budget()
 
@@ -206,7 +207,7 @@ def test_a_failure_half_way_carries_the_paid_answers(faulty: FaultyServer) -> No
         assert partial is not None
         assert partial.labels.tolist() == [1, 2, 3, 4]
         assert partial.charges.tolist() == [1, 2, 3, 4]
-        assert "4 of 6 inputs" in caught.value.__notes__[0]
+        holds(caught.value.__notes__[0], 4, 6)
 
         again = client.label(X)
     assert again.labels.tolist() == [1, 2, 3, 4, 5, 6]
@@ -221,13 +222,13 @@ def test_a_failure_before_the_first_answer_carries_none(faulty: FaultyServer) ->
 
 
 NOT_TERRINE = {
-    "a page": (replies(200, b"<html>Welcome</html>"), "cannot read"),
-    "another API": (replies(200, {"hello": "world"}), "cannot read"),
-    "cut-off JSON": (replies(200, b'{"project": "st'), "cannot read"),
-    "bytes that are not text": (replies(404, b"\xff\xfe\x00"), "is this Terrine's URL"),
-    "an unknown status": (replies(599, b"?"), "HTTP 599"),
+    "a page": (replies(200, b"<html>Welcome</html>"), "read"),
+    "another API": (replies(200, {"hello": "world"}), "read"),
+    "cut-off JSON": (replies(200, b'{"project": "st'), "read"),
+    "bytes that are not text": (replies(404, b"\xff\xfe\x00"), "URL"),
+    "an unknown status": (replies(599, b"?"), "599"),
     "a redirect": (replies(307, Location="https://other.example/budget"), "other.example/budget"),
-    "broken gzip": (replies(200, b"no gzip", Content_Encoding="gzip"), "cannot be decoded"),
+    "broken gzip": (replies(200, b"no gzip", Content_Encoding="gzip"), "decoded"),
 }
 
 
@@ -236,7 +237,7 @@ def test_a_reply_that_is_not_terrines_is_reported_as_such(
     faulty: FaultyServer, fault: Fault, message: str
 ) -> None:
     faulty.faults.append(fault)
-    with Client(faulty.url, TOKEN) as client, pytest.raises(UnexpectedReply, match=message):
+    with Client(faulty.url, TOKEN) as client, refuses(UnexpectedReply, *message.split()):
         client.budget()
     assert len(faulty.seen) == 1
 
@@ -246,6 +247,6 @@ def test_too_few_results_are_an_unexpected_reply(faulty: FaultyServer) -> None:
     faulty.faults.append(replies(200, short))
     with (
         Client(faulty.url, TOKEN) as client,
-        pytest.raises(UnexpectedReply, match="1 results for 6 inputs"),
+        refuses(UnexpectedReply, 1, 6),
     ):
         client.label(X)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from terrine_client import (
     AsyncClient,
@@ -52,38 +53,33 @@ def test_a_student_gets_labels_and_gets_them_again_for_free(
     terrine_server.open_project(mechanism={"name": "gnmax", "sigma": 4.0}, epsilon=20)
     x, truth = terrine_server.ensemble.public[:60], terrine_server.ensemble.public_labels[:60]
     with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
-        before = client.estimate(60)
-        assert before.fits
+        assert client.budget().affordable >= 60
         labels = client.label(x)
         assert labels.answered.all()
         assert np.mean(labels.labels == truth) > 0.8
         assert labels.charges.tolist() == list(range(1, 61))
         assert not labels.replayed.any()
         assert labels.budget == client.budget()
-        assert labels.budget.spent == before.cost
+        assert labels.budget.spent == 60 * client.project().prices[Outcome.ANSWERED].cost
 
         order = np.random.default_rng(1).permutation(60)
         again = client.label(x[order])
         assert again.labels.tolist() == labels.labels[order].tolist()
         assert again.charges.tolist() == labels.charges[order].tolist()
         assert again.replayed.all()
-        assert again.budget.spent == before.cost
+        assert again.budget.spent == labels.budget.spent
 
 
 def test_every_encoding_sends_the_same_query(terrine_server: RunningServer) -> None:
     terrine_server.open_project()
     x = terrine_server.ensemble.public[:6]
     token = terrine_server.token()
-    with (
-        Client(terrine_server.url, token) as binary,
-        Client(terrine_server.url, token, transport="json") as text,
-    ):
-        labels = binary.label(x).labels.tolist()
+    with Client(terrine_server.url, token) as client:
+        labels = client.label(x).labels.tolist()
         for same in (x.astype(np.float64), x.astype(">i4"), np.asfortranarray(x), x.tolist()):
-            for client in (binary, text):
-                again = client.label(same)
-                assert again.labels.tolist() == labels
-                assert again.replayed.all()
+            again = client.label(same)
+            assert again.labels.tolist() == labels
+            assert again.replayed.all()
 
 
 def test_an_interactive_student_has_its_own_labels_confirmed(
@@ -100,9 +96,9 @@ def test_an_interactive_student_has_its_own_labels_confirmed(
     x, truth = terrine_server.ensemble.public[:40], terrine_server.ensemble.public_labels[:40]
     sure = 0.95 * np.eye(10)[truth] + 0.005
     with Client(terrine_server.url, terrine_server.token()) as client:
-        with pytest.raises(InvalidQuery, match="probabilities"):
+        with refuses(InvalidQuery, "probabilities"):
             client.label(x)
-        with pytest.raises(InvalidQuery, match="sum to 1"):
+        with refuses(InvalidQuery, 1):
             client.label(x, 0.9 * sure)
         labels = client.label(x, sure)
     reinforced = labels.outcomes == Outcome.REINFORCED
@@ -123,14 +119,12 @@ def test_an_abstention_is_paid_for_and_has_no_label(terrine_server: RunningServe
     assert labels.counts[Outcome.ANSWERED] == labels.answered.sum() == 40 - abstained.sum()
 
 
-def test_the_budget_lasts_as_long_as_the_estimate_says(terrine_server: RunningServer) -> None:
+def test_the_budget_lasts_as_long_as_it_says(terrine_server: RunningServer) -> None:
     terrine_server.open_project(epsilon=2)
     x = terrine_server.ensemble.public[:300]
     with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
         room = client.budget().affordable
         assert 0 < room < 300
-        assert client.estimate(room).fits
-        assert not client.estimate(room + 1).fits
         labels = client.label(x)
         assert labels.answered.tolist() == [True] * room + [False] * (300 - room)
         assert labels.counts[Outcome.REFUSED] == 300 - room
@@ -158,13 +152,13 @@ def test_what_a_student_may_not_do_raises_a_typed_error(terrine_server: RunningS
     x = terrine_server.ensemble.public[:3]
     url, token = terrine_server.url, terrine_server.token()
     with Client(url, token) as client:
-        with pytest.raises(InvalidQuery, match=r"\[B, 8, 8\]"):
+        with refuses(InvalidQuery, "[B, 8, 8]"):
             client.label(np.zeros((2, 7, 7)))
-        with pytest.raises(InvalidQuery, match="between 0 and 16"):
+        with refuses(InvalidQuery, 0, 16):
             client.label(np.full((2, 8, 8), 17))
-        with pytest.raises(InvalidQuery, match="no probabilities"):
+        with refuses(InvalidQuery, "probabilities"):
             client.label(x, np.full((3, 10), 0.1))
-        with pytest.raises(Forbidden, match="auditor"):
+        with refuses(Forbidden, "auditor"):
             list(client.ledger())
         with pytest.raises(Forbidden):
             client.open_project(terms())

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 from rich.console import Console
 from rich.progress import Progress
 
@@ -99,7 +100,7 @@ def test_all_four_files_arrive_unpacked_and_are_not_fetched_again(
 
 def test_a_file_with_the_wrong_digest_is_discarded(mirror: Mirror, tmp_path: Path) -> None:
     mirror.files["/train-labels-idx1-ubyte.gz"] = gzip.compress(b"something else")
-    with pytest.raises(FetchError, match="is not MNIST"):
+    with refuses(FetchError, "MNIST"):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == ["train-images-idx3-ubyte"]
     assert not cached_mnist(tmp_path)
@@ -109,7 +110,7 @@ def test_a_decompression_bomb_is_cut_off_at_the_expected_size(
     mirror: Mirror, tmp_path: Path
 ) -> None:
     mirror.files["/train-images-idx3-ubyte.gz"] = gzip.compress(bytes(50_000_000))
-    with pytest.raises(FetchError, match="more than"):
+    with refuses(FetchError, "bytes"):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
 
@@ -119,14 +120,14 @@ def test_something_that_is_no_gzip_file_is_refused(
     mirror: Mirror, tmp_path: Path, body: bytes
 ) -> None:
     mirror.files["/train-images-idx3-ubyte.gz"] = body
-    with pytest.raises(FetchError, match=r"train-images-idx3-ubyte\.gz"):
+    with refuses(FetchError, "train-images-idx3-ubyte.gz"):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
 
 
 def test_a_missing_file_is_named(mirror: Mirror, tmp_path: Path) -> None:
     del mirror.files["/t10k-images-idx3-ubyte.gz"]
-    with pytest.raises(FetchError, match=r"t10k-images-idx3-ubyte\.gz responded with HTTP 404"):
+    with refuses(FetchError, "t10k-images-idx3-ubyte.gz", 404):
         fetch_mnist(mirror.url, tmp_path)
 
 
@@ -136,7 +137,7 @@ def test_a_mirror_that_stalls_is_given_up(
     """It is the first that is asked for: no other has so little time."""
     monkeypatch.setattr(mnist, "TIMEOUT", (60, 0.3))
     mirror.stalled.add("/train-images-idx3-ubyte.gz")
-    with pytest.raises(FetchError, match=r"train-images-idx3-ubyte\.gz cannot be read: Read timed"):
+    with refuses(FetchError, "images-idx3-ubyte.gz", "timed"):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
 
@@ -145,7 +146,7 @@ def test_a_mirror_that_hangs_up_half_way_leaves_nothing_half_written(
     mirror: Mirror, tmp_path: Path
 ) -> None:
     mirror.cut.add("/train-images-idx3-ubyte.gz")
-    with pytest.raises(FetchError, match=r"cannot be read: IncompleteRead\(10 bytes"):
+    with refuses(FetchError, 10):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
 
@@ -171,7 +172,7 @@ def test_no_mirror_at_all_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mnist, "RETRIES", 0)
-    with pytest.raises(FetchError, match=r"127\.0\.0\.1:9/.* cannot be read: .*refused$"):
+    with refuses(FetchError, "refused"):
         fetch_mnist("http://127.0.0.1:9/", tmp_path)
 
 

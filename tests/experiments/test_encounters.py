@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import Terrine
+from refusals import holds, refuses
 
 from terrine_experiments.encounters import CODES, COLUMNS, UNREAD, read_encounters
 from terrine_experiments.results import FILE
@@ -66,7 +67,7 @@ def test_the_experiment_runs_from_the_published_layout(
 ) -> None:
     options = ("--quick", "--teachers", "30", "--runs", "1", "--epsilon", "40")
     said = experiments("reproduce", "diabetes", file.parent, *options, "--out", tmp_path).fine
-    assert "No digest of the public original is known here" in said
+    holds(said, "digest", "public")
     (found,) = json.loads((tmp_path / FILE).read_bytes())
     assert found["tested"] == PATIENTS // 5
     assert found["accuracies"][0] > found["majority"] + 0.05
@@ -104,14 +105,14 @@ def test_patients_are_on_one_side_and_the_unit_of_teachers(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"readmitted": "maybe"}, "line 4: readmitted is 'maybe', expected NO, >30, <30"),
-        ({"patient_nbr": "?"}, "line 4: patient_nbr is '\\?', expected a number"),
+        ({"readmitted": "maybe"}, "4 readmitted 'maybe' NO >30 <30"),
+        ({"patient_nbr": "?"}, "4 patient_nbr '?' number"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(
     rows: list[dict[str, object]], changed: dict[str, object], said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         read_encounters(write(tmp_path / "x.csv.gz", [*rows[:2], rows[2] | changed, *rows[3:9]]))
 
 
@@ -120,7 +121,7 @@ def test_other_tables_and_too_few_patients_are_refused(
 ) -> None:
     other = tmp_path / "other.csv"
     other.write_text("patient_nbr,readmitted\n1,NO\n")
-    with pytest.raises(DataError, match="has no column encounter_id, race"):
+    with refuses(DataError, "encounter_id", "race"):
         read_encounters(other)
-    with pytest.raises(DataError, match="too few to split"):
+    with refuses(DataError, "split"):
         read_encounters(write(tmp_path / "few.csv.gz", rows[:3]))

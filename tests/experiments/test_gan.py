@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+from refusals import refuses
 from sklearn.datasets import load_digits
 from taught import chosen, taught
 
 from terrine_experiments.students.gan import ENTROPY, Adversary
+from terrine_experiments.students.networks import (
+    EdgeCNN,
+    NetworkTraining,
+    build_network,
+    initialise,
+)
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.data.workers import side_by_side
 from terrine_models.students.asking import asking_order
-from terrine_models.students.models import EdgeCNN, build_student, initialise_student
 
 pytestmark = pytest.mark.nightly
 
@@ -27,7 +33,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def rivals(images: torch.Tensor) -> tuple[EdgeCNN, Adversary]:
     network = EdgeCNN(SMALL, 3)
-    initialise_student(network, seeded(1))
+    initialise(network, seeded(1))
     return network.train(), Adversary(network, images, seeded(2), 1e-2)
 
 
@@ -77,8 +83,8 @@ def test_a_gan_learns_more_from_unlabelled_digits_than_from_labels_alone() -> No
     labels[picked] = truth[picked]
 
     def accuracy(method: str) -> float:
-        options = {"steps": 200, "batch": 32, "unlabelled_batch": 64}
-        student = taught(method, images[:400], labels, SMALL, DIGITS, **options)
+        how = NetworkTraining(method, steps=200, batch=32, unlabelled_batch=64)
+        student = taught(method, images[:400], labels, SMALL, DIGITS, training=how)
         return student.accuracy(images[1000:], truth[1000:])
 
     methods: tuple[str, ...] = ("supervised", "gan")
@@ -91,14 +97,14 @@ def test_a_gan_of_which_a_class_was_never_answered_is_checked_as_others_are() ->
     bundle = load_digits()
     images, truth = bundle.images.astype(np.uint8)[:300], bundle.target.astype(np.int64)[:300]
     labels = np.where((np.arange(300) < 60) & (truth != 7), truth, -1)
-    made = chosen("gan", images, labels, SMALL, DIGITS, steps=60)
+    made = chosen("gan", images, labels, SMALL, DIGITS, NetworkTraining("gan", steps=60))
     assert [each.method for each in made.choice.judged] == ["ridge", "gan"]
     assert made.student.accuracy(images, truth) > 0.7
 
 
 def test_tables_have_no_gan() -> None:
     x, labels = np.random.default_rng(0).random((20, 4)), np.arange(20) % 2
-    with pytest.raises(ValueError, match="gan is for images, and these inputs are rows"):
-        chosen("gan", x, labels, TABLE, ("a", "b"), steps=5)
-    with pytest.raises(ValueError, match="needs the network for them"):
-        Adversary(build_student(TABLE, 2), torch.rand(4, 1, 2, 2), seeded(), 0.1)
+    with refuses(ValueError, "images"):
+        chosen("gan", x, labels, TABLE, ("a", "b"))
+    with refuses(ValueError, "network"):
+        Adversary(build_network(TABLE, 2, seeded()), torch.rand(4, 1, 2, 2), seeded(), 0.1)

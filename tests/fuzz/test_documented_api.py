@@ -29,7 +29,7 @@ CHECKS: list[CheckFunction] = [
     checks.negative_data_rejection,
 ]
 ROLES = ("student", "auditor", "admin", None)
-STUDENTS = ("/label", "/label/estimate", "/label/used-up", "/budget", "/project", "/requests")
+STUDENTS = ("/label", "/label/used-up", "/budget", "/project", "/requests")
 
 pytestmark = pytest.mark.slow
 

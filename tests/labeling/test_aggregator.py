@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from many_owners import listening
+from refusals import refuses
 from sharing_owners import owner_tokens
 
 from terrine_models.storage.manifests import StoreError
@@ -193,14 +194,14 @@ def test_shares_that_wait_have_a_limit_for_each_owner() -> None:
     ("changed", "says"),
     [
         ({"owners": ["a"]}, "owners"),
-        ({"owners": ["a", "a"]}, "different names"),
-        ({"owners": ["a", "../b"]}, "owners"),
+        ({"owners": ["a", "a"]}, "names"),
+        ({"owners": ["a", "../b"]}, "owners.1"),
         ({"sigma": 0.1}, "sigma"),
         ({"sigma": float("nan")}, "sigma"),
         ({"classes": 1}, "classes"),
         ({"classes": 5000}, "classes"),
         ({"epsilon": 0}, "epsilon"),
-        ({"epsilon": 1e-5}, "does not pay for a single query"),
+        ({"epsilon": 1e-5}, "query"),
         ({"unknown": 1}, "unknown"),
     ],
 )
@@ -211,7 +212,7 @@ def test_a_aggregator_that_makes_no_sense_is_not_made(
     file.write_text(toml(terms().model_dump()))
     assert read_terms(file) == terms()
     file.write_text(toml({**terms().model_dump(), **changed}))
-    with pytest.raises(StoreError, match=says):
+    with refuses(StoreError, *says.split()):
         read_terms(file)
 
 
@@ -222,23 +223,23 @@ def toml(document: dict[str, Any]) -> str:
 
 def test_a_aggregator_whose_files_are_gone_or_edited_does_not_start(tmp_path: Path) -> None:
     directory = tmp_path / "aggregator"
-    with pytest.raises(StoreError, match="holds no aggregator"):
+    with refuses(StoreError, "aggregator"):
         Aggregator(directory)
     make(terms(), directory)
-    with pytest.raises(StoreError, match="exists"):
+    with refuses(StoreError, "exists"):
         make(terms(), directory)
     assert all(path.stat().st_mode & 0o077 == 0 for path in (directory, *directory.rglob("*")))
     other = directory / "owners/owner-1.token"
     kept = other.read_bytes()
     other.write_bytes((directory / "owners/owner-0.token").read_bytes())
-    with pytest.raises(StoreError, match="the same token"):
+    with refuses(StoreError, "token"):
         Aggregator(directory)
     other.write_bytes(kept)
     Aggregator(directory)
     with sqlite3.connect(directory / "aggregator.db") as db:
         db.execute("UPDATE aggregator SET terms = '{}'")
     db.close()
-    with pytest.raises(StoreError, match="cannot be used"):
+    with refuses(StoreError, "used"):
         Aggregator(directory)
 
 

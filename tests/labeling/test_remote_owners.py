@@ -18,6 +18,7 @@ import pytest
 from digits import DigitsEnsemble
 from many_owners import FAILING, ManyOwners, choices, many_owners
 from migrated import SECRET_KEY, migrated
+from refusals import refuses
 
 from terrine_client import Client
 from terrine_models.storage.manifests import StoreError
@@ -140,7 +141,7 @@ def test_below_the_quorum_nobody_votes(
     owners.behaviour |= dict.fromkeys(range(5), "status")
     checked_votes(voters, record, x)
     owners.behaviour |= dict.fromkeys(range(6), "status")
-    with pytest.raises(EnsembleUnavailable, match=r"quorum of 15\. Nothing was charged"):
+    with refuses(EnsembleUnavailable, 15):
         checked_votes(voters, record, x)
 
 
@@ -265,25 +266,25 @@ def test_a_federation_is_only_as_it_was_registered(
     voters.check(record)
     gathered(tmp_path, federation(digits, owners.url, quorum=1))
     assert not voters.available(record)
-    with pytest.raises(EnsembleUnavailable, match="not the one that was registered"):
+    with refuses(EnsembleUnavailable, "registered"):
         voters.check(record)
     (tmp_path / "ensembles/ward/federation.json").unlink()
-    with pytest.raises(EnsembleUnavailable, match="cannot be read"):
+    with refuses(EnsembleUnavailable, "read"):
         voters.check(record)
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"quorum": 21}, "quorum of 21 is more than the 20 owners"),
-        ({"classes": ["a", "a"]}, "different names"),
+        ({"quorum": 21}, "quorum 21 20"),
+        ({"classes": ["a", "a"]}, "names"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
         ({"disjoint_by": ""}, "disjoint_by"),
-        ({"url": "http://labels.example.org"}, "only over https"),
-        ({"url": "ftp://127.0.0.1"}, "not the URL of a server"),
-        ({"name": "../up"}, "name"),
-        ({"model": "a/b"}, "model"),
-        ({"model": "owner-1"}, "one would vote twice"),
+        ({"url": "http://labels.example.org"}, "https"),
+        ({"url": "ftp://127.0.0.1"}, "URL"),
+        ({"name": "../up"}, "owners.0.name"),
+        ({"model": "a/b"}, "owners.0.model"),
+        ({"model": "owner-1"}, "twice"),
     ],
 )
 def test_a_federation_that_makes_no_sense_is_refused(
@@ -293,7 +294,7 @@ def test_a_federation_that_makes_no_sense_is_refused(
     place = document["owners"][0] if set(changed) & {"url", "name", "model"} else document
     place |= changed
     (tmp_path / "federation.json").write_text(json.dumps(document))
-    with pytest.raises(StoreError, match=says):
+    with refuses(StoreError, *says.split()):
         load_federation(tmp_path)
 
 
@@ -313,27 +314,27 @@ def test_inputs_arrive_as_they_were_sent(digits: Ensemble, binary: bool, dtype: 
 @pytest.mark.parametrize(
     ("body", "length", "says"),
     [
-        (b"", None, "no request of the protocol"),
-        (b"[]", None, "no request of the protocol"),
-        (b'{"inputs": []}', None, "0 inputs, expected one"),
-        (b'{"inputs": [{"name":"x","shape":[1,9],"datatype":"UINT8"}]}', None, "expected UINT8 "),
-        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"FP32"}]}', None, "expected UINT8 "),
-        (b'{"inputs": [{"name":"x","shape":[0,8,8],"datatype":"UINT8"}]}', None, "expected UINT8 "),
-        (b'{"inputs": [{"name":"x","shape":[],"datatype":"UINT8"}]}', None, "expected UINT8 "),
-        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"UINT8"}]}', None, "the data of"),
+        (b"", None, "protocol"),
+        (b"[]", None, "protocol"),
+        (b'{"inputs": []}', None, "0 one"),
+        (b'{"inputs": [{"name":"x","shape":[1,9],"datatype":"UINT8"}]}', None, "UINT8"),
+        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"FP32"}]}', None, "UINT8"),
+        (b'{"inputs": [{"name":"x","shape":[0,8,8],"datatype":"UINT8"}]}', None, "UINT8"),
+        (b'{"inputs": [{"name":"x","shape":[],"datatype":"UINT8"}]}', None, "UINT8"),
+        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"UINT8"}]}', None, "data"),
         (
             b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"UINT8","data":[300]}]}',
             None,
-            "the data of",
+            "data",
         ),
-        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"UINT8"}]}abc', 61, "3 bytes after"),
-        (b"{}", 10**9, "no request of the protocol"),
+        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"UINT8"}]}abc', 61, "3 bytes"),
+        (b"{}", 10**9, "protocol"),
     ],
 )
 def test_malformed_requests_say_what_is_expected(
     digits: Ensemble, body: bytes, length: int | None, says: str
 ) -> None:
-    with pytest.raises(inference.ProtocolError, match=says):
+    with refuses(inference.ProtocolError, *says.split()):
         inference.inputs(body, length, digits.manifest.input)
 
 

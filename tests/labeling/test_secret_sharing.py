@@ -13,6 +13,7 @@ import pytest
 from digits import DigitsEnsemble
 from many_owners import choices
 from numpy.typing import NDArray
+from refusals import refuses
 from scipy.stats import chi2, chi2_contingency
 from sharing_owners import SharingOwners, sharing_owners
 
@@ -155,7 +156,7 @@ def test_what_is_opened_has_all_of_the_aggregators_noise_anew(
 def variance_fits(noise: NDArray[Any], sigma: float) -> bool:
     """Whether noise is as wide as it should be, or a sum of squares came out unusually small."""
     squares = float(np.square(noise, dtype=np.float64).sum()) / sigma**2
-    return bool(chi2.cdf(squares, noise.size) > LEVEL)
+    return bool(chi2.cdf(squares, noise.size) > LEVEL / 2)  # of two in a test
 
 
 def dependence(one: Share, other: Share) -> float:
@@ -207,13 +208,14 @@ def telling(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) 
     ("split", "sound"), [(shares.split, True), (stale, False), (narrow, False), (telling, False)]
 )
 def test_neither_share_says_anything_of_the_vote(split: Split, sound: bool) -> None:
+    """A false alarm once in 10⁹ times; each way of sharing that is not sound is found."""
     rows = 20_000
     zero, seven = (split(np.full(rows, label), CLASSES) for label in (0, 7))
     again = split(np.zeros(rows, np.int64), CLASSES)
     found = [uniformity(view) for view in (*zero, *seven)]
     found += [dependence(one, other) for one, other in zip(zero, seven, strict=True)]
     fresh = all((one != other).mean() > 0.99 for one, other in zip(zero, again, strict=True))
-    assert (min(found) > LEVEL and fresh) == sound
+    assert (min(found) > LEVEL / len(found) and fresh) == sound
     assert ((zero[0] + zero[1])[:, 0] == 1).all() or not sound
 
 
@@ -221,12 +223,13 @@ def test_neither_share_says_anything_of_the_vote(split: Split, sound: bool) -> N
 def test_both_servers_views_of_a_round_are_uniform_and_never_the_same(
     tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
+    """A false alarm once in 10⁹ times; a vote, or a share used twice, is found with certainty."""
     x, voters = np.repeat(digits_ensemble.public[:1], 50, axis=0), SharedVoters(tmp_path)
     for _ in range(2):
         voters.votes(record, x)
     assert len(owners.seen) == 2 * OWNERS
     for view in zip(*owners.seen, strict=True):
-        assert uniformity(np.concatenate(view)) > LEVEL
+        assert uniformity(np.concatenate(view)) > LEVEL / 2  # there are two views
         assert len({share.tobytes() for share in view}) == 2 * OWNERS
         rows = np.concatenate(view)
         assert len(np.unique(rows, axis=0)) == len(rows), "the same input has other shares"
@@ -254,12 +257,12 @@ def test_an_absent_owner_costs_no_privacy_and_below_the_quorum_an_answer(
 
     before = aggregator.count.released
     owners.behaviour = dict.fromkeys(range(6), "status")
-    with pytest.raises(EnsembleUnavailable, match=r"quorum of 15\. Nothing was charged"):
+    with refuses(EnsembleUnavailable, 15):
         voters.votes(record, x)
     assert aggregator.count.released == before, "nothing was released, and nothing counted"
 
     owners.behaviour = {3: "without the aggregator"}  # says that it shared, and did not
-    with pytest.raises(EnsembleUnavailable, match="did not answer as it should"):
+    with refuses(EnsembleUnavailable, "answer"):
         voters.votes(record, x)
     assert aggregator.count.released == before
 
@@ -275,7 +278,7 @@ def test_crude_lies_are_found_and_say_nothing_of_votes(
     owners.behaviour[4] = "lies"
     voters, before = SharedVoters(tmp_path), aggregator.count.released
     for _ in range(3):
-        with pytest.raises(EnsembleUnavailable, match="do not add up to one vote an owner"):
+        with refuses(EnsembleUnavailable, "add"):
             voters.votes(record, digits_ensemble.public[:4])
     assert aggregator.count.released == before + 4, (
         "asked once: retries cost the aggregator nothing"
@@ -327,17 +330,19 @@ def test_noise_comes_before_decoding() -> None:
         (np.asarray(mechanism.release_shared(votes.astype(np.uint32) + shift).counts) < 0).mean(0)
         for votes in (seven, eight)
     ]
+    # One vote more moves the share by 0.13; 0.4 is 7 deviations of 0.035 further, and the two
+    # classes are two of them: less than once in 10⁹ times. Without noise it is 1.
     assert np.abs(wrapped[0] - wrapped[1]).max() < 0.4, "noise decides which side it wraps to"
 
 
 def test_only_noisy_votes_is_answered_from_sums() -> None:
     spec = {"name": "gnmax", "sigma": 3.0}
     sums = np.zeros((1, CLASSES), dtype=np.uint32)
-    with pytest.raises(EnsembleUnavailable, match="noisy_votes alone"):
+    with refuses(EnsembleUnavailable, "noisy_votes"):
         released_shared(build_mechanism(spec, teachers=OWNERS, classes=CLASSES), sums)
     wrongs: list[Any] = [sums.astype(np.int64), sums[0], sums[:, 1:]]
     for wrong in wrongs:
-        with pytest.raises(ValueError, match="uint32"):
+        with refuses(ValueError, "uint32"):
             NoisyVotes(OWNERS, CLASSES, 3.0).release_shared(wrong)
 
 
@@ -351,6 +356,6 @@ def test_a_aggregator_that_spent_its_budget_releases_nothing_more(
     x, voters = digits_ensemble.public[:16], SharedVoters(tmp_path)
     monkeypatch.setattr(aggregator.count, "most", aggregator.count.released + 17)
     voters.votes(record, x)
-    with pytest.raises(EnsembleUnavailable, match="released all that its budget pays for"):
+    with refuses(EnsembleUnavailable, "budget"):
         voters.votes(record, x)
     voters.votes(record, x[:1])

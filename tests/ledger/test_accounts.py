@@ -23,6 +23,7 @@ from books import (
     register,
     terms,
 )
+from refusals import refuses
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
@@ -64,14 +65,14 @@ def test_the_same_teachers_never_get_a_second_cap(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("delta", [1 / RECORDS, 1e-4])
 def test_a_cap_with_delta_of_one_record_or_more_is_refused(ledger: Ledger, delta: float) -> None:
-    with pytest.raises(InvalidTerms, match="1/60000"):
+    with refuses(InvalidTerms, "1/60000"):
         ledger.register_ensemble(
             "other", "path", digest("other").hex(), FACTS, RECORDS, cap(4.0, delta)
         )
 
 
 def test_a_project_with_delta_of_one_record_or_more_is_refused(ledger: Ledger) -> None:
-    with pytest.raises(InvalidTerms, match="1/60000"):
+    with refuses(InvalidTerms, "1/60000"):
         ledger.open_project(NewProject("study", "mnist", GNMAX, terms(1, delta=1 / RECORDS)))
     assert ledger.ensemble("mnist").reserved == 0
 
@@ -157,7 +158,7 @@ def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("mechanism", "why"),
     [
-        (CONFIDENT, "not quoted for"),
+        (CONFIDENT, "quoted"),
         ({"name": "gnmax", "sigma": 0.0}, "sigma"),
         ({"name": "gnmaxx", "sigma": 40.0}, "gnmaxx"),
     ],
@@ -166,7 +167,7 @@ def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
 def test_terms_of_another_mechanism_are_refused(
     ledger: Ledger, mechanism: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(InvalidTerms, match=why):
+    with refuses(InvalidTerms, *why.split()):
         ledger.open_project(NewProject("study", "mnist", mechanism, terms(2, GNMAX)))
 
 
@@ -177,18 +178,18 @@ def changed(amounts: Any, name: str, amount: int) -> Any:
 @pytest.mark.parametrize("amount", [-1, 2**63])
 def test_amounts_beyond_what_is_counted_are_refused(ledger: Ledger, amount: int) -> None:
     for name in ("budget", "delta_budget", "cap_budget"):
-        with pytest.raises(InvalidTerms, match=f"{name} = {amount}"):
+        with refuses(InvalidTerms, name, amount):
             ledger.open_project(
                 NewProject("study", "mnist", GNMAX, changed(terms(1), name, amount))
             )
     for name, shown in (("budget", "cap"), ("delta_budget", "delta_cap")):
         limit = changed(cap(4.0, 1e-5), name, amount)
-        with pytest.raises(InvalidTerms, match=f"{shown} = {amount}"):
+        with refuses(InvalidTerms, shown, amount):
             ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, RECORDS, limit)
     tiny = replace(cap(4.0, 1e-5), delta=1e-25)
-    with pytest.raises(InvalidTerms, match=f"units = {2**63}"):
+    with refuses(InvalidTerms, "units", 2**63):
         ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, 2**63, tiny)
-    with pytest.raises(InvalidTerms, match="0"):
+    with refuses(InvalidTerms, 0):
         ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, 0, cap(4.0, 1e-5))
 
 
@@ -200,7 +201,7 @@ def test_the_largest_and_the_smallest_amounts_are_counted(each_ledger: Ledger) -
     limit = replace(cap(4.0, 0.5), budget=0, delta_budget=most)
     found = each_ledger.register_ensemble("f", "path", digest("f").hex(), FACTS, 1, limit)
     assert (found.cap, found.delta_cap, found.units) == (0, most, 1)
-    with pytest.raises(InvalidTerms, match="above 0"):
+    with refuses(InvalidTerms, 0):
         each_ledger.register_ensemble(
             "g", "path", digest("g").hex(), FACTS, 1, replace(limit, delta=0.0)
         )
@@ -233,7 +234,7 @@ def test_a_name_is_never_used_twice(ledger: Ledger) -> None:
     ledger.set_status("study", ProjectStatus.CLOSED)
     with pytest.raises(Conflict):
         open_project(ledger, 1)
-    with pytest.raises(NotFound, match="nobody"):
+    with refuses(NotFound, "nobody"):
         open_project(ledger, 1, name="other", ensemble="nobody")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from books import CONFIDENT, abstained, answered, open_ledger, open_project
+from forging import first_finding
 from publishing import open_published, publishing_ledger, voted
+from refusals import holds
 from typer.testing import CliRunner, Result
 
 from terrine_protocol import ProjectStatus
@@ -45,16 +46,6 @@ def terrine(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-def first_finding(file: Path, lines: list[Any]) -> str:
-    """What is found first in these lines, written to the file; empty when all is well."""
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    try:
-        problems = verify_export(file).problems
-    except ArchiveError as error:
-        return str(error)
-    return problems[0] if problems else ""
-
-
 def test_an_archived_project_outlives_its_database(
     export: Path, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +54,7 @@ def test_an_archived_project_outlives_its_database(
     verified = terrine("verify", "--file", export)
     assert verified.exit_code == 0, verified.output
     assert verified.stderr == "", "a bar is drawn on a terminal only"
-    assert "study: intact, 6 charges" in verified.output
+    holds(verified.output, "study", "intact", 6)
     assert head in verified.output
     export.write_text(export.read_text().replace('"label": 3', '"label": 4'))
     found = terrine("verify", "--file", export)
@@ -114,7 +105,7 @@ def test_what_is_no_export_is_refused(text: str, tmp_path: Path) -> None:
 def test_an_instant_of_a_year_that_utc_does_not_have_is_no_account(export: Path) -> None:
     account, *entries = (json.loads(line) for line in export.read_text().splitlines())
     account["account"]["opened_at"] = "0001-01-01T00:00:00+23:59"
-    assert "does not begin with an account" in first_finding(export, [account, *entries])
+    holds(first_finding(export, [account, *entries]), "account")
 
 
 def test_a_damaged_line_is_named(export: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from books import answered, digest, kept_keys, open_ledger, open_project, unvoted
 from edits import Hand
 from migrated import SECRET_KEY
+from refusals import refuses
 from sqlalchemy import text
 
 from terrine_server.errors import LedgerCorrupted, NotFound
@@ -150,7 +151,7 @@ def test_an_altered_answer_names_the_project_to_verify_and_its_cause(
     ledger.charge(project.id, [answered(1)], KEY)
     with (
         hand(each_database_url).set("idempotency", 0, "results", between(1, 2)),
-        pytest.raises(LedgerCorrupted, match="terrine ledger verify study") as refused,
+        refuses(LedgerCorrupted, "study") as refused,
     ):
         fresh(each_database_url).charge(project.id, [unvoted(1)], KEY)
     assert refused.value.cause == "ValueError('charges that are not there')"
@@ -244,7 +245,7 @@ def test_a_project_keeps_so_many_keys_and_forgets_the_oldest(
 
 
 def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger) -> None:
-    with pytest.raises(NotFound, match="nobody"):
+    with refuses(NotFound, "nobody"):
         ledger.look_up("nobody", [], [])
-    with pytest.raises(NotFound, match="99"):
+    with refuses(NotFound, 99):
         ledger.charge(99, [answered(1)])

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from books import FACTS
 from migrated import SECRET_KEY, migrated
+from refusals import holds
 
-from terrine_protocol import ProjectOpen
+from terrine_models.data.arrays import load_npz
+from terrine_models.features.maps import PublicData
+from terrine_models.teachers.neighbours import build
+from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server import views
+from terrine_server.dossier.facts import gather
 from terrine_server.errors import CapExceeded
 from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import open_project
+from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.room import epsilon_that_fits
 from terrine_server.privacy import cap
+from terrine_server.settings import Settings
 
 MORE = {"ensemble": "flights", "mechanism": {"name": "noisy_votes", "sigma": 300.0}, "delta": 1e-6}
 
@@ -44,6 +51,25 @@ def test_an_account_says_whom_it_protects(
     engine.dispose()
 
 
+def test_people_of_an_archive_who_vote_themselves_are_protected(tmp_path: Path) -> None:
+    engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger, settings = Ledger(engine, SECRET_KEY), Settings(data_dir=tmp_path)
+    random = np.random.default_rng(0)
+    x, who = random.random((600, 4), np.float32), random.permutation(600) % 90
+    y = np.rint(x[:, 0]).astype(int)
+    np.savez(tmp_path / "a.npz", x=x, y=y, group=who, classes=["no", "yes"], low=0.0, high=1.0)
+    records = load_npz(tmp_path / "a.npz")
+    pool = PublicData.declare("rows", random.random((200, 4), np.float32))
+    build(records, settings.ensembles_dir / "wards", name="wards", public=pool)
+    cap = EnsembleRegister(name="wards", epsilon=1.0, delta=1e-5)
+    record = register_ensemble(ledger, settings, cap)
+    assert record.protects == "one group with all its records, 90 of them"
+    found = gather(ledger, settings, verify=False).ensembles[0].trained
+    assert found is not None
+    assert (found.unit, found.grouped_by) == ("person", "group")
+    engine.dispose()
+
+
 def test_a_full_cap_says_what_would_fit_and_that_fits(tmp_path: Path) -> None:
     engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     ledger = Ledger(engine, SECRET_KEY)
@@ -54,7 +80,7 @@ def test_a_full_cap_says_what_would_fit_and_that_fits(tmp_path: Path) -> None:
         open_project(ledger, wanted.model_copy(update={"name": "second"}))
     said = refused.value.detail
     epsilon = float(said.partition("up to about ε = ")[2].partition(" ")[0])
-    assert "To close first, which has spent 0.0% of its budget, would give" in said
+    holds(said, "first", "0.0%")
     open_project(ledger, wanted.model_copy(update={"name": "second", "epsilon": epsilon}))
     found = epsilon_that_fits(ledger.ensemble("flights"))
     assert found is None or found < 0.3 * epsilon

@@ -14,6 +14,7 @@ from books import GNMAX, digest, open_ledger, open_project, terms
 from ledger_workers import die_approving
 from migrated import SECRET_KEY
 from processes import in_processes
+from refusals import refuses
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
@@ -76,9 +77,9 @@ def test_a_request_comes_back_as_it_was_made_to_whoever_made_it(each_ledger: Led
     )
     others = ask(each_ledger, 2, "ben")
     for hidden in (others.id, "f" * 16):
-        with pytest.raises(NotFound, match=hidden):
+        with refuses(NotFound, hidden):
             each_ledger.find_request(hidden, token="ada")
-        with pytest.raises(NotFound, match=hidden):
+        with refuses(NotFound, hidden):
             each_ledger.list_requests("ada", after=hidden)
     assert each_ledger.list_requests("ada") == [made]
     assert each_ledger.list_requests() == [made, others]

@@ -21,6 +21,7 @@ from books import (
 from commands import Terrine
 from migrated import SECRET_KEY
 from publishing import open_published, publishing_ledger, voted
+from refusals import holds
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
@@ -175,7 +176,7 @@ def test_the_service_cannot_touch_history(
     grant(connect(each_database_url), role_of(service))
     for statement in DENIED:
         with (
-            pytest.raises(DBAPIError, match=r"permission denied|must be owner"),
+            pytest.raises(DBAPIError, match=r"permission|owner"),
             restricted.begin() as connection,
         ):
             connection.execute(text(statement))
@@ -206,7 +207,7 @@ def test_the_doctor_says_which_rights_are_missing(
     (said,) = rights(restricted)
     assert said.state == "problem"
     assert "SELECT on charges" in said.found
-    assert f"terrine init --service-role {role_of(service)}" in said.fix
+    holds(said.fix, "--service-role", role_of(service))
     (said,) = rights(connect(each_database_url))
     assert said.state == "warning", "the owner may do anything"
 
@@ -238,5 +239,5 @@ def test_init_grants_the_rights(
     (said,) = rights(restricted)
     assert said.state == "ok"
     unknown = terrine("init", "--service-role", "nobody", **variables).refused
-    assert "CREATE ROLE nobody LOGIN" in unknown
-    assert "SQLite has no roles" in terrine("init", "--service-role", "nobody").refused
+    holds(unknown, "ROLE", "nobody")
+    holds(terrine("init", "--service-role", "nobody").refused, "SQLite", "roles")

@@ -13,6 +13,7 @@ from books import answered, digest, open_ledger, open_project
 from ledger_workers import migrate
 from migrated import SECRET_KEY
 from processes import in_processes
+from refusals import refuses
 from sqlalchemy import Engine, insert, inspect, text
 from sqlalchemy.exc import DBAPIError
 
@@ -66,9 +67,9 @@ def test_processes_that_migrate_at_once_all_succeed(each_database_url: str) -> N
 
 
 def test_an_unmigrated_database_names_the_command_to_run(engine: Engine) -> None:
-    with pytest.raises(SchemaMismatch, match="terrine init"):
+    with refuses(SchemaMismatch, "init"):
         check_schema(engine)
-    with pytest.raises(SchemaMismatch, match="terrine init"):
+    with refuses(SchemaMismatch, "init"):
         Ledger(engine, SECRET_KEY).ensembles()
 
 
@@ -76,17 +77,17 @@ def test_a_newer_database_is_refused(engine: Engine) -> None:
     upgrade(engine, SECRET_KEY)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(SchemaMismatch, match="newer"):
+    with refuses(SchemaMismatch, "newer"):
         check_schema(engine)
-    with pytest.raises(SchemaMismatch, match="newer"):
+    with refuses(SchemaMismatch, "newer"):
         upgrade(engine, SECRET_KEY)
 
 
 def test_looking_at_a_missing_sqlite_file_does_not_create_it(tmp_path: Path) -> None:
     engine = connect(f"sqlite:///{tmp_path / 'missing.sqlite'}")
-    with pytest.raises(SchemaMismatch, match="terrine init"):
+    with refuses(SchemaMismatch, "init"):
         Ledger(engine, SECRET_KEY).ensembles()
-    with pytest.raises(SchemaMismatch, match="terrine init"):
+    with refuses(SchemaMismatch, "init"):
         check_schema(engine)
     assert list(tmp_path.iterdir()) == []
 
@@ -103,7 +104,7 @@ def test_a_sqlite_file_is_private_and_may_have_any_name(tmp_path: Path) -> None:
 
 
 def test_a_sqlite_file_in_a_missing_directory_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseUnavailable, match="Create its directory"):
+    with refuses(DatabaseUnavailable, "directory"):
         upgrade(connect(f"sqlite:///{tmp_path / 'nowhere' / 'terrine.sqlite'}"), SECRET_KEY)
 
 
@@ -111,7 +112,7 @@ def test_a_sqlite_file_in_a_missing_directory_is_a_clear_error(tmp_path: Path) -
     "url", ["", "nonsense", "sqlite://", "sqlite:///:memory:", "mysql://root:secret@host/x"]
 )
 def test_other_databases_are_refused_without_repeating_the_url(url: str) -> None:
-    with pytest.raises(DatabaseUnavailable, match="TERRINE_DATABASE_URL") as refusal:
+    with refuses(DatabaseUnavailable, "TERRINE_DATABASE_URL") as refusal:
         connect(url)
     assert "secret" not in str(refusal.value)
 

@@ -13,6 +13,7 @@ import pytest
 from books import GNMAX, answered, digest, open_ledger, open_project, terms, unguarded
 from commands import Terrine
 from migrated import SECRET_KEY
+from refusals import holds, refuses
 from sqlalchemy import Engine, event, text, update
 
 from terrine_protocol import ProjectStatus, Role, TokenCreate
@@ -66,7 +67,7 @@ def test_books_that_do_not_verify_are_not_sealed(engine: Engine, database_url: s
         connection.execute(text("UPDATE charges SET label = 9 WHERE seq = 1"))
     before = everything(engine)
     for how in ({"old_key": SECRET_KEY}, {"accept": True}):
-        with pytest.raises(LedgerCorrupted, match="study: entry 1"):
+        with refuses(LedgerCorrupted, "study", 1):
             seal(engine, OTHER_KEY, **how)
     assert everything(engine) == before
     with pytest.raises(NotSealed):
@@ -79,7 +80,7 @@ def test_books_that_do_not_verify_are_not_sealed(engine: Engine, database_url: s
 def test_another_key_seals_what_verifies_under_the_old_one(
     engine: Engine, database_url: str
 ) -> None:
-    with pytest.raises(NotSealed, match="--old-key FILE"):
+    with refuses(NotSealed, "--old-key"):
         seal(engine, OTHER_KEY)
     with pytest.raises(LedgerCorrupted):
         seal(engine, OTHER_KEY, old_key=b"neither of them, but long enough")
@@ -102,7 +103,7 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
         connection.execute(update(ensembles).values(path="elsewhere/mnist"))
         connection.execute(requests.delete())
         connection.execute(tokens.delete())
-    with pytest.raises(LedgerCorrupted, match="elsewhere/mnist"):
+    with refuses(LedgerCorrupted, "elsewhere/mnist"):
         seal(engine, OTHER_KEY, old_key=SECRET_KEY)
     sealed = seal(engine, OTHER_KEY, accept=True)
     assert sealed.adopted["ensemble"] == ["mnist"]
@@ -233,11 +234,11 @@ def test_the_command_tells_what_it_took_as_it_is(
     terrine: Terrine, engine: Engine, database_url: str, secret_key: Path
 ) -> None:
     place = {"TERRINE_DATABASE_URL": database_url}
-    assert "sealed with this key already" in terrine("ledger", "seal", **place).refused
+    holds(terrine("ledger", "seal", **place).refused, "sealed", "already")
     with engine.begin() as connection:
         connection.execute(update(ensembles).values(path="elsewhere/mnist"))
     said = terrine("ledger", "seal", "--accept", **place).fine
-    assert "Taken as it is: ensemble mnist" in said
+    holds(said, "ensemble", "mnist")
     assert "administrative log: intact" in terrine("ledger", "verify", **place).fine
     old = secret_key.with_name("old.key")
     secret_key.rename(old)

@@ -526,7 +526,7 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {
         "retry": lambda: label(0, 3, "k"),
         "repeat": lambda: label(0, 3),
-        "estimate": lambda: http("POST", "/label/estimate", "student", json={"queries": 2}),
+        "budget": lambda: http("GET", "/budget", "student"),
         "verdict": verdict,
         "counts": lambda: ledger.charge(ledger.project("counted").id, [counted(1)]).results,
         "closed": lambda: asks("done"),
@@ -907,17 +907,23 @@ OF_THE_LOG = {"editions", "tokens", "requests", "administrative_log", "log_head"
 def test_what_the_chain_holds_is_found_in_spite_of_the_key(each_database_url: str) -> None:
     """On either database: what is stored, and how it is read, differs."""
     world = World(each_database_url)
+    names = {row["id"]: row["name"] for row in world.rows()["projects"]}
     with forging(world) as forger:
         for table in TABLES.keys() - OF_THE_LOG:
             for cell in cells(world, table):
+                if cell.column.name in NOT_IN_THE_BOOKS.get(table, ()):
+                    continue
                 cell.near()(forger)
                 seals = reseal(forger)
                 there = set(forger.execute(select(TABLES["projects"].c.name)).scalars())
+                # Its own project first: what is found there need not be looked for elsewhere.
+                own = names.get(cell.row.get("id" if table == "projects" else "project_id"))
+                order = sorted(there, key=lambda name: name != own)
                 found = there != world.names or not all(
-                    verify_project(forger, seals, name).ok for name in there
+                    verify_project(forger, seals, name).ok for name in order
                 )
                 forger.rollback()
-                assert found or cell.column.name in NOT_IN_THE_BOOKS.get(table, ()), cell
+                assert found, cell
 
 
 def test_whatever_the_log_said_is_vouched_for_by_a_checkpoint(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from books import digest, open_ledger, open_project
 from migrated import SECRET_KEY
+from refusals import refuses
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.errors import Conflict, NotFound, TokenChanged, Unauthorized
@@ -138,5 +139,5 @@ def test_tokens_are_listed_page_by_page(ledger: Ledger, monkeypatch: pytest.Monk
             listed += [token.id for token in page]
             assert len(listed) <= len(whole)
         assert listed == whole
-    with pytest.raises(NotFound, match="no token f"):
+    with refuses(NotFound, "f"):
         ledger.list_tokens(after="f")

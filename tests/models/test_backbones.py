@@ -9,6 +9,7 @@ import onnx
 import pytest
 from commands import Terrine
 from onnx import TensorProto, helper, numpy_helper
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.backbones import Backbone
@@ -78,7 +79,7 @@ def test_heads_vote_on_the_embeddings(
         expected = (scores.argmax(2)[..., None] == np.arange(10)).sum(1)
         assert (votes == expected).all(1).mean() > 0.99
     (out / BACKBONE).write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(StoreError, match=r"backbone\.onnx was altered"):
+    with refuses(StoreError, "backbone.onnx"):
         Ensemble.load(out)
 
 
@@ -92,8 +93,8 @@ def test_a_backbone_on_the_command_line(terrine: Terrine, digits: Dataset, tmp_p
     )
     train = ("ensemble", "train", tmp_path / "private.npz", "--name", "d", "--teachers", 5)
     said = terrine(*train, "--kind", f"networks:backbone={path}").refused
-    assert "networks has no parameter 'backbone'" in said
-    assert "backbone, none, 96 wide" in terrine(*train, "--kind", f"heads:backbone={path}").fine
+    holds(said, "networks", "'backbone'")
+    holds(terrine(*train, "--kind", f"heads:backbone={path}").fine, "backbone", 96)
     assert "encoder.onnx, SHA-256" in terrine("ensemble", "show", "d").fine
     assert terrine("init").fine
     assert terrine("ensemble", "register", "d", "--epsilon", 4, "--delta", 1e-4).fine
@@ -106,8 +107,8 @@ def test_a_backbone_on_the_command_line(terrine: Terrine, digits: Dataset, tmp_p
 def test_what_is_no_backbone_is_refused(digits: Dataset, tmp_path: Path) -> None:
     path = encoder(tmp_path / "encoder.onnx")
     table = digits.spec.model_copy(update={"shape": (64,)})
-    with pytest.raises(StoreError, match=r"shape \['batch', 8, 8\], expected \[batch, 64\]"):
+    with refuses(StoreError, "['batch', 8, 8]", "[batch, 64]"):
         Backbone.declare(path, table)
     (tmp_path / "text.onnx").write_text("no model")
-    with pytest.raises(StoreError, match=r"text\.onnx: it is not an ONNX file"):
+    with refuses(StoreError, "text.onnx"):
         Backbone.declare(tmp_path / "text.onnx", digits.spec)

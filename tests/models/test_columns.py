@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from hospital import stays
 from pydantic import ValidationError
+from refusals import holds, refuses
 
 from terrine_models.data import reading
 from terrine_models.data.arrays import DataError
@@ -61,22 +62,22 @@ def test_dates_booleans_and_orders_are_numbers(tmp_path: Path) -> None:
     found = encode_table(path, SCHEMA, said.append, accept_clipped=True)
     assert np.allclose(found, EXPECTED)
     assert len(said) == 2
-    assert "column day: 1 of 2 values are outside the schema's range" in said[0]
-    assert "column ort: 1 of 3 values are not in the schema" in said[1]
+    holds(said[0], "day", 1, 2)
+    holds(said[1], "ort", 1, 3)
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("1/2/3,yes,low,Ulm", "column day holds '1/2/3', expected a date written as day-month"),
-        ("02.01.20,yes,low,Ulm", "with four digits a year"),
-        ("30.02.2020,yes,low,Ulm", "expected a date"),
-        ("02.01.2020,maybe,low,Ulm", "column smoker holds 'maybe', expected one of true, t, yes"),
+        ("1/2/3,yes,low,Ulm", "day '1/2/3' day-month-year"),
+        ("02.01.20,yes,low,Ulm", "year"),
+        ("30.02.2020,yes,low,Ulm", "day '30.02.2020' date"),
+        ("02.01.2020,maybe,low,Ulm", "smoker 'maybe' true t yes"),
     ],
 )
 def test_what_is_no_date_or_boolean_is_named(tmp_path: Path, row: str, said: str) -> None:
     path = written(tmp_path / "a.csv", f"day,smoker,stage,ort\n{row}\n")
-    with pytest.raises(DataError, match=rf"a\.csv line 2: .*{said}"):
+    with refuses(DataError, "a.csv", 2, *said.split()):
         encode_table(path, SCHEMA)
 
 
@@ -144,8 +145,8 @@ def test_parquet_and_arrow_files_are_encoded_as_text_is(
     check_table(path)
     said = list[str]()
     assert np.allclose(encode_table(path, SCHEMA, said.append, accept_clipped=True), EXPECTED)
-    assert "1 of 3 values" in said[1]
-    with pytest.raises(DataError, match="has no column ill; it has ort, stage, smoker, day, more"):
+    holds(said[1], 1, 3)
+    with refuses(DataError, "ill", "ort", "stage", "smoker", "day", "more"):
         load_table(path, SCHEMA)
 
 
@@ -176,7 +177,7 @@ def test_a_schema_is_proposed_from_parquet_and_fits_csv(tmp_path: Path) -> None:
     assert np.array_equal(
         load_table(csv, by_type.schema).inputs, load_table(parquet, by_type.schema).inputs
     )
-    with pytest.raises(DataError, match="names its columns itself"):
+    with refuses(DataError, "names"):
         propose_schema(parquet, label="a", columns=["a", "b"])
 
 
@@ -201,15 +202,15 @@ def test_types_are_found_as_the_schema_spells_them(tmp_path: Path) -> None:
 def test_broken_and_unfit_files_are_refused_with_their_names(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.Table.from_pandas(frame()), path)
-    with pytest.raises(DataError, match=r"a\.parquet: column more holds list<.*expected numbers"):
+    with refuses(DataError, "a.parquet", "more", "list"):
         propose_schema(path, label="smoker")
     content = path.read_bytes()
     for wrong in (content[:-20], content[:4] + b"\xff" * 2000 + content[-300:], b"PAR1PAR1"):
-        with pytest.raises(DataError, match=r"a\.parquet cannot be read as a Parquet or Arrow"):
+        with refuses(DataError, "a.parquet"):
             encode_table(written(path, wrong), SCHEMA)
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     pa.parquet.write_table(twice, path)
-    with pytest.raises(DataError, match="two columns named 'x'"):
+    with refuses(DataError, "two", "'x'"):
         check_table(path)
 
 
@@ -251,8 +252,8 @@ def test_columns_are_matched_by_name_and_never_shifted(tmp_path: Path) -> None:
         f"{tmp_path / 'c.csv'} has no header; its columns are taken to be ward, sex, in this order."
     ]
     for wrong, message in (
-        (turned, "no header, and none of the 20 values of column ward is in the schema"),
-        (["station,sex", *rows], "has no column ward; it has station, sex"),
+        (turned, "header 20 ward"),
+        (["station,sex", *rows], "ward station sex"),
     ):
-        with pytest.raises(DataError, match=message):
+        with refuses(DataError, *message.split()):
             encode_table(written(tmp_path / "d.csv", "\n".join(wrong)), wards)

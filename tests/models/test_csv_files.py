@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refuses
+from table_corpus import npz, zipped
 
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.columns import number
@@ -37,20 +37,6 @@ def delimiter(path: Path, width: int = 0) -> str | None:
     """What separates fields, if records have so many."""
     with open_file(path, lambda first: len(first) == width) as file:
         return file.delimiter
-
-
-def zipped(**members: str) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name.replace("__", "/").replace("_", "."), content)
-    return file.getvalue()
-
-
-def npz() -> bytes:
-    file = io.BytesIO()
-    np.savez(file, x=np.zeros(3))
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -104,48 +90,48 @@ def test_commas_within_fields_do_not_make_a_file_comma_separated(tmp_path: Path)
 
 def test_two_possible_delimiters_are_both_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "1,5;2,5\n3,5;4,5\n")
-    with pytest.raises(DataError, match=r"by commas \(3 columns\) or semicolons \(2 columns\)"):
+    with refuses(DataError, 3, "commas", 2, "semicolons"):
         delimiter(path)
     assert delimiter(path, width=2) == ";"
 
 
 def test_a_bad_line_is_named_whatever_the_delimiter(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", PLAIN.replace(",", ";").replace("20;", ""))
-    with pytest.raises(DataError, match="line 3: found 3 fields, expected 4"):
+    with refuses(DataError, "line", 3, 4):
         load_table(path, SCHEMA)
     path = written(tmp_path / "b.csv", PLAIN + '30,1,"A,yes\n40,1,B,no\n')
-    with pytest.raises(DataError, match=r"not a CSV file: in the record .* on line 4, .* quote"):
+    with refuses(DataError, 4, "quote"):
         load_table(path, SCHEMA)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("h.parquet", b"PAR1\x15\x04\0\xffPAR1", "cannot be read as a Parquet or Arrow file: "),
-        ("h.csv", b"PAR1\x15\x04\0\xffPAR1", "cannot be read as a Parquet or Arrow file: "),
+        ("h.parquet", b"PAR1\x15\x04\0\xffPAR1", "Parquet Arrow"),
+        ("h.csv", b"PAR1\x15\x04\0\xffPAR1", "Parquet Arrow"),
         (
             "h.csv.gz",
             gzip.compress(b"PAR1\x15\x04\0\xffPAR1", mtime=0),
-            "is a Parquet file.*Unpack",
+            "Parquet Unpack",
         ),
-        ("h.feather", b"ARROW1\0\0\xff", "cannot be read as a Parquet or Arrow file: "),
-        ("h.xlsx", zipped(xl__workbook_xml=""), r"is packed with zip, as \.xlsx.*the sheet as CSV"),
-        ("h.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is an Excel workbook"),
-        ("h.csv", npz(), r"is packed with zip.*Arrays end in \.npz"),
-        ("h.csv.bz2", bz2.compress(PLAIN.encode()), "is packed with bzip2.*Unpack it"),
-        ("h.csv", b"\xfd7zXZ\0\0", "is packed with xz"),
-        ("h.csv", PLAIN.encode("utf-16"), "is in UTF-16.*iconv -f UTF-16 -t UTF-8"),
-        ("h.csv", b"a,b\n1,\0\n", "is not text: byte 6 is zero"),
+        ("h.feather", b"ARROW1\0\0\xff", "Parquet Arrow"),
+        ("h.xlsx", zipped(xl__workbook_xml=""), "zip .xlsx CSV"),
+        ("h.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "Excel"),
+        ("h.csv", npz(), "zip .npz"),
+        ("h.csv.bz2", bz2.compress(PLAIN.encode()), "bzip2 Unpack"),
+        ("h.csv", b"\xfd7zXZ\0\0", "xz"),
+        ("h.csv", PLAIN.encode("utf-16"), "UTF-16 iconv UTF-8"),
+        ("h.csv", b"a,b\n1,\0\n", "text 6"),
         (
             "h.csv",
             "age,ort\n1,Köln\n".encode() + b"2,K\xf6ln\n",
-            "is not UTF-8: line 3 holds the byte 0xf6.*iconv -f ENCODING -t UTF-8 h.csv",
+            "UTF-8 3 0xf6 iconv ENCODING",
         ),
-        ("h.csv", b"\xef\xbb\xbf\n\xe4,", "is not UTF-8: line 2 holds the byte 0xe4"),
-        ("h.csv", b"a\n\x81,", "nor windows-1252: line 2 holds the byte 0x81"),
-        ("h.csv.gz", gzip.compress(b"a\n\x81,", mtime=0), "line 2 holds the byte 0x81"),
-        ("h.csv.gz", gzip.compress(PLAIN.encode(), mtime=0)[:-9], "cannot be read"),
-        ("h.csv", "", "holds no records"),
+        ("h.csv", b"\xef\xbb\xbf\n\xe4,", "UTF-8 2 0xe4"),
+        ("h.csv", b"a\n\x81,", "windows-1252 2 0x81"),
+        ("h.csv.gz", gzip.compress(b"a\n\x81,", mtime=0), "2 0x81"),
+        ("h.csv.gz", gzip.compress(PLAIN.encode(), mtime=0)[:-9], "read"),
+        ("h.csv", "", "records"),
     ],
 )
 def test_what_is_no_csv_is_named_with_the_way_on(
@@ -153,7 +139,7 @@ def test_what_is_no_csv_is_named_with_the_way_on(
 ) -> None:
     path = written(tmp_path / name, content)
     assert is_table(path)
-    with pytest.raises(DataError, match=rf"h\.\w+.* {said}"):
+    with refuses(DataError, name, *said.split()):
         load_table(path, SCHEMA)
 
 
@@ -192,10 +178,10 @@ def test_numbers_with_a_decimal_comma(
 def test_a_column_is_not_read_both_ways(tmp_path: Path) -> None:
     mixed = PLAIN.replace(",", ";").replace("2.5", "2,5").replace("10", "1.5")
     path = written(tmp_path / "a.csv", mixed)
-    with pytest.raises(DataError, match=r"line 3: column dose holds '1\.5'.* decimal comma: use"):
+    with refuses(DataError, 3, "dose", "'1.5'", "comma"):
         load_table(path, SCHEMA)
     path = written(tmp_path / "b.csv", PLAIN.replace("2.5", '"2,5"'))
-    with pytest.raises(DataError, match=r"line 2: column dose holds '2,5'.*as in a;3,5"):
+    with refuses(DataError, 2, "dose", "'2,5'", "a;3,5"):
         load_table(path, SCHEMA)
 
 
@@ -208,16 +194,16 @@ def test_a_file_is_text_whatever_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('30,1, "A",yes', r"line 4: column ward holds ' \"A\"': a quote after a space"),
-        ('30,1, "A, B",yes', "line 4: found 5 fields, expected 4"),
-        ('30,1,A,"yes', "in the record that starts on line 4, unexpected end of data"),
+        ('30,1, "A",yes', "4 ward quote space"),
+        ('30,1, "A, B",yes', "4 5 fields"),
+        ('30,1,A,"yes', "4 end"),
     ],
 )
 def test_quotes_that_open_no_field_or_close_none_are_refused(
     tmp_path: Path, line: str, said: str
 ) -> None:
     path = written(tmp_path / "a.csv", PLAIN + line + "\n40,1,B,no\n")
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         load_table(path, SCHEMA)
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         encode_table(path, SCHEMA)

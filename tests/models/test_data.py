@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refusals import refuses
 
 from terrine_models.data.arrays import (
     DataError,
@@ -58,12 +59,12 @@ def test_images_take_the_labels_beside_them_or_those_named(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "starts with nothing"),
-        (b"\x89PNG\r\n", "starts with 89 50 4e 47"),
-        (b"\x00\x00\x0d\x01" + bytes(8), "not an IDX file of bytes"),
+        (b"", "nothing"),
+        (b"\x89PNG\r\n", "89 50 4e 47"),
+        (b"\x00\x00\x0d\x01" + bytes(8), "IDX bytes"),
         (idx(IMAGES)[:-1], "truncated"),
         (idx(IMAGES)[:9], "truncated"),
-        (idx(IMAGES) + b"x", "too long"),
+        (idx(IMAGES) + b"x", "long"),
     ],
 )
 def test_a_bad_idx_file_is_named_with_what_was_expected(
@@ -71,7 +72,7 @@ def test_a_bad_idx_file_is_named_with_what_was_expected(
 ) -> None:
     path = tmp_path / "images"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as caught:
+    with refuses(DataError, *message.split()) as caught:
         read_idx(path)
     assert str(path) in str(caught.value)
 
@@ -80,19 +81,19 @@ def test_a_broken_gzip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     for content in (idx(IMAGES), gzip.compress(idx(IMAGES))[:-9]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match="cannot be read"):
+        with refuses(DataError, "read"):
             read_idx(path)
 
 
 def test_labels_that_do_not_match_are_refused(tmp_path: Path) -> None:
     folder = mnist_like(tmp_path, packed=False)
-    with pytest.raises(DataError, match=r"label 9 of record 3 is not one of 0\.\.4"):
+    with refuses(DataError, 9, 3, "0..4"):
         load_idx(folder, classes=list("01234"))
     (folder / "train-labels-idx1-ubyte").write_bytes(idx(LABELS[:4]))
-    with pytest.raises(DataError, match="expected 5 labels"):
+    with refuses(DataError, 5):
         load_idx(folder)
     (folder / "train-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match=r"no file train-labels"):
+    with refuses(DataError, "train-labels"):
         load_idx(folder)
 
 
@@ -100,10 +101,10 @@ def test_npz_contains_its_public_declarations(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     x = np.linspace(-1, 1, 12).reshape(4, 3)
     np.savez(path, x=x, y=[0, 1, 1, 0], group=["b", "a", "b", "c"], classes=["no", "yes"])
-    with pytest.raises(DataError, match="range of its values must be declared"):
+    with refuses(DataError, "declared"):
         load_npz(path)
     np.savez(path, x=x, y=[0, 1, 1, 0], group=["b", "a", "b", "c"], low=-2, high=2)
-    with pytest.raises(DataError, match="classes are public and must be declared"):
+    with refuses(DataError, "classes"):
         load_npz(path)
     data = load_npz(path, classes=["no", "yes"])
     assert data.spec == InputSpec(shape=(3,), dtype="float32", low=-2, high=2)
@@ -126,7 +127,7 @@ def test_pickles_are_never_loaded(tmp_path: Path, name: str) -> None:
         lambda: path.write_bytes(pickle.dumps(Bomb())),
     ):
         write()
-        with pytest.raises(DataError, match=r"cannot be read"):
+        with refuses(DataError, "read"):
             load_npz(path, classes=["a", "b"]) if name == "data.npz" else load_inputs(path)
 
 
@@ -134,18 +135,18 @@ def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     np.savez(path, x=IMAGES, y=LABELS)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="cannot be read"):
+    with refuses(DataError, "read"):
         load_npz(path)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"y": np.zeros(4, np.int64)}, r"expected uint8 \(4, 4, 3\)"),
-        ({"y": np.zeros(5)}, "one integer per record"),
-        ({"x": np.array(["a"] * 5)}, "must be numbers"),
-        ({"group": np.zeros(4, np.int64)}, "group has shape"),
-        ({"classes": np.array(["one"])}, "at least two classes"),
+        ({"y": np.zeros(4, np.int64)}, "uint8"),
+        ({"y": np.zeros(5)}, "integer record"),
+        ({"x": np.array(["a"] * 5)}, "numbers"),
+        ({"group": np.zeros(4, np.int64)}, "group shape"),
+        ({"classes": np.array(["one"])}, "two classes"),
     ],
 )
 def test_npz_arrays_that_do_not_fit_are_refused(
@@ -154,7 +155,7 @@ def test_npz_arrays_that_do_not_fit_are_refused(
     good = {"x": IMAGES, "y": LABELS.astype(np.int64), "classes": np.array(list("0123456789"))}
     path = tmp_path / "data.npz"
     np.savez(path, **{**good, **wrong})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=message):
+    with refuses(DataError, *message.split()):
         load_npz(path)
 
 
@@ -162,7 +163,7 @@ def test_npz_arrays_that_do_not_fit_are_refused(
 def test_values_outside_the_declared_range_are_refused(bad: float) -> None:
     x = np.full((3, 2), 0.5, dtype=np.float32)
     x[1, 1] = bad
-    with pytest.raises(DataError, match=r"record 1 has values outside .* \[0, 1\]"):
+    with refuses(DataError, 1, "[0, 1]"):
         Dataset(
             x,
             np.zeros(3, np.int64),

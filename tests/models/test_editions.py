@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refusals import refuses
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
@@ -156,16 +157,16 @@ def test_what_stays_of_who_left_is_a_digest_without_a_slot(tmp_path: Path) -> No
 def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
     start = built(tmp_path / "1", dataset(persons("abcdef")))
     other = replace(dataset(persons("gh")), classes=("a", "b", "d"))
-    with pytest.raises(DataError, match="are not those of few"):
+    with refuses(DataError, "few"):
         add(start, tmp_path / "2", other, KEY)
-    with pytest.raises(DataError, match="expected records with a group"):
+    with refuses(DataError, "group"):
         add(start, tmp_path / "2", nameless(np.zeros((2, 6), np.float32)), KEY)
-    with pytest.raises(DataError, match="what its people are called"):
+    with refuses(DataError, "people"):
         add(start, tmp_path / "2", replace(dataset(persons("gh")), people=None), KEY)
-    with pytest.raises(StoreError, match="not the one"):
+    with refuses(StoreError, "one"):
         forget(start, tmp_path / "2", name_digests(["a"], KEY), b"another key" * 4)
     keyless = built(tmp_path / "keyless", dataset(persons("ab")), key=None)
-    with pytest.raises(StoreError, match="built without a key"):
+    with refuses(StoreError, "key"):
         forget(keyless, tmp_path / "2", name_digests(["a"], KEY), KEY)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "keyless"]
 

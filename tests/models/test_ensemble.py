@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.storage.manifests import (
@@ -151,7 +152,7 @@ def test_inputs_of_another_kind_are_refused(heads: Path) -> None:
         np.zeros((8, 8), np.uint8),
         np.zeros((2, 8, 8), np.float32),
     ):
-        with pytest.raises(ValueError, match=r"expected uint8 \[B, 8, 8\]"):
+        with refuses(ValueError, "[B, 8, 8]"):
             ensemble.votes(wrong)
 
 
@@ -211,7 +212,7 @@ def test_one_altered_byte_in_any_file_is_detected(copy: Path) -> None:
         data[len(data) // 2] ^= 1
         (copy / name).write_bytes(data)
         for check in (verify, Ensemble.load):
-            with pytest.raises(StoreError, match=f"{name} was altered"):
+            with refuses(StoreError, name, "altered"):
                 check(copy)
         data[len(data) // 2] ^= 1
         (copy / name).write_bytes(data)
@@ -220,11 +221,11 @@ def test_one_altered_byte_in_any_file_is_detected(copy: Path) -> None:
 
 def test_a_missing_file_is_named(copy: Path) -> None:
     (copy / "features.safetensors").unlink()
-    with pytest.raises(StoreError, match=r"features.safetensors cannot be read: No such file"):
+    with refuses(StoreError, "features.safetensors"):
         Ensemble.load(copy)
     (copy / "manifest.json").unlink()
     for read in (load_manifest, manifest_digest, verify, Ensemble.load):
-        with pytest.raises(StoreError, match=r"manifest.json cannot be read"):
+        with refuses(StoreError, "manifest.json"):
             read(copy)
 
 
@@ -242,11 +243,11 @@ def test_the_manifest_digest_identifies_the_ensemble(copy: Path) -> None:
         ({"teachers": "many"}, "teachers"),
         ({"surprise": 1}, "surprise"),
         ({"format": "terrine-ensemble-9"}, "format"),
-        ({"teacher": {"kind": "heads"}}, r"heads.features: Field required"),
-        ({"teacher": {"kind": "oracle"}}, "does not match any of the expected tags"),
-        ({"teacher": {"features": None}}, "Unable to extract tag"),
-        ({"partition": None}, "how records were partitioned"),
-        ({"files": {}}, "no teachers"),
+        ({"teacher": {"kind": "heads"}}, "heads.features"),
+        ({"teacher": {"kind": "oracle"}}, "'oracle'"),
+        ({"teacher": {"features": None}}, "teacher tag"),
+        ({"partition": None}, "partitioned"),
+        ({"files": {}}, "teachers"),
         ({"files": {"../teachers-00000.safetensors": "0" * 64}}, "files"),
         ({"files": {"/etc/passwd": "0" * 64}}, "files"),
         ({"files": {"teachers-00000.safetensors": "abc"}}, "files"),
@@ -259,30 +260,30 @@ def test_a_malformed_manifest_says_what_is_wrong(
     path = copy / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
     for read in (load_manifest, Ensemble.load):
-        with pytest.raises(StoreError, match=message):
+        with refuses(StoreError, *message.split()):
             read(copy)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": NaN}'])
 def test_a_manifest_that_is_not_a_json_object_is_refused(copy: Path, content: bytes) -> None:
     (copy / "manifest.json").write_bytes(content)
-    with pytest.raises(StoreError, match="is malformed"):
+    with refuses(StoreError, "malformed"):
         load_manifest(copy)
 
 
 def test_files_that_contradict_the_manifest_are_refused(copy: Path) -> None:
     manifest = load_manifest(copy)
     save_manifest(copy, manifest.model_copy(update={"teachers": 61}))
-    with pytest.raises(StoreError, match="holds 60 teachers, expected 61"):
+    with refuses(StoreError, 60, 61):
         Ensemble.load(copy)
     name = manifest.teacher_files[0]
     for content in (b"", b"not safetensors at all", (1 << 62).to_bytes(8, "little")):
         (copy / name).write_bytes(content)
         files = {**manifest.files, name: sha256(content)}
         save_manifest(copy, manifest.model_copy(update={"files": files}))
-        with pytest.raises(StoreError, match="is not a safetensors file"):
+        with refuses(StoreError, "safetensors"):
             Ensemble.load(copy)
     digest = save_tensors(copy / name, {"weights": torch.zeros(50, 9, 50)})
     save_manifest(copy, manifest.model_copy(update={"files": {**manifest.files, name: digest}}))
-    with pytest.raises(StoreError, match="holds tensors"):
+    with refuses(StoreError, "tensors"):
         Ensemble.load(copy)

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
+from refusals import refuses
 from sklearn.ensemble import RandomForestClassifier
 
 from terrine_models.data.arrays import Dataset, InputSpec
@@ -118,9 +120,9 @@ def test_nan_and_infinity_are_refused(bad: float) -> None:
     _, tensors = theirs(np.asarray(data.inputs, np.float32), data.labels)
     x = np.zeros((2, 6), np.float32)
     x[1, 2] = bad
-    with pytest.raises(ValueError, match="no NaN"):
+    with refuses(ValueError, "NaN"):
         Trees(tensors, 6, 5, "here").choices(x)
-    with pytest.raises(ValueError, match=r"expected float32 \[b, 6\]"):
+    with refuses(ValueError, "[b, 6]"):
         Trees(tensors, 6, 5, "here").choices(np.zeros((2, 7), np.float32))
 
 
@@ -204,7 +206,7 @@ def test_an_interrupted_training_continues_with_the_same_forests(tmp_path: Path)
 
     with pytest.raises(KeyboardInterrupt):
         train_ensemble(data, parts, name="f", teachers=60, config=FEW, on_trained=interrupt)
-    with pytest.raises(TrainingError, match="trees differ"):
+    with refuses(TrainingError, "trees"):
         train_ensemble(data, parts, name="f", teachers=60, config=Forests(trees=9))
     train_ensemble(data, parts, name="f", teachers=60, config=FEW)
     for one, other in zip(stored(whole), stored(parts), strict=True):
@@ -230,7 +232,7 @@ def test_matched_forests_say_yes_as_often_as_their_records(tmp_path: Path) -> No
 
 
 def test_images_are_refused(out: Path, digits: Dataset) -> None:
-    with pytest.raises(TrainingError, match="Train heads or networks"):
+    with refuses(TrainingError, "heads", "networks"):
         train_ensemble(digits, out, name="f", teachers=4, config=FEW)
     assert not out.exists()
 
@@ -239,7 +241,7 @@ def test_without_scikit_learn_training_says_what_to_install(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("terrine_models.teachers.forests.find_spec", lambda name: None)
-    with pytest.raises(TrainingError, match=r"pip install .\.\[forest\]"):
+    with refuses(TrainingError, ".[forest]"):
         train_ensemble(table(40), out, name="f", teachers=4, config=FEW)
 
 
@@ -310,29 +312,29 @@ def cut(name: str, rows: int) -> Callable[[Trained], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (set_at("feature", 0, 2), "not one of 0 to 1"),
-        (set_at("feature", 0, -2), "not one of 0 to 1"),
-        (set_at("feature", 0, 2**31 - 1), "not one of 0 to 1"),
+        (set_at("feature", 0, 2), "feature 0 1"),
+        (set_at("feature", 0, -2), "feature 0 1"),
+        (set_at("feature", 0, 2**31 - 1), "feature 0 1"),
         (set_at("feature", 1, 0), "breadth-first"),
         (set_at("feature", 0, -1), "breadth-first"),
-        (set_at("nodes", 0, 0), "do not add up"),
-        (set_at("nodes", 0, -3), "do not add up"),
-        (set_at("nodes", 0, 2**31 - 1), "do not add up"),
-        (set_at("nodes", 0, 5), "do not add up"),
-        (set_at("threshold", 0, np.nan), "not finite"),
-        (set_at("threshold", 0, -np.inf), "not finite"),
-        (set_at("leaves", 0, np.nan), "do not sum to 1"),
-        (set_at("leaves", 0, 1.5), "do not sum to 1"),
-        (set_at("leaves", 1, -0.5), "do not sum to 1"),
-        (set_at("biases", 0, np.nan), "a bias"),
-        (set_at("biases", 0, 3), "a bias"),
+        (set_at("nodes", 0, 0), "nodes add"),
+        (set_at("nodes", 0, -3), "nodes add"),
+        (set_at("nodes", 0, 2**31 - 1), "nodes add"),
+        (set_at("nodes", 0, 5), "nodes add"),
+        (set_at("threshold", 0, np.nan), "finite"),
+        (set_at("threshold", 0, -np.inf), "finite"),
+        (set_at("leaves", 0, np.nan), "sum 1"),
+        (set_at("leaves", 0, 1.5), "sum 1"),
+        (set_at("leaves", 1, -0.5), "sum 1"),
+        (set_at("biases", 0, np.nan), "bias"),
+        (set_at("biases", 0, 3), "bias"),
         (drop("leaves"), "expected"),
-        (to("feature", torch.int64), "feature is torch.int64"),
-        (to("leaves", torch.bfloat16), "leaves is torch.bfloat16"),
-        (cut("leaves", 6), "6 leaves, expected 7"),
-        (cut("feature", 9), "differ in number"),
-        (cut("biases", 1), "do not fit"),
-        (cut("nodes", 0), "nodes is"),
+        (to("feature", torch.int64), "feature torch.int64"),
+        (to("leaves", torch.bfloat16), "leaves torch.bfloat16"),
+        (cut("leaves", 6), "leaves 6 7"),
+        (cut("feature", 9), "number"),
+        (cut("biases", 1), "fit"),
+        (cut("nodes", 0), "nodes"),
     ],
 )
 def test_arrays_that_are_no_forests_are_refused(
@@ -341,7 +343,7 @@ def test_arrays_that_are_no_forests_are_refused(
     tensors = small()
     assert Trees(tensors, 2, 2, "file").choices(np.ones((1, 2), np.float32)).shape == (1, 2)
     change(tensors)
-    with pytest.raises(StoreError, match=f"^file.*{said}"):
+    with refuses(StoreError, "file", *said.split()):
         Trees(tensors, 2, 2, "file")
 
 
@@ -349,14 +351,14 @@ def test_a_parent_comes_before_its_children() -> None:
     """A leaf for a root, and its inner node among what would be its own children."""
     tensors = chain(1)
     tensors["feature"] = torch.tensor([-1, 0, -1], dtype=torch.int32)
-    with pytest.raises(StoreError, match="breadth-first"):
+    with refuses(StoreError, "breadth-first"):
         Trees(tensors, 1, 2, "file")
 
 
 def test_trees_that_are_too_deep_are_refused() -> None:
     assert Trees(chain(DEPTH), 1, 2, "file").trees == 1
     for levels in (DEPTH + 1, 100_000):
-        with pytest.raises(StoreError, match="more than 16 levels"):
+        with refuses(StoreError, 16):
             Trees(chain(levels), 1, 2, "file")
 
 
@@ -367,24 +369,24 @@ def test_a_hostile_file_is_named(forests: Path, tmp_path: Path) -> None:
     for tensors, said in ((small(), "expected"), ({"weights": torch.zeros(10, 2, 6)}, "holds")):
         digest = save_tensors(copy / name, tensors)
         save_manifest(copy, manifest.model_copy(update={"files": {**manifest.files, name: digest}}))
-        with pytest.raises(StoreError, match=f"{name}.*{said}"):
+        with refuses(StoreError, name, said):
             Ensemble.load(copy)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"teacher": {"kind": "networks", "trees": 3}}, "networks.architecture: Field required"),
-        ({"teacher": {"kind": "forest"}}, "forest.trees: Field required"),
-        ({"partition": None}, "how records were partitioned"),
-        ({"input": {"shape": [2, 3], "dtype": "float32", "low": 0, "high": 1}}, "of a table"),
+        ({"teacher": {"kind": "networks", "trees": 3}}, "networks.architecture"),
+        ({"teacher": {"kind": "forest"}}, "forest.trees"),
+        ({"partition": None}, "partitioned"),
+        ({"input": {"shape": [2, 3], "dtype": "float32", "low": 0, "high": 1}}, "table"),
     ],
 )
 def test_a_manifest_of_forests_is_coherent(
     forests: Path, change: dict[str, object], said: str
 ) -> None:
     manifest = load_manifest(forests)
-    with pytest.raises(ValueError, match=said):
+    with refuses(ValidationError, *said.split()):
         type(manifest).model_validate({**manifest.model_dump(), **change})
 
 

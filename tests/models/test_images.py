@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
+from refusals import refuses
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.images import class_folders, load_image_classes, load_images
@@ -70,12 +71,12 @@ def test_one_folder_is_one_class(tmp_path: Path, plain: np.ndarray) -> None:
     assert data.spec.shape == (4, 6)
     listed = load_image_classes(tmp_path, GREY, classes=["owl", "dog", "cat"])
     assert (listed.classes, listed.labels.tolist()) == (("owl", "dog", "cat"), [1, 2, 2])
-    with pytest.raises(DataError, match=r"holds the folder .dog.; expected folders named .*: cat"):
+    with refuses(DataError, "dog", "cat"):
         load_image_classes(tmp_path, GREY, classes=["cat", "owl"])
-    with pytest.raises(DataError, match="holds the folder 'cat'; unlabelled pictures are expected"):
+    with refuses(DataError, "'cat'"):
         load_images(tmp_path, GREY)
     save(tmp_path / "loose.png", plain)
-    with pytest.raises(DataError, match=r"loose\.png is in no class"):
+    with refuses(DataError, "loose.png"):
         load_image_classes(tmp_path, GREY, classes=["cat", "dog"])
 
 
@@ -107,20 +108,20 @@ def test_a_bad_file_is_named(tmp_path: Path, plain: np.ndarray) -> None:
         path = tmp_path / name.replace(".", "-") / name
         path.parent.mkdir()
         path.write_bytes(data)
-        with pytest.raises(DataError, match=rf"{name} cannot be read as a PNG or JPEG picture"):
+        with refuses(DataError, name, "PNG", "JPEG"):
             load_images(path.parent, GREY)
     huge = tmp_path / "huge" / "huge.png"
     huge.parent.mkdir()
     huge.write_bytes(bomb())
-    with pytest.raises(DataError, match=r"huge\.png .*(30000 × 30000|exceeds limit)"):
+    with refuses(DataError, "huge.png"):
         load_images(huge.parent, GREY)
     (huge.parent / "readme.txt").write_text("x")
-    with pytest.raises(DataError, match=r"readme\.txt: expected only files named \.png"):
+    with refuses(DataError, "readme.txt"):
         load_images(huge.parent, GREY)
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="holds no pictures"):
+    with refuses(DataError, "pictures"):
         load_images(tmp_path / "none", GREY)
-    with pytest.raises(DataError, match="nowhere cannot be read"):
+    with refuses(DataError, "nowhere"):
         load_images(tmp_path / "nowhere", GREY)
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow.feather
 import pytest
 from hospital import stays
+from refusals import refuses
 
 from terrine_models.data import reading
 from terrine_models.data.arrays import DataError
@@ -230,23 +231,23 @@ def lines_with(broken: str, at: int = 500) -> list[str]:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ("1,2,3\n", "line 501: found 3 fields, expected 9"),
-        ("1,2,x,4,5,6,A,P1,no\n", "line 501: column dose2 holds 'x', expected a finite number"),
-        ("1,2,3,4,5,6,A,P1,maybe\n", "line 501: column ill holds 'maybe', expected one of no, yes"),
-        ('1,2,"3"4",5,6,A,P1,no\n', "not a CSV file: in the record that starts on line 501"),
-        ("1,2,3,4,5,6,A,P\0,no\n", "is not text: byte .* is zero"),
-        ("1,2,3,4,5,6,A," + "P" * 9_000 + ",no\n", "starts on line 501 has more than 1,024"),
-        ('1,2,3,4,5,6,"' + "A\n" * 4_000 + '",P1,no\n', "starts on line 501 has more than 1,024"),
+        ("1,2,3\n", "501 3 9"),
+        ("1,2,x,4,5,6,A,P1,no\n", "501 dose2 'x' number"),
+        ("1,2,3,4,5,6,A,P1,maybe\n", "501 ill 'maybe' no yes"),
+        ('1,2,"3"4",5,6,A,P1,no\n', "CSV 501"),
+        ("1,2,3,4,5,6,A,P\0,no\n", "text byte zero"),
+        ("1,2,3,4,5,6,A," + "P" * 9_000 + ",no\n", "501 1,024"),
+        ('1,2,3,4,5,6,"' + "A\n" * 4_000 + '",P1,no\n', "501 1,024"),
     ],
 )
 def test_a_bad_record_in_the_middle_is_named_by_its_line(
     tmp_path: Path, broken: str, said: str, small_blocks: None
 ) -> None:
     path = written(tmp_path / "a.csv", lines_with(broken))
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         load_table(path, SCHEMA)
     out = tmp_path / "shards"
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         split(open_table(path, SCHEMA), out, 5)
     assert [each.name for each in tmp_path.iterdir()] == ["a.csv"], "nothing is left behind"
 
@@ -254,18 +255,18 @@ def test_a_bad_record_in_the_middle_is_named_by_its_line(
 def test_a_file_that_ends_early_is_refused(tmp_path: Path, small_blocks: None) -> None:
     plain = "".join(table(500))
     path = written(tmp_path / "a.csv", [plain[:-9]])
-    with pytest.raises(DataError, match=r"line 501: found [78] fields, expected 9"):
+    with refuses(DataError, 501, 9):
         load_table(path, SCHEMA)
     packed = tmp_path / "a.csv.gz"
     packed.write_bytes(gzip.compress(plain.encode(), mtime=0)[:-2000])
-    with pytest.raises(DataError, match="cannot be read: Compressed file ended"):
+    with refuses(DataError, "ended"):
         load_table(packed, SCHEMA)
     whole = tmp_path / "a.parquet"
     pd.read_csv(written(path, [plain])).to_parquet(whole, row_group_size=100)
     whole.write_bytes(whole.read_bytes()[:-2000])
-    with pytest.raises(DataError, match="cannot be read as a Parquet"):
+    with refuses(DataError, "Parquet"):
         load_table(whole, SCHEMA)
-    with pytest.raises(DataError, match="has no column dose5, ward"):
+    with refuses(DataError, "dose5", "ward"):
         load_table(
             written(path, ["dose0,dose1,dose2,dose3,dose4,patient,ill\n", "1,2,3,4,5,P,no\n"]),
             SCHEMA,
@@ -285,12 +286,12 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, small_blocks: 
         lambda: propose_schema(path, label="ill", progress=grows),
         lambda: split(open_table(path, SCHEMA, progress=grows), tmp_path / "shards", 5),
     ):
-        with pytest.raises(DataError, match=r"changed while it was read\. Wait until"):
+        with refuses(DataError, "changed"):
             read()
     other = written(tmp_path / "b.csv", table(500))
-    with pytest.raises(DataError, match="changed while"), unchanged(path):
+    with refuses(DataError, "changed"), unchanged(path):
         os.replace(other, path)
-    with pytest.raises(DataError, match="cannot be read: No such file"), unchanged(path):
+    with refuses(DataError, "read"), unchanged(path):
         path.unlink()
 
 
@@ -309,7 +310,7 @@ def test_decimal_commas_are_one_format_in_all_blocks(tmp_path: Path, small_block
         mixed = list(rows)
         mixed[at] = "2.5;no\n"
         written(path, ["dose;ill\n", *mixed])
-        with pytest.raises(DataError, match=rf"line {at + 2}: column dose holds '2\.5'.* decimal"):
+        with refuses(DataError, at + 2, "dose", "'2.5'", "decimal"):
             load_table(path, schema)
 
 
@@ -354,7 +355,7 @@ def test_of_many_values_the_first_say_the_role_and_all_the_range(
     assert found["patient"].why == "identifies people, by its name: more than 50 in 400 rows"
     assert found["code"].column.role == "ignored"
     assert len(found["ward"].column.values) == 40
-    with pytest.raises(DataError, match="column dose has more than 50 different values: it names"):
+    with refuses(DataError, "dose", 50):
         propose_schema(tmp_path / "public.csv", label="dose")
 
 

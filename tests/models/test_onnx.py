@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_made import CLASSES, INPUTS, corpus, mlp, model, trees, with_external_data
 from opened import watching
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.storage import onnx_check
@@ -90,7 +91,7 @@ def test_an_import_is_private_declared_and_unguessable(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o700
     (tmp_path / "one" / "teachers-00001.onnx").write_bytes(mlp(2).SerializeToString())
     for use in (lambda d: Ensemble.load(d), inspected):
-        with pytest.raises(StoreError, match=r"teachers-00001\.onnx was altered"):
+        with refuses(StoreError, "teachers-00001.onnx"):
             use(tmp_path / "one")
 
 
@@ -103,11 +104,11 @@ def test_nothing_is_left_of_an_import_with_a_bad_file(tmp_path: Path, out: Path)
     good, bad, same, absent = written(tmp_path / "m", mlp(0), mlp(1, classes=4), mlp(0), mlp(9))
     absent.unlink()
     for paths, said in (
-        ([good, bad], r"1\.onnx: it gives scores of shape \[32, 4\] .* expected \[32, 3\]"),
-        ([good, same], r"2\.onnx: it is the same file as .*0\.onnx"),
-        ([good, absent], r"3\.onnx: No such file"),
+        ([good, bad], ("1.onnx", "[32, 4]", "[32, 3]")),
+        ([good, same], ("2.onnx", "same")),
+        ([good, absent], ("3.onnx",)),
     ):
-        with pytest.raises(StoreError, match=said):
+        with refuses(StoreError, *said):
             import_ensemble(paths, out, "made", DECLARED)
         assert not out.exists()
         assert [p.name for p in tmp_path.iterdir()] == ["m"]
@@ -121,7 +122,7 @@ def test_a_manifest_by_hand_does_not_spare_files_the_check(tmp_path: Path, out: 
         "files": {"teachers-00000.onnx": hashlib.sha256(evil).hexdigest()}
     }
     manifest = Manifest.model_validate(forged)
-    with pytest.raises(StoreError, match="weights are in another file"):
+    with refuses(StoreError, "file"):
         manifest.teacher.inspect(out, manifest)
 
 
@@ -173,7 +174,7 @@ def test_a_check_that_dies_or_hangs_refuses_that_file_and_goes_on(
     refused = [f.refused for f in findings(asked(good, fatal, slow, last), seconds=2)]
     assert refused[0] is None
     assert "SIGSEGV" in str(refused[1])
-    assert "longer than 2 s" in str(refused[2])
+    holds(str(refused[2]), 2, "s")
     assert refused[3] is None
 
 
@@ -198,7 +199,7 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path: Path) -> None:
         (path,) = written(tmp_path / "m", trees(labelled=True, names=names))
         request = dataclasses.replace(asked(path), output="label")
         if labels is None:
-            assert "label 'z', which is none of the classes" in refusal(path, request)
+            holds(refusal(path, request), "'z'")
             continue
         assert onnx_check.check(path, request, onnx_check.probes(request)).values == "labels"
         teachers = OnnxTeachers([OnnxModel(path.read_bytes(), "label")], CLASS_NAMES)
@@ -209,7 +210,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     with path.open("wb") as file:
         file.truncate(onnx_check.LARGEST + 1)
-    assert "at most 536,870,912 are taken" in refusal(path)
+    holds(refusal(path), "536,870,912")
 
 
 def test_public_inputs_are_asked_as_well(tmp_path: Path, out: Path) -> None:
@@ -226,9 +227,9 @@ def test_public_inputs_are_asked_as_well(tmp_path: Path, out: Path) -> None:
     }
     paths = written(tmp_path / "m", model(nodes, weights))
     public = np.full((3, INPUTS), 0.654321, np.float32)
-    with pytest.raises(StoreError, match="not finite on public input 0"):
+    with refuses(StoreError, "finite", 0):
         import_ensemble(paths, out, "made", DECLARED, public)
-    with pytest.raises(DataError, match="outside the declared range"):
+    with refuses(DataError, "range"):
         import_ensemble(paths, out, "made", DECLARED, public + 1)
     assert import_ensemble(paths, out, "made", DECLARED).teachers == 1
 

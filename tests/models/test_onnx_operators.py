@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx_made import CLASSES, INPUTS, mlp, model
+from refusals import holds, refuses
 
 from terrine_models.storage.onnx_check import check_content
 from terrine_models.storage.onnx_models import ModelError
@@ -79,9 +80,9 @@ def test_no_value_decides_a_size(operator: str) -> None:
     said = str(refused.value)
     assert operator in said
     if operator in DECIDING:
-        assert "whose size depends on values" in said
+        holds(said, "size", "values")
     else:
-        assert "not among the operators" in said
+        holds(said, "operators")
     assert "\n" not in said
 
 
@@ -110,7 +111,7 @@ def test_dropout_is_for_training(switch: str) -> None:
     if switch == "no":
         assert check_content(made(nodes))
         return
-    with pytest.raises(ModelError, match="Dropout is in the mode of training"):
+    with refuses(ModelError, "Dropout"):
         check_content(made(nodes))
 
 
@@ -122,7 +123,7 @@ def test_batch_normalisation_does_not_go_on_learning() -> None:
     ]
     weights = {name: WEIGHTS[name] for name in ("w", "b")}
     weights |= {name: np.ones(INPUTS, np.float32) for name in names}
-    with pytest.raises(ModelError, match="BatchNormalization is in the mode of training"):
+    with refuses(ModelError, "BatchNormalization"):
         check_content(bytes(model(nodes, weights).SerializeToString()))
 
 
@@ -137,5 +138,5 @@ def test_a_file_that_is_refused_says_so_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "grows.onnx"
     path.write_bytes(made([*BY_VALUE["ConstantOfShape"], *BACK]))
     request = CheckRequest([str(path)], [INPUTS], "float32", 0.0, 1.0, classes=["a", "b", "c"])
-    with pytest.raises(ModelError, match="ConstantOfShape makes a tensor whose size"):
+    with refuses(ModelError, "ConstantOfShape"):
         check(path, request, probes(request))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hospital import DEFAULT_ROLES, stays
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.roles import RoleGuess, propose_schema
@@ -85,7 +86,7 @@ def test_an_identifier_that_repeats_becomes_the_group_in_doubt(tmp_path: Path, n
     found = guess(tmp_path, name, REPEATED)
     assert found.column.role == "group"
     assert found.doubt is not None
-    assert "does not suggest people" in found.doubt
+    holds(found.doubt, "people")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_other_dates_and_times_are_ignored(tmp_path: Path, form: str, doubt: boo
 def test_dates_of_two_possible_orders_are_ignored(tmp_path: Path) -> None:
     found = guess(tmp_path, "x", [f"{1 + i % 9:02d}/{1 + i % 12:02d}/2024" for i in range(99)])
     assert (found.column.role, found.why) == ("ignored", "dates or times")
-    assert "write them as 2020-01-31" in (found.doubt or "")
+    holds(found.doubt or "", "2020-01-31")
 
 
 def test_of_many_categories_the_common_ones_are_kept(tmp_path: Path) -> None:
@@ -275,12 +276,12 @@ def test_the_owner_overrules_every_guess(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
-        ({"group": "nobody"}, "has no column nobody; it has stay_id, patient_id"),
-        ({"ignore": ["nobody"]}, "has no column nobody"),
-        ({"keep": ["ward"], "ignore": ["ward"]}, "Column ward is named twice"),
-        ({"group": "readmitted"}, "Column readmitted is named twice"),
-        ({"keep": ["note"]}, "column note cannot be kept. It has 1,200 different values"),
-        ({"columns": ["a", "readmitted"]}, "line 1: found 12 fields, expected 2"),
+        ({"group": "nobody"}, "nobody stay_id patient_id"),
+        ({"ignore": ["nobody"]}, "nobody"),
+        ({"keep": ["ward"], "ignore": ["ward"]}, "ward twice"),
+        ({"group": "readmitted"}, "readmitted twice"),
+        ({"keep": ["note"]}, "note 1,200"),
+        ({"columns": ["a", "readmitted"]}, "1 12 2"),
     ],
 )
 def test_impossible_choices_are_refused(
@@ -288,7 +289,7 @@ def test_impossible_choices_are_refused(
 ) -> None:
     path = tmp_path / "stays.csv"
     path.write_text(stays(1200, 479), newline="")
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         propose_schema(path, label="readmitted", **choices)  # type: ignore[arg-type]
 
 
@@ -314,7 +315,7 @@ def test_gaps_are_reported_where_they_matter(tmp_path: Path) -> None:
 def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "public.csv"
     path.write_text("dose,ill,dose\n1,n,2\n")
-    with pytest.raises(DataError, match="two columns named 'dose'"):
+    with refuses(DataError, "two", "'dose'"):
         propose_schema(path, label="ill")
 
 
@@ -343,7 +344,7 @@ def test_known_levels_and_bands_are_ordinal(
     found = guess(tmp_path, "pain", values * 50)
     assert (found.column.role, found.column.values) == ("ordinal", levels)
     assert found.doubt is not None
-    assert "Is this their order?" in found.doubt
+    holds(found.doubt, "order?")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from commands import Terrine
 from hospital import stays
 from onnx_made import mlp
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.teachers.ensemble import Ensemble
@@ -39,7 +40,7 @@ def test_shards_are_disjoint_and_whole_people(plane: Dataset, tmp_path: Path) ->
             assert found["classes"].tolist() == list(plane.classes)
     private = {stat.S_IMODE(p.stat().st_mode) & 0o077 for p in (out, *files)}
     assert private == {0}
-    with pytest.raises(TrainingError, match="exists already"):
+    with refuses(TrainingError, "exists"):
         split(plane, out, teachers=8)
 
 
@@ -77,14 +78,14 @@ def test_a_table_is_split_trained_on_and_imported(
     assert terrine("ensemble", "schema", "sample.csv", "--label", "readmitted").fine
     split_it = ("ensemble", "split", "stays.csv", "--teachers", 4, "--out", "shards")
     assert "give a --schema" in terrine(*split_it).refused
-    assert "4 shards of 35 to 35 people" in terrine(*split_it, "--schema", "schema.json").fine
+    holds(terrine(*split_it, "--schema", "schema.json").fine, 4, 35, "people")
     shard = load_npz_shard(Path("shards/00000.npz"))
     models = [Path(f"{i}.onnx") for i in range(4)]
     for i, path in enumerate(models):
         path.write_bytes(mlp(i, inputs=shard.shape[1], classes=2).SerializeToString())
     import_them = ("ensemble", "import", "--name", "stays", "--input", "shards/partition.json")
     stated = (*import_them, "--disjoint-by", "model i knows shard i alone")
-    assert "expected one for each shard" in terrine(*stated, *models[:3]).refused
+    holds(terrine(*stated, *models[:3]).refused, "shard")
     assert "drop --units" in terrine(*stated, *models, "--units", 3).refused
     assert terrine(*stated, *models, "--public", "sample.csv").fine
     directory = Path("data/ensembles/stays")
@@ -93,9 +94,9 @@ def test_a_table_is_split_trained_on_and_imported(
     assert (manifest.partition.recipe, manifest.units) == ("groups", 140)
     assert manifest.encoding is not None
     assert Ensemble.load(directory).votes(shard).sum() == 4 * len(shard)
-    assert "35 to 35 people each" in terrine("ensemble", "show", directory).fine
+    holds(terrine("ensemble", "show", directory).fine, 35, "people")
     Path("shards/partition.json").write_text("{}")
-    assert "is not a partition" in terrine(*stated, *models).refused
+    holds(terrine(*stated, *models).refused, "partition")
 
 
 def load_npz_shard(path: Path) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import encode_frame, encode_table, load_table
@@ -83,23 +84,23 @@ def test_pandas_reads_categories_as_numbers_and_they_are_found(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        ({"age": [1], "pulse": [2], "ward": ["1"]}, "no column smoker; it has age, pulse, ward"),
-        ({**ONES, "pulse": ["fast"]}, "row 0: column pulse holds 'fast'"),
-        ({**ONES, "pulse": [1, 2]}, "not equally long"),
-        (pd.DataFrame({**ONES, "ward": [{"a": 1}]}), "column ward holds lists or the like"),
-        ({name: [] for name in FEATURES}, "holds no rows"),
-        ([1, 2], "A list is not a data frame"),
-        (pd.DataFrame([[1, 1, 1, 1, 1]], columns=[*FEATURES, "age"]), "two columns named 'age'"),
+        ({"age": [1], "pulse": [2], "ward": ["1"]}, "smoker age pulse ward"),
+        ({**ONES, "pulse": ["fast"]}, "0 pulse 'fast'"),
+        ({**ONES, "pulse": [1, 2]}, "long"),
+        (pd.DataFrame({**ONES, "ward": [{"a": 1}]}), "ward lists"),
+        ({name: [] for name in FEATURES}, "rows"),
+        ([1, 2], "list frame"),
+        (pd.DataFrame([[1, 1, 1, 1, 1]], columns=[*FEATURES, "age"]), "two 'age'"),
     ],
 )
 def test_a_frame_that_does_not_fit_is_refused(frame: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with refuses(DataError, *message.split()):
         encode_frame(frame, SCHEMA)
 
 
 def test_a_header_that_lacks_a_feature_is_not_taken_for_a_row(tmp_path: Path) -> None:
     path = written(tmp_path / "pool.csv", "age,pulse,smoker,ward_id\n1,50,true,1\n")
-    with pytest.raises(DataError, match=r"pool\.csv has no column ward; it has age, pulse"):
+    with refuses(DataError, "pool.csv", "ward", "age", "pulse"):
         encode_table(path, SCHEMA)
 
 
@@ -109,7 +110,7 @@ def test_ignored_columns_may_be_absent_from_records_too_but_labels_may_not(tmp_p
     assert data.labels.tolist() == [1, 0]
     assert data.groups is not None
     assert data.groups.tolist() == [0, 0]
-    with pytest.raises(DataError, match="no column readmitted, patient"):
+    with refuses(DataError, "readmitted", "patient"):
         load_table(written(tmp_path / "pool.csv", "age,pulse,ward,smoker\n1,2,1,true\n"), SCHEMA)
 
 
@@ -119,7 +120,7 @@ def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> Non
     proposal = propose_schema(path, label="ill")
     age, pulse, _ = proposal.guesses
     assert age.column.missing == 20
-    assert "missing in 1 row: an indicator, and the median 20" in age.why
+    holds(age.why, 1, "row", "indicator", 20)
     assert pulse.column.missing is None
     assert "missing" not in json.loads(pulse.column.model_dump_json())
     ages = encode_table(path, proposal.schema)[:, :2]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refuses
+from table_corpus import ADULT
 
 from terrine_models.data.arrays import DataError
 from terrine_models.features.maps import PublicData
@@ -21,23 +23,6 @@ PUBLIC = """age,job,person,income
 60,clerk,p2,high
 40,?,p3,low
 """
-ADULT = [
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-    "income",
-]
 
 
 @pytest.fixture
@@ -88,45 +73,45 @@ def test_a_header_may_order_columns_differently_and_add_some(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("30,nurse,a,low\n31,nurse,a\n", "line 2: found 3 fields, expected 4: age, job"),
-        ("30,nurse,a,low\nold,nurse,a,low\n", "line 2: column age holds 'old'"),
-        ("30,nurse,a,low\ninf,nurse,a,low\n", "line 2: column age holds 'inf'"),
-        ("30,nurse,a,low\n31,nurse,a,middling\n", "line 2: column income holds 'middling'"),
-        ("", "holds no records"),
-        ("age,job,person,income\n", "holds no records"),
-        ('30,"nurse,a,low\n', "not a CSV file"),
-        ("\xff", "found 1 fields"),
+        ("30,nurse,a,low\n31,nurse,a\n", "2 3 4 age job"),
+        ("30,nurse,a,low\nold,nurse,a,low\n", "2 age 'old'"),
+        ("30,nurse,a,low\ninf,nurse,a,low\n", "2 age 'inf'"),
+        ("30,nurse,a,low\n31,nurse,a,middling\n", "2 income 'middling'"),
+        ("", "records"),
+        ("age,job,person,income\n", "records"),
+        ('30,"nurse,a,low\n', "CSV"),
+        ("\xff", "1 fields"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, schema: TableSchema, text: str, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         load_table(private(tmp_path, text), schema)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "not a table schema"),
-        ('{"columns": []}', "at columns"),
+        ("{", "schema"),
+        ('{"columns": []}', "columns"),
         ('{"columns": [{"name": "a", "role": "numeric"}]}', "label"),
         (
             '{"columns": [{"name": "a", "role": "numeric", "low": 2, "high": 1},'
             ' {"name": "y", "role": "label", "values": ["0", "1"]}]}',
-            "needs low < high",
+            "low high",
         ),
     ],
 )
 def test_a_bad_schema_says_where(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "schema.json"
     path.write_text(text)
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said.split()):
         read_schema(path)
 
 
 def test_a_schema_fitted_on_the_private_table_is_refused(tmp_path: Path) -> None:
     path = private(tmp_path, PUBLIC)
     by_accident = propose_schema(path, label="income", group="person").schema
-    with pytest.raises(DataError, match="fitted on the private data"):
+    with refuses(DataError, "fitted"):
         train_ensemble(load_table(path, by_accident), tmp_path / "out", name="t", teachers=2)
 
 
@@ -144,5 +129,5 @@ def test_adult_trains_by_the_public_table_end_to_end(tmp_path: Path, shared_data
     test = load_table(public_csv, schema)
     plurality = (ensemble.votes(test.inputs).argmax(1) == test.labels).mean()
     assert plurality > 0.825, f"plurality of 250 teachers is {plurality:.4f}"
-    with pytest.raises(TrainingError, match="exists already"):
+    with refuses(TrainingError, "exists"):
         train_ensemble(data, tmp_path / "adult", name="adult", teachers=250)

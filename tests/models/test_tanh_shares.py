@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refusals import refuses
 from scipy.special import softmax
 
 from terrine_models.students.shares import fit_shares
@@ -60,5 +61,5 @@ def test_constant_features_predict_the_mean() -> None:
 
 
 def test_more_classes_are_refused() -> None:
-    with pytest.raises(ValueError, match="two classes"):
+    with refuses(ValueError, "classes"):
         fit_tanh(np.zeros((5, 2)), np.zeros((5, 3)), 1.0)

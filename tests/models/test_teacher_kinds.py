@@ -12,6 +12,7 @@ import torch
 from commands import Terrine
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData
@@ -88,7 +89,7 @@ def test_a_kind_in_this_file_is_trained_shown_verified_registered_and_votes(
     train = ("ensemble", "train", tmp_path / "private.npz", "--name", "d", "--teachers", 5)
     assert "shrink" in terrine("ensemble", "kinds", "centroids").fine
     assert "5 (centroids)" in terrine(*train, "--kind", "centroids:shrink=0.1").fine
-    assert "all 1 files match" in terrine("ensemble", "verify", "d").fine
+    holds(terrine("ensemble", "verify", "d").fine, 1, "files")
     directory = tmp_path / "data" / "ensembles" / "d"
     assert load_manifest(directory).teacher == CentroidTeachers(shrink=0.1)
     votes = Ensemble.load(directory).votes(digits.inputs[600:])
@@ -97,6 +98,6 @@ def test_a_kind_in_this_file_is_trained_shown_verified_registered_and_votes(
     assert terrine("init").fine
     assert terrine("ensemble", "register", "d", "--epsilon", 4, "--delta", 1e-4).fine
     del KINDS["centroids"]
-    with pytest.raises(StoreError, match=r"'centroids'.*does not match any of the expected tags"):
+    with refuses(StoreError, "'centroids'"):
         load_manifest(directory)
     teacher_kind(CentroidTeachers)

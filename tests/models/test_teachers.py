@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData, public_features
@@ -52,7 +53,7 @@ def blank(rows: int, groups: list[int] | None = None) -> Dataset:
 @given(rows=st.integers(1, 300), teachers=st.integers(1, 300), seed=st.integers(0, 2**64 - 1))
 def test_every_row_goes_to_exactly_one_teacher(rows: int, teachers: int, seed: int) -> None:
     if teachers > rows:
-        with pytest.raises(TrainingError, match="at least one of its own"):
+        with refuses(TrainingError, "records"):
             partition_records(blank(rows), teachers, seed)
         return
     shards, partition = partition_records(blank(rows), teachers, seed)
@@ -70,7 +71,7 @@ def test_all_rows_of_one_person_go_to_one_teacher(
     names = {people[i]: k for k, i in enumerate(sorted(first))}
     data = blank(len(people), [names[person] for person in people])
     if teachers > len(names):
-        with pytest.raises(TrainingError, match="people"):
+        with refuses(TrainingError, "people"):
             partition_records(data, teachers, seed)
         return
     shards, partition = partition_records(data, teachers, seed)
@@ -188,7 +189,7 @@ def test_the_manifest_says_what_the_features_were_fitted_on(out: Path, digits: D
 def test_features_cannot_be_fitted_on_the_private_data(out: Path, digits: Dataset) -> None:
     for rows in (slice(None), slice(0, 1201)):
         by_accident = PublicData.declare("pool", digits.inputs[rows])
-        with pytest.raises(DataError, match="rows of the private data"):
+        with refuses(DataError, "rows"):
             train_ensemble(
                 rows_of(digits, slice(1200, None)),
                 out,
@@ -208,11 +209,11 @@ def test_public_data_of_another_kind_is_refused(out: Path, digits: Dataset) -> N
         (np.full((9, 8, 8), 17, np.uint8), "outside"),
     ):
         public = PublicData.declare("pool", wrong)
-        with pytest.raises(DataError, match=message):
+        with refuses(DataError, *message.split()):
             train_ensemble(digits, out, name="a", teachers=4, config=SMALL, public=public)
-    with pytest.raises(DataError, match="needs a name"):
+    with refuses(DataError, "name"):
         PublicData.declare(" ", digits.inputs)
-    with pytest.raises(DataError, match="no inputs"):
+    with refuses(DataError, "inputs"):
         PublicData.declare("pool", digits.inputs[:0])
 
 
@@ -275,13 +276,13 @@ def test_training_continues_after_a_kill(
         {"config": Heads(width=41, augmentations=1)},
         {"name": "b"},
     ):
-        with pytest.raises(TrainingError, match="interrupted training with other settings"):
+        with refuses(TrainingError, "settings"):
             train_ensemble(
                 digits,
                 interrupted,
                 **{"name": "a", "teachers": 170, "config": SMALL, "seed": 5, **changed},  # type: ignore[arg-type]
             )
-    with pytest.raises(TrainingError, match="the training data differ"):
+    with refuses(TrainingError, "data"):
         train_ensemble(
             replace(digits, labels=np.roll(digits.labels, 1)),
             interrupted,
@@ -318,5 +319,5 @@ def test_training_continues_after_a_kill(
 def test_a_damaged_interrupted_training_is_refused(interrupted: Path, digits: Dataset) -> None:
     note = interrupted.with_name("ensemble.partial") / "training.json"
     note.write_bytes(note.read_bytes()[:-5])
-    with pytest.raises(TrainingError, match="is damaged"):
+    with refuses(TrainingError, "damaged"):
         train_ensemble(digits, interrupted, name="a", teachers=170, config=SMALL, seed=5)

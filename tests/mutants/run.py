@@ -44,7 +44,6 @@ SLOW = {
     "terrine_server.ledger.charging": "ledger/test_keys.py ledger/test_charging.py "
     "ledger/test_groups.py ledger/test_publishing.py "
     "-k 'postgresql or test_publishing'",
-    "terrine_server.ledger.accounts": "ledger/test_concurrency.py ledger/test_tampering.py",
     "terrine_server.ledger": "ledger/test_tampering.py ledger/test_between.py "
     "-k 'not postgresql and not test_no_value'",
     "terrine_server.privacy.budget": "privacy/test_terms.py privacy/test_publishing_terms.py "
@@ -165,6 +164,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="run so many of them, chosen at random")
     arguments = parser.parse_args()
     names = arguments.names
+    os.environ.setdefault("TERRINE_SHARED_DATA", str(REPOSITORY.parent / "shared" / "data"))
     copy([*names, FEW] if names and arguments.sample else names)
     if arguments.sample:
         if mutmut("run", FEW).returncode != 0:

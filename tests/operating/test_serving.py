@@ -1,12 +1,10 @@
-"""`terrine serve` as a process: its start, its log, its workers and its end."""
+"""`terrine serve` as a process: its start, its log and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,12 +16,10 @@ import pytest
 from fastapi import FastAPI
 from machine import Machine, question
 from patience import PATIENCE_SECONDS
-from prometheus_client.parser import text_string_to_metric_families
+from refusals import holds
 from serving import Serving, serving, until
 from sqlalchemy import text
 
-from terrine_protocol import Role
-from terrine_server.app import create_worker
 from terrine_server.ledger import connect
 
 
@@ -33,11 +29,10 @@ def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_comman
 ) -> None:
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    for command in (("serve",), ("serve", "--workers", "3")):
-        refused = served_machine.run(*command, "--port", "0")
-        assert (refused.code, refused.out) == (1, "")
-        assert "newer than this Terrine" in refused.err
-        assert "Install the version" in refused.err
+    refused = served_machine.run("serve", "--port", "0")
+    assert (refused.code, refused.out) == (1, "")
+    holds(refused.err, "newer")
+    assert "Install the version" in refused.err
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("DELETE FROM alembic_version"))
     refused = served_machine.run("serve", "--port", "0")
@@ -63,46 +58,6 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
     monkeypatch.setattr("uvicorn.Server.run", lambda server, _: start(server.config.app))
     assert served_machine.run("serve", "--port", "0").code == 0
     assert steps == ["load", "freeze", "serve"]
-    start(create_worker())
-    assert steps == ["load", "freeze", "serve"] * 2
-
-
-@pytest.mark.slow
-def test_workers_share_one_port_and_their_metrics(
-    served_machine: Machine,
-) -> None:
-    affordable, clients, each = 20, 8, 4
-    headers = served_machine.student("shared", affordable)
-    with serving(served_machine, "--workers", "2") as server:
-        server.wait_for("Application startup complete", 2)
-
-        def ask(client: int) -> Counter[int]:
-            with httpx.Client(
-                base_url=server.url, headers=headers, timeout=PATIENCE_SECONDS
-            ) as http:
-                asked = range(client * each, client * each + each)
-                return Counter(
-                    http.post("/label", json=question(number)).status_code for number in asked
-                )
-
-        with ThreadPoolExecutor(clients) as pool:
-            statuses = sum(pool.map(ask, range(clients)), Counter[int]())
-        assert statuses == {200: affordable, 403: clients * each - affordable}
-        assert len({entry["pid"] for entry in server.entries("^request$")}) > 1
-
-        auditor = served_machine.bearer(Role.AUDITOR)
-        for _ in range(3):  # whichever worker responds
-            counted = {
-                sample.labels["status"]: sample.value
-                for family in text_string_to_metric_families(
-                    httpx.get(f"{server.url}/metrics", headers=auditor).text
-                )
-                for sample in family.samples
-                if sample.name == "terrine_requests_total" and sample.labels["route"] == "/label"
-            }
-            assert counted == {"200": affordable, "403": clients * each - affordable}
-        assert server.stop() == 0
-    assert len({entry["pid"] for entry in server.entries("Finished server process")}) == 2
 
 
 @pytest.mark.slow
@@ -154,29 +109,6 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     assert {number: results[number] for number in before} == before
     assert ledger.project("ending").charges == asked
     assert ledger.verify("ending").ok
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_no_process_outlives_the_server(
-    served_machine: Machine,
-) -> None:
-    headers = served_machine.student("shared", 5)
-    with serving(served_machine, "--workers", "2") as server:
-        server.wait_for("Application startup complete", 2)
-        first = httpx.post(
-            f"{server.url}/label", json=question(1), headers=headers, timeout=PATIENCE_SECONDS
-        )
-        victim = server.entries("Application startup complete")[0]["pid"]
-        os.kill(victim, signal.SIGKILL)
-        server.wait_for("Application startup complete", 3)
-        again = httpx.post(
-            f"{server.url}/label", json=question(1), headers=headers, timeout=PATIENCE_SECONDS
-        )
-        (paid,), (replayed,) = first.json()["results"], again.json()["results"]
-        assert replayed == paid | {"replayed": True}
-        server.stop(signal.SIGKILL)
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{server.url}/healthz")
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_a_port_in_use_is_the_last_line_and_found_before_anything_is_loaded(
         assert last["setting"] == "TERRINE_PORT"
         assert last["cause"].startswith(f"Port {port} is in use.")
         served_machine.data.joinpath("secret.key").unlink()  # nobody has looked for it
-        said = served_machine.run("serve", "--port", str(port), "--workers", "2").refused
+        said = served_machine.run("serve", "--port", str(port)).refused
         assert said == last["cause"]
 
 

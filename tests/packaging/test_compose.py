@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from refusals import holds
 from releasing import REPOSITORY
 
 COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
@@ -119,11 +120,11 @@ def test_other_owners_are_refused(tmp_path: Path, owners: str) -> None:
 def test_without_openssl_it_says_what_to_install(tmp_path: Path) -> None:
     refused = set_up(tmp_path, "3", env={"PATH": str(tmp_path)})
     assert refused.returncode == 1
-    assert "openssl is not on this machine. Install it" in refused.stderr
+    holds(refused.stderr, "openssl")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_owners_their_teachers_are_not_trained(tmp_path: Path) -> None:
     refused = set_up(tmp_path, "--demo")
     assert refused.returncode == 1
-    assert "First run `make owners`" in refused.stderr
+    holds(refused.stderr, "owners`")

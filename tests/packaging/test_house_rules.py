@@ -73,6 +73,11 @@ def test_no_file_has_a_todo(tracked: list[Path]) -> None:
     assert findings(tracked, r"\b[T]ODO\b", r"\b[F]IXME\b", r"\b[X]XX\b") == []
 
 
+def test_tests_hold_errors_to_names_and_not_to_sentences(tracked: list[Path]) -> None:
+    """`refuses` (tests/support/refusals.py) does; sentences stand in tests/wording.txt."""
+    assert findings(tracked, r"[m]atch=\w?[\"'][^\"' ]+ [^\"' ]+ [^\"']") == []
+
+
 def test_no_secret_is_shipped(tracked: list[Path]) -> None:
     secrets = (
         r"-----BEGIN [A-Z ]*PRIVATE KEY",

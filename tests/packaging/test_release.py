@@ -10,6 +10,7 @@ from importlib.metadata import version
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from refusals import refuses
 from releasing import REPOSITORY, ReleaseError, check_changelog, declared_version
 
 VERSION = declared_version()
@@ -47,17 +48,17 @@ def test_the_build_backend_is_the_one_that_tests_build_with() -> None:
 @pytest.mark.parametrize(
     ("text", "tag", "why"),
     [
-        ("## 1.1.0 - 2027-01-01\n", None, "neither 'Unreleased' nor 1.2.0"),
-        ("## Unreleased\n- new\n", "v1.2.0", "has no section for 1.2.0"),
-        ("## 1.2.0 - 2027-01-01\n", "v1.3.0", "the tag must be v1.2.0"),
-        ("## 1.2.0 - 2027-01-01\n", "1.2.0", "the tag must be v1.2.0"),
-        ("## Unreleased\n- new\n## 1.2.0 - 2027-01-01\n", "v1.2.0", "still has lines"),
-        ("## 1.2\n", None, "the heading '## 1.2'"),
-        ("## 1.1.0 - 2027-01-01\n## 1.2.0 - 2027-02-01\n", None, "newest first"),
+        ("## 1.1.0 - 2027-01-01\n", None, "'Unreleased' 1.2.0"),
+        ("## Unreleased\n- new\n", "v1.2.0", "section 1.2.0"),
+        ("## 1.2.0 - 2027-01-01\n", "v1.3.0", "tag v1.2.0"),
+        ("## 1.2.0 - 2027-01-01\n", "1.2.0", "tag v1.2.0"),
+        ("## Unreleased\n- new\n## 1.2.0 - 2027-01-01\n", "v1.2.0", "lines"),
+        ("## 1.2\n", None, "heading"),
+        ("## 1.1.0 - 2027-01-01\n## 1.2.0 - 2027-02-01\n", None, "newest"),
     ],
 )
 def test_a_changelog_that_does_not_fit_is_refused(text: str, tag: str | None, why: str) -> None:
-    with pytest.raises(ReleaseError, match=re.escape(why)):
+    with refuses(ReleaseError, *why.split()):
         check_changelog(text, "1.2.0", tag)
 
 

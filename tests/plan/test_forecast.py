@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from terrine_server.planning.forecast import (
     Consensus,
@@ -141,36 +142,36 @@ def test_levels_weigh_as_their_shares() -> None:
 @pytest.mark.parametrize(
     ("level", "message"),
     [
-        (Consensus(0.05), "with 10 classes the winner has at least one vote in 10"),
-        (Consensus(1.2), "consensus = 1.2"),
+        (Consensus(0.05), "10 classes"),
+        (Consensus(1.2), "consensus 1.2"),
         (Consensus(float("nan")), "finite"),
-        (Consensus(0.9, runner_up=2.0), "runner-up = 2"),
+        (Consensus(0.9, runner_up=2.0), "runner-up 2"),
         (Consensus(0.9, share=-1.0), "share"),
-        (Consensus(0.9, share=0.0), "share above 0"),
+        (Consensus(0.9, share=0.0), "share 0"),
     ],
 )
 def test_an_impossible_consensus_is_explained(level: Consensus, message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
+    with refuses(ParameterError, *message.split()):
         Votes.synthetic([level], teachers=100, classes=10)
 
 
 @pytest.mark.parametrize(
     ("counts", "labels", "message"),
     [
-        ([[5, 4]], None, "sum to 10"),
+        ([[5, 4]], None, "sum 10"),
         ([[10, 0], [11, -1]], None, "negative"),
-        ([[10]], None, "m ≥ 2"),
+        ([[10]], None, "m 2"),
         ([[5.0, 5.0]], None, "integers"),
-        (np.zeros((0, 2), dtype=np.int64), None, "no votes"),
+        (np.zeros((0, 2), dtype=np.int64), None, "votes"),
         ([[5, 5]], [0, 1], "1 integers"),
-        ([[5, 5]], [2], "between 0 and 1"),
+        ([[5, 5]], [2], "0 1"),
         ([[5, 5]], [0.5], "integers"),
     ],
 )
 def test_votes_that_ten_teachers_did_not_cast_are_refused(
     counts: Any, labels: Any, message: str
 ) -> None:
-    with pytest.raises(ParameterError, match=message):
+    with refuses(ParameterError, *message.split()):
         Votes.observed(np.array(counts), labels, teachers=10)
 
 
@@ -194,5 +195,5 @@ def test_a_single_teacher_can_be_forecast() -> None:
 
 def test_an_interactive_mechanism_asks_for_its_student() -> None:
     mechanism = build_mechanism(SPECS["interactive"], teachers=TEACHERS, classes=CLASSES)
-    with pytest.raises(ParameterError, match="how accurate"):
+    with refuses(ParameterError, "accurate"):
         forecast(mechanism, Votes.observed(KINDS, teachers=TEACHERS))

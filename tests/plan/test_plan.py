@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from reference.sensitivity import Charged, secret_spend
 from terrine_server.planning.forecast import Consensus, Votes, forecast
@@ -127,7 +128,7 @@ def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
         if each.accuracy >= 0.995 and each.answered >= 0.1:
             assert each.answers <= strict.chosen.answers
     assert loose.chosen.answers >= strict.chosen.answers
-    with pytest.raises(ParameterError, match="No candidate is right on"):
+    with refuses(ParameterError, "99.9%"):
         plan("gnmax", [synthetic(300, Consensus(0.2))], delta=DELTA, epsilon=2.0, accuracy=0.999)
 
 
@@ -261,16 +262,16 @@ def test_the_default_grid_fits_ensembles_of_any_size(name: str, teachers: int) -
 
 
 def test_a_mechanism_whose_queries_share_a_price_is_not_planned() -> None:
-    with pytest.raises(ParameterError, match="stable_svt cannot be planned: the cost of"):
+    with refuses(ParameterError, "stable_svt"):
         plan("stable_svt", [synthetic(1000, Consensus(0.9))], delta=DELTA, epsilon=2.0)
 
 
 def test_one_teacher_gets_a_plan_or_a_reason() -> None:
     found = plan("gnmax", [synthetic(1, Consensus(1.0))], delta=DELTA, epsilon=50.0)
     assert found.chosen.answers >= 1
-    with pytest.raises(ParameterError, match="does not pay for a single query"):
+    with refuses(ParameterError, "query"):
         plan("gnmax", [synthetic(1, Consensus(1.0))], delta=DELTA, epsilon=0.5)
-    with pytest.raises(ParameterError, match="no query could be answered"):
+    with refuses(ParameterError, "answered"):
         plan("stable", [synthetic(2, Consensus(1.0))], delta=DELTA, epsilon=2.0)
 
 
@@ -303,18 +304,18 @@ def test_unanimity_beyond_floating_point_is_planned() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"epsilon": -1.0}, "epsilon = -1"),
-        ({"epsilon": 2.0, "delta": 0.0}, "delta = 0"),
-        ({"epsilon": 2.0, "grid": lambda _: {"sgima": [1.0]}}, "no parameter sgima"),
-        ({"epsilon": 2.0, "grid": lambda _: {"sigma": [0.1]}}, "sigma = 0.1"),
+        ({"epsilon": -1.0}, "epsilon -1.0"),
+        ({"epsilon": 2.0, "delta": 0.0}, "delta 0"),
+        ({"epsilon": 2.0, "grid": lambda _: {"sgima": [1.0]}}, "sgima"),
+        ({"epsilon": 2.0, "grid": lambda _: {"sigma": [0.1]}}, "sigma 0.1"),
     ],
 )
 def test_what_cannot_be_planned_is_explained(arguments: dict[str, object], message: str) -> None:
     given = {"delta": DELTA} | arguments
-    with pytest.raises(ParameterError, match=message):
+    with refuses(ParameterError, *message.split()):
         plan("gnmax", [synthetic(100)], **given)  # type: ignore[arg-type]
 
 
 def test_an_unknown_mechanism_is_named() -> None:
-    with pytest.raises(ParameterError, match="No mechanism is called 'gmax'"):
+    with refuses(ParameterError, "'gmax'"):
         plan("gmax", [synthetic(100)], delta=DELTA, epsilon=1.0)

@@ -15,6 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from exact_laws import laplace_pmf, noisy_max_law
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from reference.costs import ORDERS
 from terrine_server.privacy import (
@@ -232,7 +233,7 @@ class TestGaussianDP:
     @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, float("nan")])
     def test_a_delta_that_is_no_probability_is_refused(self, delta: float) -> None:
         for convert in (gdp_budget, epsilon_from_gdp):
-            with pytest.raises(ParameterError, match=r"^delta "):
+            with refuses(ParameterError, "delta"):
                 convert(1.0, delta)
 
     def test_nothing_spent_is_epsilon_zero(self) -> None:
@@ -355,5 +356,5 @@ class TestEvents:
         "data", [{}, {"event": "unknown"}, {"event": "published_claim"}, {"event": "composition"}]
     )
     def test_json_that_is_not_an_event_is_refused(self, data: dict[str, Any]) -> None:
-        with pytest.raises(ParameterError, match="Not a cost event"):
+        with refuses(ParameterError, "event"):
             event_from_json(data)

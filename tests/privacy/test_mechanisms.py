@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from refusals import refuses
 from scipy.stats import chi2
 
 from terrine_protocol import MechanismSpec
@@ -80,6 +81,7 @@ def build(spec: Spec) -> Mechanism:
 @pytest.mark.parametrize("spec", SPECS, ids=str)  # test_stable_svt.py tests the other one
 @pytest.mark.parametrize("votes", VOTES, ids=str)
 def test_releases_follow_the_exact_law(spec: Spec, votes: tuple[int, ...]) -> None:
+    """A false alarm once in 10⁹ times; half the noise is found, of every mechanism."""
     draws = 60_000
     expected = law(spec, votes, STUDENT)
     observed = Counter(release(build(spec), [votes] * draws))
@@ -252,18 +254,18 @@ class TestAlgorithms:
 @pytest.mark.parametrize(
     ("student", "text"),
     [
-        (None, "needs the student's class probabilities"),
+        (None, "probabilities"),
         (np.array([[0.5, 0.5]]), "shape"),
         (np.array([0.1, 0.7, 0.2]), "shape"),
-        (np.array([STUDENT, STUDENT]), "1 queries came with 2 rows"),
-        (np.array([[0.5, np.nan, 0.5]]), "between 0 and 1"),
-        (np.array([[0.5, np.inf, 0.5]]), "between 0 and 1"),
-        (np.array([[1.2, -0.2, 0.0]]), "between 0 and 1"),
-        (np.array([[0.5, 0.6, 0.1]]), "sum to 1"),
+        (np.array([STUDENT, STUDENT]), "1 2 rows"),
+        (np.array([[0.5, np.nan, 0.5]]), "0 1"),
+        (np.array([[0.5, np.inf, 0.5]]), "0 1"),
+        (np.array([[1.2, -0.2, 0.0]]), "0 1"),
+        (np.array([[0.5, 0.6, 0.1]]), "sum 1"),
     ],
 )
 def test_invalid_probabilities_are_refused(student: NDArray[np.float64] | None, text: str) -> None:
-    with pytest.raises(ParameterError, match=text):
+    with refuses(ParameterError, *text.split()):
         build(SPECS[3]).release(np.array([[5, 4, 1]]), student)
 
 
@@ -279,47 +281,47 @@ def test_no_baseline_leaves_the_range_that_is_priced(weights: list[float]) -> No
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ({}, "No mechanism is called None"),
-        ({"name": "noisy"}, r"No mechanism is called 'noisy'. Use one of lnmax, gnmax"),
-        ({"name": "gnmax"}, "The parameters of gnmax"),
-        ({"name": "gnmax", "sigma": 2.0, "seed": 1}, "The parameters of gnmax"),
-        ({"name": "gnmax", "sigma": 0.0}, "sigma = 0.0 must be positive"),
-        ({"name": "gnmax", "sigma": -2.0}, "must be positive"),
-        ({"name": "gnmax", "sigma": float("nan")}, "must be finite"),
-        ({"name": "gnmax", "sigma": float("inf")}, "must be finite"),
-        ({"name": "gnmax", "sigma": "2"}, "must be a number"),
-        ({"name": "gnmax", "sigma": True}, "must be a number"),
-        ({"name": "gnmax", "sigma": 0.3}, "between 0.5 and 10000"),
-        ({"name": "gnmax", "sigma": 1e5}, "between 0.5 and 10000"),
-        ({"name": "lnmax", "gamma": 0.0}, "gamma = 0.0 must be positive"),
-        ({"name": "lnmax", "gamma": 1e-5}, "between 0.001 and 50"),
-        ({"name": "lnmax", "gamma": float("inf")}, "must be finite"),
-        (SPECS[2] | {"threshold": 11}, "10 teachers cast at most 10 votes"),
-        (SPECS[2] | {"threshold": -1}, "threshold = -1 is not between 0 and 10"),
-        (SPECS[2] | {"threshold": 5.5}, "threshold must be a whole number"),
+        ({}, "None"),
+        ({"name": "noisy"}, "'noisy' lnmax gnmax"),
+        ({"name": "gnmax"}, "parameters gnmax"),
+        ({"name": "gnmax", "sigma": 2.0, "seed": 1}, "parameters gnmax"),
+        ({"name": "gnmax", "sigma": 0.0}, "sigma 0.0 positive"),
+        ({"name": "gnmax", "sigma": -2.0}, "sigma -2.0 positive"),
+        ({"name": "gnmax", "sigma": float("nan")}, "finite"),
+        ({"name": "gnmax", "sigma": float("inf")}, "finite"),
+        ({"name": "gnmax", "sigma": "2"}, "number"),
+        ({"name": "gnmax", "sigma": True}, "number"),
+        ({"name": "gnmax", "sigma": 0.3}, "sigma 0.5 10000"),
+        ({"name": "gnmax", "sigma": 1e5}, "sigma 0.5 10000"),
+        ({"name": "lnmax", "gamma": 0.0}, "gamma 0.0 positive"),
+        ({"name": "lnmax", "gamma": 1e-5}, "gamma 0.001 50"),
+        ({"name": "lnmax", "gamma": float("inf")}, "finite"),
+        (SPECS[2] | {"threshold": 11}, "10 teachers votes"),
+        (SPECS[2] | {"threshold": -1}, "threshold -1 0 10"),
+        (SPECS[2] | {"threshold": 5.5}, "threshold whole"),
         (SPECS[2] | {"sigma1": 0.1}, "sigma1"),
         (SPECS[3] | {"sigma2": 0.1}, "sigma2"),
         (SPECS[3] | {"confidence": 1.5}, "confidence"),
-        ({"name": "immutable", "c": 1}, "exactly one of gamma"),
-        ({"name": "immutable", "c": 1, "gamma": 1.0, "sigma": 1.0}, "exactly one of gamma"),
-        ({"name": "immutable", "c": -1, "gamma": 1.0}, "c = -1"),
-        ({"name": "immutable", "c": 1.5, "gamma": 1.0}, "c must be a whole number"),
+        ({"name": "immutable", "c": 1}, "one gamma sigma"),
+        ({"name": "immutable", "c": 1, "gamma": 1.0, "sigma": 1.0}, "one gamma sigma"),
+        ({"name": "immutable", "c": -1, "gamma": 1.0}, "c -1"),
+        ({"name": "immutable", "c": 1.5, "gamma": 1.0}, "c whole"),
         ({"name": "stable", "sigma": 1.0, "delta_per_query": 0.0}, "delta_per_query"),
         ({"name": "stable", "sigma": 1.0, "delta_per_query": 1.0}, "delta_per_query"),
-        ({"name": "stable", "sigma": 1.0, "delta_per_query": 1e-9}, "no query could be answered"),
-        (EPOCHS | {"epsilon_per_epoch": 0.0}, "epsilon_per_epoch = 0 is not between 0.003 and 100"),
+        ({"name": "stable", "sigma": 1.0, "delta_per_query": 1e-9}, "query answered"),
+        (EPOCHS | {"epsilon_per_epoch": 0.0}, "epsilon_per_epoch 0 0.003 100"),
         (EPOCHS | {"epsilon_per_epoch": 0.002}, "epsilon_per_epoch"),
         (EPOCHS | {"epsilon_per_epoch": 200.0}, "epsilon_per_epoch"),
-        (EPOCHS | {"epsilon_per_epoch": float("nan")}, "must be finite"),
+        (EPOCHS | {"epsilon_per_epoch": float("nan")}, "finite"),
         (EPOCHS | {"delta_per_query": 0.0}, "delta_per_query"),
-        (EPOCHS | {"delta_per_query": 1e-9}, "no query could be answered"),
-        (EPOCHS | {"answers_per_epoch": 0}, "answers_per_epoch = 0 is not between 1 and"),
-        (EPOCHS | {"answers_per_epoch": 2.5}, "answers_per_epoch must be a whole number"),
-        ({"name": "stable_svt", "epsilon_per_epoch": 6.0}, "The parameters of stable_svt"),
+        (EPOCHS | {"delta_per_query": 1e-9}, "query answered"),
+        (EPOCHS | {"answers_per_epoch": 0}, "answers_per_epoch 0 1"),
+        (EPOCHS | {"answers_per_epoch": 2.5}, "answers_per_epoch whole"),
+        ({"name": "stable_svt", "epsilon_per_epoch": 6.0}, "parameters stable_svt"),
     ],
 )
 def test_parameters_that_cannot_be_used_are_refused_with_a_reason(spec: Spec, text: str) -> None:
-    with pytest.raises(ParameterError, match=text):
+    with refuses(ParameterError, *text.split()):
         build(spec)
 
 

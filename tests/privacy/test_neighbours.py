@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event, pld
 from pydantic import TypeAdapter, ValidationError
+from refusals import refuses
 from scipy.optimize import brentq
 from scipy.stats import chi2, norm
 from small_worlds import (
@@ -222,25 +223,25 @@ def test_what_cannot_be_cast_is_refused() -> None:
     mechanism = Neighbours(3, 2, 2.0, 10)
     right = np.ones((1, 2), np.uint8), units, np.zeros(3, np.uint32), 4
     mechanism.cast(*right)
-    for wrong in (
-        (right[0].astype(np.int64), *right[1:]),
-        (np.ones((1, 3), np.uint8), *right[1:]),
-        (right[0], units, np.zeros(2, np.uint32), 4),
+    for what, wrong in (
+        ("weight", (right[0].astype(np.int64), *right[1:])),
+        ("weight", (np.ones((1, 3), np.uint8), *right[1:])),
+        ("account", (right[0], units, np.zeros(2, np.uint32), 4)),
     ):
-        with pytest.raises(ValueError, match="there is"):
+        with refuses(ValueError, what):
             mechanism.cast(*wrong)
     for owners, labels in (([1, 0], [0, 0]), ([0, 0], [1, 0]), ([0, 3], [0, 0]), ([], [])):
-        with pytest.raises(ValueError, match="records"):
+        with refuses(ValueError, "records"):
             Units.of(np.array(owners, np.int32), np.array(labels, np.int16), 3)
     for counts in ([[4, 0]], [[-1, 0]], [[1, 0, 0]]):
-        with pytest.raises(ValueError, match="Counts must be"):
+        with refuses(ValueError, "Counts"):
             mechanism.release(np.array(counts))
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 809.0])
 def test_the_noise_has_its_width(sigma: float) -> None:
-    """A false alarm has a probability of 2e-9. Half the noise would be found with certainty."""
+    """A false alarm has a probability of 1e-9. Half the noise would be found with certainty."""
     mechanism = Neighbours(50, 10, sigma, 10**6)
     counts = np.tile(np.arange(10), (4000, 1))
     released = mechanism.release(counts)
@@ -257,8 +258,8 @@ def test_the_noise_has_its_width(sigma: float) -> None:
     deviation = math.sqrt(noise.size * (kurtosis - 1))
     assert abs(spread - noise.size) < 7 * deviation
     if sigma > 5:
-        assert chi2.sf(spread, noise.size) > FALSE_ALARM
-        assert chi2.cdf(spread, noise.size) > FALSE_ALARM
+        assert chi2.sf(spread, noise.size) > FALSE_ALARM / 3
+        assert chi2.cdf(spread, noise.size) > FALSE_ALARM / 3
 
 
 # ------------------------------------------------------------------------------ allowance and terms
@@ -391,7 +392,7 @@ def test_terms_and_events_are_written_and_read() -> None:
 )
 def test_parameters_that_mean_nothing_are_refused(changed: dict[str, Any], said: str) -> None:
     spec = {"name": "neighbours", "sigma": 40.0, "queries": 100} | changed
-    with pytest.raises(ParameterError, match=said):
+    with refuses(ParameterError, *said.split()):
         build_mechanism(spec, teachers=100, classes=10)
     with pytest.raises(ValidationError):
         TypeAdapter(MechanismSpec).validate_python(spec)
@@ -404,8 +405,8 @@ def test_the_specification_is_that_of_the_protocol() -> None:
 
 
 def test_budgets_that_buy_no_vote_or_cannot_be_counted_out_are_refused() -> None:
-    with pytest.raises(ParameterError, match="nobody could cast one"):
+    with refuses(ParameterError, "nobody"):
         quote(Neighbours(100, 10, 2.0, 100), 0.1, 1e-5)
-    with pytest.raises(ParameterError, match="cannot be counted out"):
+    with refuses(ParameterError, "counted"):
         quote(Neighbours(100, 10, 272.0, 10_000_000), 0.5, 1e-12)
     assert NORM == 2

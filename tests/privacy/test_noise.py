@@ -17,6 +17,7 @@ import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refusals import refuses
 from scipy.stats import binomtest, chi2
 
 from terrine_server.privacy import ParameterError
@@ -151,7 +152,7 @@ def test_every_draw_uses_the_same_number_of_bytes() -> None:
 
 
 def test_an_exhausted_source_of_randomness_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="too few bytes"):
+    with refuses(RuntimeError, "bytes"):
         discrete_gaussian(3.0).sample((4,), lambda count: os.urandom(count - 1))
 
 
@@ -277,11 +278,11 @@ def steps(table: NoiseTable, draws: int) -> int:
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 0.49, 10_001.0, float("nan"), float("inf")])
 def test_no_table_is_made_outside_the_proven_range(sigma: float) -> None:
-    with pytest.raises(ParameterError, match="sigma"):
+    with refuses(ParameterError, "sigma"):
         discrete_gaussian(sigma)
 
 
 @pytest.mark.parametrize("gamma", [0.0, -1.0, 0.0009, 51.0, float("nan"), float("inf")])
 def test_no_table_is_made_for_absurd_laplace_scales(gamma: float) -> None:
-    with pytest.raises(ParameterError, match="gamma"):
+    with refuses(ParameterError, "gamma"):
         discrete_laplace(gamma)

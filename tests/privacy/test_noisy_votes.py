@@ -12,6 +12,7 @@ import pytest
 from exact_laws import allowed_by_gdp, gaussian_pmf
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from refusals import refuses
 from scipy.special import ndtri
 from scipy.stats import chi2
 
@@ -66,7 +67,7 @@ def fits(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
     pooled = [(seen[rare].sum(), max(20.0, mean[rare].sum()))]
     cells = [*zip(seen[~rare], mean[~rare], strict=True), *pooled]
     statistic = sum((s - m) ** 2 / m for s, m in cells if s > m or m > 20)
-    return bool(chi2.sf(statistic, len(cells)) > FALSE_ALARM)
+    return bool(chi2.sf(statistic, len(cells)) > FALSE_ALARM / 3)  # of three in a test
 
 
 # --------------------------------------------------------------------------------- what it releases
@@ -76,6 +77,7 @@ def fits(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
 @pytest.mark.parametrize("sigma", [0.5, 3.0])
 @pytest.mark.parametrize("votes", [[5, 4, 1], [0, 0, 10]], ids=str)
 def test_each_count_is_its_votes_and_a_discrete_gaussian(sigma: float, votes: list[int]) -> None:
+    """A false alarm once in 10⁹ times; half the noise is found, and at σ = 3 a tenth less."""
     pmf = gaussian_pmf(sigma)
     reach = len(pmf) // 2
     noise = released(sigma, votes, 60_000) - votes
@@ -86,6 +88,7 @@ def test_each_count_is_its_votes_and_a_discrete_gaussian(sigma: float, votes: li
 
 @pytest.mark.statistical
 def test_the_noise_of_the_classes_is_independent() -> None:
+    """One draw for two classes would be found with certainty; a false alarm is one in 10⁹."""
     pmf = gaussian_pmf(1.0)
     reach, width = len(pmf) // 2, len(pmf)
     noise = released(1.0, [5, 4, 1], 60_000) - [5, 4, 1] + reach
@@ -244,10 +247,10 @@ def test_the_data_dependent_price_of_the_winner_does_not_cover_the_counts() -> N
 
 def test_data_dependent_accounting_is_refused_with_a_reason() -> None:
     mechanism = noisy_votes(40.0, 1000, 10)
-    with pytest.raises(ParameterError, match=r"noisy counts cost the same at any votes.*gnmax"):
+    with refuses(ParameterError, "gnmax"):
         check_publishable(mechanism)
     release = BoundRelease(14.0, 0.01, 10.0, 5.0)
-    with pytest.raises(ParameterError, match="noisy_votes has no data-dependent analysis"):
+    with refuses(ParameterError, "noisy_votes"):
         quote(mechanism, 4.0, 1e-5, cap_rule=Rule("rdp", 14.0), publishing=(release, [100]))
 
 
@@ -273,16 +276,16 @@ def test_the_specification_on_the_wire_builds_it() -> None:
 @pytest.mark.parametrize(
     ("parameters", "classes", "text"),
     [
-        ({}, 3, "The parameters of noisy_votes"),
-        ({"sigma": 2.0, "gamma": 1.0}, 3, "The parameters of noisy_votes"),
-        ({"sigma": 0.0}, 3, "sigma = 0.0 must be positive"),
-        ({"sigma": 0.3}, 3, "between 0.5 and 10000"),
-        ({"sigma": math.nan}, 3, "must be finite"),
-        ({"sigma": 2.0}, 1001, "classes = 1001 is not between 2 and 1000.*use gnmax"),
+        ({}, 3, "parameters noisy_votes"),
+        ({"sigma": 2.0, "gamma": 1.0}, 3, "parameters noisy_votes"),
+        ({"sigma": 0.0}, 3, "sigma 0.0 positive"),
+        ({"sigma": 0.3}, 3, "sigma 0.5 10000"),
+        ({"sigma": math.nan}, 3, "sigma finite"),
+        ({"sigma": 2.0}, 1001, "classes 1001 2 1000 gnmax"),
     ],
 )
 def test_what_cannot_be_used_is_refused(
     parameters: dict[str, Any], classes: int, text: str
 ) -> None:
-    with pytest.raises(ParameterError, match=text):
+    with refuses(ParameterError, *text.split()):
         build_mechanism({"name": "noisy_votes"} | parameters, teachers=10, classes=classes)

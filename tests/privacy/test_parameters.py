@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from refusals import refuses
 
 from terrine_server.privacy import Mechanism, ParameterError, build_mechanism
 from terrine_server.privacy.parameters import check_epsilon
@@ -106,16 +107,16 @@ def test_parameters_at_the_ends_of_their_ranges_are_allowed(spec: Spec, changes:
 @pytest.mark.parametrize(
     ("teachers", "classes", "why"),
     [
-        (0, 3, "teachers = 0 is not between 1 and 1000000: a vote needs at least one teacher."),
-        (10**6 + 1, 3, "teachers = 1000001 is not .*: a vote needs at least one teacher."),
-        (10, 1, "classes = 1 is not between 2 and 100000: a label needs at least two classes."),
-        (10, 10**5 + 1, "classes = 100001 is not .*: a label needs at least two classes."),
-        (2.0, 3, "teachers must be a whole number, not 2.0."),
-        (10, True, "classes must be a whole number, not True."),
+        (0, 3, "teachers 0 1 1000000"),
+        (10**6 + 1, 3, "teachers 1000001 1 1000000"),
+        (10, 1, "classes 1 2 100000"),
+        (10, 10**5 + 1, "classes 100001 2 100000"),
+        (2.0, 3, "teachers whole 2.0"),
+        (10, True, "classes whole True"),
     ],
 )
 def test_ensembles_that_cannot_vote_are_refused(teachers: Any, classes: Any, why: str) -> None:
-    with pytest.raises(ParameterError, match=f"^{why}$"):
+    with refuses(ParameterError, *why.split()):
         build_mechanism(GNMAX, teachers=teachers, classes=classes)
 
 

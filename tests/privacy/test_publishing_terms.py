@@ -13,6 +13,7 @@ from typing import Any
 
 import mpmath
 import pytest
+from refusals import refuses
 
 from terrine_server.privacy import (
     GDP,
@@ -126,7 +127,7 @@ def test_a_schedule_and_a_choice_survive_a_round_trip_through_json() -> None:
 
 def test_a_z_with_which_figures_fail_too_often_is_refused_with_one_that_will_do() -> None:
     z = publication_z(DELTA, len(COUNTS))
-    with pytest.raises(ParameterError, match="3 figures fail more often than δ allows") as refused:
+    with refuses(ParameterError, 3, "δ") as refused:
         published(z - 1e-6)
     (named,) = re.findall(r"at least ([0-9.]+)\.$", str(refused.value))
     assert float(named) == pytest.approx(z, abs=1e-9)
@@ -140,14 +141,13 @@ def test_figures_may_use_all_of_their_share_of_delta_and_not_a_rounding_error_mo
         delta = nextafter(delta, inf)
     assert split_delta([], delta, publishing=True).publication * DELTA_UNITS == 2 * each
     assert published(7.0, [20, 50], epsilon=50.0, delta=delta).schedule is not None
-    with pytest.raises(ParameterError, match="2 figures fail more often"):
+    with refuses(ParameterError, 2):
         published(7.0, [20, 50], epsilon=50.0, delta=nextafter(delta, 0))
 
 
-@pytest.mark.parametrize("cap_rule", [GDP, Rule("rdp", 8.0)], ids=str)
+@pytest.mark.parametrize("cap_rule", [GDP, Rule("rdp", 8.0)], ids=["gdp", "rdp"])
 def test_published_figures_need_a_cap_of_the_same_order(cap_rule: Rule) -> None:
-    text = f"Published figures are in Rényi DP at order 10, but the ensemble's cap is in {cap_rule}"
-    with pytest.raises(ParameterError, match=text):
+    with refuses(ParameterError, 10, *str(cap_rule).split()):
         published(cap_rule=cap_rule)
 
 
@@ -161,32 +161,28 @@ def test_a_schedule_may_be_as_short_or_long_as_the_limits_say(counts: Sequence[i
 @pytest.mark.parametrize(
     ("counts", "text"),
     [
-        ([], "the number of publications = 0 is not between 1 and 64: each one has a price."),
+        ([], "publications 0 1 64"),
         (
             range(1, MAX_PUBLICATIONS + 2),
-            "the number of publications = 65 is not between 1 and 64: each one has a price.",
+            "publications 65 1 64",
         ),
         (
             [0],
-            "a count of the schedule = 0 is not between 1 and 1000000000000000: "
-            "it counts paid queries.",
+            "schedule 0 1 1000000000000000",
         ),
         (
             [5, 10**15 + 1],
-            "a count of the schedule = 1000000000000001 is not between 1 and 1000000000000000: "
-            "it counts paid queries.",
+            "schedule 1000000000000001 1 1000000000000000",
         ),
-        ([5, 5], "The counts of a schedule must grow: each must exceed the one before."),
-        ([5, 9, 8], "The counts of a schedule must grow: each must exceed the one before."),
+        ([5, 5], "schedule grow"),
+        ([5, 9, 8], "schedule grow"),
     ],
     ids=["none", "too many", "of no query", "beyond all queries", "a repeated one", "one too late"],
 )
 def test_a_schedule_that_cannot_be_kept_is_refused(counts: Sequence[int], text: str) -> None:
-    with pytest.raises(ParameterError) as refused:
-        check_counts(counts)
-    assert str(refused.value) == text
-    with pytest.raises(ParameterError, match=re.escape(text)):
-        published(7.0, counts=counts)
+    for check in (check_counts, lambda counts: published(7.0, counts=counts)):
+        with refuses(ParameterError, *text.split()):
+            check(counts)
 
 
 # ----------------------------------------------------------------------------------- when it is due
@@ -304,9 +300,9 @@ def test_a_figure_takes_the_place_of_the_bound_and_its_price_is_added(share: int
 def test_a_figure_above_the_bound_or_below_zero_is_refused() -> None:
     account = paid(20)
     for figure in (-1, TERMS.bound(account) + 1):
-        with pytest.raises(ValueError, match="between 0 and the bound known before"):
+        with refuses(ValueError, 0):
             TERMS.after_publishing(account, figure)
-    with pytest.raises(ValueError, match="between 0 and the bound known before"):
+    with refuses(ValueError, 0):
         replace(TERMS, schedule=None).after_publishing(account, 0)
 
 
@@ -336,10 +332,10 @@ def test_the_shares_of_delta_add_up_to_no_more_than_delta() -> None:
 def test_a_budget_too_small_for_one_query_is_told_by_what_it_lacks() -> None:
     """Here δ is exactly that of one query, so it is ε that is too small."""
     mechanism = build_mechanism({"name": "gnmax", "sigma": 20.0}, teachers=250, classes=10)
-    with pytest.raises(ParameterError, match="does not pay for a single query"):
+    with refuses(ParameterError, "query"):
         quote(mechanism, 0.01, 1.5e-15)
     assert quote(mechanism, 100.0, 1.5e-15).delta_budget == 1
-    with pytest.raises(ParameterError, match="Lower delta_per_query or raise delta"):
+    with refuses(ParameterError, "delta_per_query", "delta"):
         quote(mechanism, 0.01, 0.5e-15)
 
 

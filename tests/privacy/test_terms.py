@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from reference.costs import ORDERS
 from terrine_server.privacy import (
@@ -239,7 +240,7 @@ def test_an_open_epoch_goes_on_where_no_other_could_be_opened() -> None:
 
 def test_epochs_have_no_data_dependent_analysis() -> None:
     publication = BoundRelease(order=8.0, beta=0.01, sigma=20.0, z=5.0)
-    with pytest.raises(ParameterError, match="stable_svt has no data-dependent analysis"):
+    with refuses(ParameterError, "stable_svt"):
         quote(build(SPECS[7]), 4.0, 1e-5, cap_rule=Rule("rdp", 8.0), publishing=(publication, [5]))
 
 
@@ -306,21 +307,21 @@ def test_a_cap_covers_one_project_of_its_own_size_only_with_room_for_its_deltas(
     [
         (0.0, 1e-5, "epsilon"),
         (-1.0, 1e-5, "epsilon"),
-        (math.inf, 1e-5, "epsilon must be finite"),
-        (math.nan, 1e-5, "epsilon must be finite"),
-        (101.0, 1e-5, "between 1e-06 and 100"),
+        (math.inf, 1e-5, "epsilon finite"),
+        (math.nan, 1e-5, "epsilon finite"),
+        (101.0, 1e-5, "epsilon 1e-06 100"),
         (1.0, 0.0, "delta"),
         (1.0, 1.0, "delta"),
         (1.0, -1e-5, "delta"),
-        (1.0, math.nan, "delta must be finite"),
-        (1.0, 1e-16, "one query adds"),
-        (1.0, 1e-300, "one query adds"),
-        (0.01, 1e-5, "does not pay for a single query"),
+        (1.0, math.nan, "delta finite"),
+        (1.0, 1e-16, "query adds"),
+        (1.0, 1e-300, "query adds"),
+        (0.01, 1e-5, "single query"),
     ],
 )
 def test_budgets_that_cannot_be_kept_are_refused(epsilon: float, delta: float, text: str) -> None:
     for spec in ({"name": "gnmax", "sigma": 20.0}, {"name": "lnmax", "gamma": 0.1}):
-        with pytest.raises(ParameterError, match=text):
+        with refuses(ParameterError, *text.split()):
             quote(build(spec), epsilon, delta)
 
 
@@ -333,27 +334,27 @@ def test_caps_that_cannot_be_kept_are_refused(epsilon: float, delta: float) -> N
 @pytest.mark.parametrize("delta", [0.0, 1.5])
 def test_a_refused_delta_is_called_delta(delta: float) -> None:
     for refused in (cap, lambda *given: quote(build(SPECS[1]), *given)):
-        with pytest.raises(ParameterError, match=f"^delta = {delta:g} must lie strictly between"):
+        with refuses(ParameterError, "delta", f"{delta:g}"):
             refused(1.0, delta)
 
 
 def test_a_cap_too_small_to_share_is_refused_and_one_unit_is_enough() -> None:
-    with pytest.raises(ParameterError, match="too small"):
+    with refuses(ParameterError, "small"):
         cap(1.0, 1e-18)
-    with pytest.raises(ParameterError, match="too small"):
+    with refuses(ParameterError, "small"):
         cap(1e-6, 7e-8)
     assert cap(1.0, 1.5e-17).delta_budget == 1
     assert cap(1e-6, 1e-7).budget == 1
 
 
 def test_a_stability_test_that_delta_cannot_pay_is_refused() -> None:
-    with pytest.raises(ParameterError, match="delta_per_query"):
+    with refuses(ParameterError, "delta_per_query"):
         quote(build({"name": "stable", "sigma": 8.0, "delta_per_query": 1e-6}), 8.0, 1e-5)
 
 
 def test_an_immutable_vote_with_many_extra_votes_is_priced_out() -> None:
     for noise in ({"gamma": 0.05}, {"sigma": 40.0}):
-        with pytest.raises(ParameterError, match="does not pay for a single query"):
+        with refuses(ParameterError, "query"):
             quote(build({"name": "immutable", "c": 10**9, **noise}), 8.0, 1e-5)
 
 

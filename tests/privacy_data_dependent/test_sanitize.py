@@ -9,6 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refusals import refuses
 from scipy.special import ndtri
 
 from terrine_server.privacy import ParameterError
@@ -85,13 +86,13 @@ def test_the_published_price_suffices_only_for_little_smoothing(
 @pytest.mark.parametrize("order", [1.5, 14.0, 50.0])
 @pytest.mark.parametrize("beta", [0.0, -0.1, math.nan, 10.0])
 def test_smoothing_outside_the_valid_range_is_refused(order: float, beta: float) -> None:
-    with pytest.raises(ParameterError, match="beta"):
+    with refuses(ParameterError, "beta"):
         BoundRelease(order, beta, 6.0, 4.75)
 
 
 def test_the_error_says_which_beta_would_work() -> None:
     limit = -math.log1p(-1 / 14) / 2
-    with pytest.raises(ParameterError, match=f"beta below {limit:.4g}"):
+    with refuses(ParameterError, "beta", f"{limit:.4g}"):
         BoundRelease(14, limit * 1.001, 6.0, 4.75)
     assert math.isinf(gnss_rdp(14, limit * 1.001, 6.0))
     assert math.isfinite(BoundRelease(14, limit * 0.999, 6.0, 4.75).cost)
@@ -100,15 +101,15 @@ def test_the_error_says_which_beta_would_work() -> None:
 @pytest.mark.parametrize(
     ("order", "sigma", "z", "why"),
     [
-        (1.0, 6.0, 4.0, "^Rényi orders must be finite and above 1"),
-        (2.0, 0.0, 4.0, "^sigma = 0 is not between 0.001 and .*: it multiplies the smooth"),
-        (2.0, 1.1e9, 4.0, "^sigma = 1.1e.09 is not between 0.001 and 1e.09: it multiplies"),
-        (2.0, 6.0, -1e-9, "^z = -1e-09 is not between 0 and 30: it is how many standard dev"),
-        (2.0, 6.0, 30.1, "^z = 30.1 is not between 0 and 30: it is how many standard dev"),
+        (1.0, 6.0, 4.0, "orders finite 1"),
+        (2.0, 0.0, 4.0, "sigma 0 0.001"),
+        (2.0, 1.1e9, 4.0, "sigma 1.1e+09 1e+09"),
+        (2.0, 6.0, -1e-9, "z -1e-09 0 30"),
+        (2.0, 6.0, 30.1, "z 30.1 0 30"),
     ],
 )
 def test_malformed_publications_are_refused(order: float, sigma: float, z: float, why: str) -> None:
-    with pytest.raises(ParameterError, match=why):
+    with refuses(ParameterError, *why.split()):
         BoundRelease(order, 0.01, sigma, z)
 
 
@@ -119,7 +120,7 @@ def test_publications_at_the_ends_of_the_range_are_allowed() -> None:
 
 @pytest.mark.parametrize(("cost", "smooth"), [(math.nan, 1.0), (-1.0, 1.0), (1.0, 0.0)])
 def test_malformed_spends_are_refused(cost: float, smooth: float) -> None:
-    with pytest.raises(ParameterError, match="smooth sensitivity > 0"):
+    with refuses(ParameterError, "sensitivity"):
         BoundRelease(6, 0.025, 31.2, 4.75).release(ActualCost(cost, smooth), WORST)
 
 
@@ -161,7 +162,7 @@ def test_every_release_draws_fresh_randomness() -> None:
 
     publication.release(SPEND, WORST, entropy)
     assert requests == [32]
-    with pytest.raises(RuntimeError, match="too few bytes"):
+    with refuses(RuntimeError, "bytes"):
         publication.release(SPEND, WORST, lambda count: b"\x00" * (count - 1))
 
 

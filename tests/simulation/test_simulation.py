@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from simulated import simulate
 from sqlalchemy import Connection, Engine
 
 from terrine_server import errors
 from terrine_server.ledger import handle
-from terrine_server.ledger.charging import appending, charge
+from terrine_server.ledger.charging import appending, charge, unit_accounts
 from terrine_server.ledger.records import Recorded, Result
 from terrine_server.ledger.store import database
 
@@ -88,9 +90,20 @@ def confused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recorded, "find", sometimes)
 
 
+def forgets_accounts(patch: pytest.MonkeyPatch) -> None:
+    """A server that now and then charges, and writes the accounts of people as they were."""
+    calls, save = [0], unit_accounts.save
+
+    def sometimes(tx: Any, after: Any, accounts: Any) -> None:
+        calls[0] += 1
+        save(tx, after, np.zeros_like(accounts) if calls[0] % 10 == 0 else accounts)
+
+    patch.setattr(unit_accounts, "save", sometimes)
+
+
 @pytest.mark.parametrize(
     "fault",
-    [answered_before_it_is_durable, deaf_to_a_pause, forgetful, confused],
+    [answered_before_it_is_durable, deaf_to_a_pause, forgetful, confused, forgets_accounts],
 )
 def test_a_planted_fault_is_noticed(tmp_path: Path, fault: object) -> None:
     assert callable(fault)

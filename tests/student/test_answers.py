@@ -21,7 +21,7 @@ TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 25])
-@pytest.mark.parametrize("method", ["auto", "kernel", "fixmatch", "vat", "supervised"])
+@pytest.mark.parametrize("method", ["auto", "kernel"])
 def test_fewer_inputs_than_a_method_is_made_for_are_enough(method: str, rows: int) -> None:
     bundle = load_digits()
     x, truth = bundle.images.astype(np.uint8), bundle.target.astype(np.int64)[:rows]
@@ -31,7 +31,7 @@ def test_fewer_inputs_than_a_method_is_made_for_are_enough(method: str, rows: in
         answers = Answers.of_labels(labels, 10)
         if noisy is not None:
             answers = Answers.of_counts(noisy, teachers=100, sigma=4.0)
-        made = choose(Task(x[:rows], SMALL, DIGITS), answers, Training(method, steps=2))
+        made = choose(Task(x[:rows], SMALL, DIGITS), answers, Training(method))
         assert np.isfinite(made.student.probabilities(x[:30])).all()
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refusals import holds, refuses
 from sklearn.datasets import load_digits
 from taught import chosen, taught
 
@@ -60,9 +61,8 @@ def some_digits(count: int) -> NDArray[np.int64]:
     return np.where(np.arange(POOL) < count, digits()[1][:POOL], -1)
 
 
-def choose_digits(labels: NDArray[np.int64], method: str = "auto", steps: int = 30) -> Made:
-    few = {"steps": steps, "batch": 32, "unlabelled_batch": 64}
-    return chosen(method, digits()[0][:POOL], labels, SMALL, DIGITS, **few)
+def choose_digits(labels: NDArray[np.int64], method: str = "auto") -> Made:
+    return chosen(method, digits()[0][:POOL], labels, SMALL, DIGITS)
 
 
 def accuracy(made: Made) -> float:
@@ -102,30 +102,14 @@ def income(shared_data: Path) -> Income:
     return Income(shared_data)
 
 
-def test_auto_is_better_than_a_network_on_income_and_finds_both_classes(income: Income) -> None:
+def test_auto_finds_both_classes_of_income(income: Income) -> None:
     """Nine labels in ten are of the larger class; the rarer one is still found."""
     pool = income.x[: income.POOL]
     made = chosen("auto", pool, income.labels, income.spec, income.classes)
-    network = taught("supervised", pool, income.labels, income.spec, income.classes, steps=200)
     assert made.choice.chosen == "ridge"
-    assert income.accuracy(made.student) > income.accuracy(network) - 0.005
+    assert income.accuracy(made.student) > 0.8
     predicted = made.student.predict(income.x[income.POOL :])
     assert (predicted == 1)[income.truth[income.POOL :] == 1].mean() > 0.25
-
-
-@pytest.mark.slow
-def test_vat_collapses_on_one_sided_labels_of_digits_and_the_plain_student_is_returned() -> None:
-    """Many labels of one digit and one of each other: no held-out label shows the collapse."""
-    images, truth = digits()
-    labels = np.full(POOL, -1)
-    for digit in range(10):
-        labels[np.flatnonzero(truth[:POOL] == digit)[: 45 if digit == 1 else 1]] = digit
-    few = {"steps": 60, "batch": 32, "unlabelled_batch": 64}
-    collapsed = taught("vat", images[:POOL], labels, SMALL, DIGITS, **few)
-    made = choose_digits(labels, "vat", steps=60)
-    assert made.choice.chosen == "ridge"
-    assert "hardly ever says" in made.choice.why
-    assert accuracy(made) > collapsed.accuracy(images[1000:], truth[1000:]) + 0.1
 
 
 @pytest.mark.parametrize("count", [40, 150])
@@ -187,7 +171,7 @@ def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:
     try:
         made = choose_digits(some_digits(300), "nearest")
         rows = np.zeros((40, 4), np.float32)
-        with pytest.raises(ValueError, match="nearest is for images"):
+        with refuses(ValueError, "images"):
             chosen("nearest", rows, np.arange(40) % 2, TABLE, ("a", "b"))
     finally:
         del METHODS["nearest"]
@@ -198,19 +182,10 @@ def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:
     assert accuracy(made) > 0.9
 
 
-@pytest.mark.nightly
-def test_a_sound_vat_that_was_asked_for_is_kept_and_compared() -> None:
-    made = choose_digits(some_digits(60), "vat", steps=100)
-    assert made.choice.chosen == "vat"
-    assert made.student.model.training["method"] == "vat"
-    assert "of the held-out answers against ridge" in made.choice.why
-    assert accuracy(made) > 0.85
-
-
 def test_the_choice_is_repeated_exactly_whatever_is_not_bought_or_public() -> None:
     """It has no other inputs: the same labels and inputs give the same choice and model."""
     labels = some_digits(30)
-    first, again = (choose_digits(labels, steps=5) for _ in range(2))
+    first, again = (choose_digits(labels) for _ in range(2))
     assert first.choice == again.choice
     images = digits()[0]
     difference = first.student.probabilities(images) - again.student.probabilities(images)
@@ -229,11 +204,11 @@ def test_ridge_is_returned_where_it_is_asked_for() -> None:
 
 def test_too_few_labels_fall_back_to_a_plain_model_and_say_so() -> None:
     labels = some_digits(19)
-    for method in ("auto", "vat", "supervised"):
-        made = choose_digits(labels, method, steps=10)
+    for method in ("auto", "kernel"):
+        made = choose_digits(labels, method)
         assert made.choice.chosen == "ridge"
         assert (made.choice.folds, made.choice.judged) == (0, ())
-        assert "too few to compare" in made.choice.why
+        holds(made.choice.why, "few")
 
 
 def test_fewer_inputs_than_classes_are_enough_for_the_plain_model() -> None:
@@ -253,7 +228,7 @@ def test_a_class_that_was_never_answered_is_never_predicted_by_the_plain_model()
 
 def test_labels_of_one_class_leave_the_plainest_model() -> None:
     labels = np.where(np.arange(POOL) < 40, 3, -1)
-    made = choose_digits(labels, steps=12)
+    made = choose_digits(labels)
     assert made.choice.chosen == "ridge"
     assert (made.student.predict(digits()[0]) == 3).all()
 
@@ -268,17 +243,17 @@ def test_constant_columns_leave_the_most_frequent_class(x: NDArray[np.float64]) 
 def test_identical_images_can_be_judged() -> None:
     images = np.full((260, 8, 8), 7, dtype=np.uint8)
     labels = np.where(np.arange(260) < 40, np.arange(260) % 2, -1)
-    made = chosen("auto", images, labels, SMALL, ("a", "b"), steps=12)
+    made = chosen("auto", images, labels, SMALL, ("a", "b"))
     assert np.isfinite(made.student.probabilities(images)).all()
 
 
 def test_nothing_can_be_chosen_without_a_label() -> None:
     images = digits()[0][:20]
-    with pytest.raises(ValueError, match="no input has a label"):
+    with refuses(ValueError, "label"):
         chosen("auto", images, np.full(20, -1), SMALL, DIGITS)
-    with pytest.raises(ValueError, match="one row for each of the 20 inputs"):
+    with refuses(ValueError, 20):
         chosen("auto", images, np.zeros(19, dtype=np.int64), SMALL, DIGITS)
-    with pytest.raises(ValueError, match="inputs have shape"):
+    with refuses(ValueError, "shape"):
         chosen("auto", images[:, 1:], np.zeros(20, dtype=np.int64), SMALL, DIGITS)
 
 
@@ -326,5 +301,5 @@ def test_a_saved_ridge_student_predicts_the_same_and_an_altered_one_is_refused(
     (tmp_path / "model.json").write_text(
         text.replace('"architecture": "ridge"', '"architecture": "mlp"')
     )
-    with pytest.raises(StoreError, match="a ridge model, and no other"):
+    with refuses(StoreError, "ridge"):
         Student.load(tmp_path)

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refusals import holds
 from server import RunningServer
 from sklearn.datasets import load_digits
 
@@ -18,7 +19,6 @@ from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student
-from terrine_models.students.networks import Supervised
 from terrine_models.students.ridge import Ridge, fine, usual
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
@@ -48,9 +48,7 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
 
 
-@pytest.mark.parametrize(
-    "method", ["supervised", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("auto", "vat"))]
-)
+@pytest.mark.parametrize("method", ["auto", "ridge"])
 def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: str
 ) -> None:
@@ -58,7 +56,7 @@ def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     counts = votes(truth, sigma=400.0, seed=1)
     assert (counts.argmax(axis=1) == truth).mean() < 0.4
     answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=400.0)
-    made = choose(Task(x, DIGITS, NAMES), answers, Training(method=method, steps=60))
+    made = choose(Task(x, DIGITS, NAMES), answers, Training(method=method))
     assert (made.student.predict(x) == truth).mean() > 0.85
     assert made.choice.noisy
     assert made.choice.chosen in ("ridge", method)
@@ -164,18 +162,18 @@ def test_a_student_that_says_one_class_is_not_returned(
 ) -> None:
     x, truth = digits[0][:600], digits[1][:600]
 
-    class OneClass(Supervised):
+    class OneClass(Ridge):
         """Judged well, and then collapsed."""
 
         def fit(self, task: Task, answers: Answers) -> Student:
             first = Answers.of_labels(np.zeros(len(task.x), dtype=np.int64), 10)
-            return Ridge(self.training).fit(task, first)
+            return super().fit(task, first)
 
     monkeypatch.setitem(METHODS, "one", OneClass)
     answers = Answers.of_counts(votes(truth, sigma=300.0), teachers=TEACHERS, sigma=300.0)
-    made = choose(Task(x, DIGITS, NAMES), answers, Training(method="one", steps=10))
+    made = choose(Task(x, DIGITS, NAMES), answers, Training(method="one"))
     assert made.choice.chosen == "ridge"
-    assert "collapsed: it hardly ever says 1, 2" in made.choice.why
+    holds(made.choice.why, "collapsed", 1, 2)
 
 
 @pytest.mark.slow
@@ -191,7 +189,6 @@ def test_a_project_of_noisy_votes_is_asked_once_for_everything(
             pool,
             tmp_path / "s",
             held_out=own,
-            training=Training(steps=50),
             tell=lines.append,
         )
     assert len(made.report.rounds) == 1

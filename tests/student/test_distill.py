@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from commands import Terrine
 from digits import PRIVATE
+from refusals import holds, refuses
 from server import RunningServer
 from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestCentroid
@@ -33,8 +34,7 @@ from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
 from terrine_server.owner.operations import open_project, register_ensemble
 
-LITTLE = Training(steps=8, batch=32, unlabelled_batch=64)
-VAT = Training("vat", steps=60, batch=32, unlabelled_batch=64)
+LITTLE = Training()
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_a_student_queries_until_it_is_refused_and_trains(
     server.open_project(mechanism=CONFIDENT, epsilon=8.0)
     lines: list[str] = []
     with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", VAT, tell=lines.append)
+        made = study(server, client, tmp_path / "s", LITTLE, tell=lines.append)
         with pytest.raises(BudgetExhausted):
             client.label(server.ensemble.public[made.outcomes == ""][:1])
     report, bought, digits = made.report, made.labels >= 0, server.ensemble
@@ -67,8 +67,8 @@ def test_a_student_queries_until_it_is_refused_and_trains(
 
     written = json.loads((tmp_path / "s" / "report.json").read_text())
     assert written["epsilon_spent"] == report.epsilon_spent
-    assert [each["method"] for each in written["choice"]["judged"]] == ["ridge", "vat"]
-    assert written["choice"]["chosen"] in ("ridge", "vat")
+    assert [each["method"] for each in written["choice"]["judged"]] == ["ridge"]
+    assert written["choice"]["chosen"] == "ridge"
     assert report.plain is not None
     assert written["plain"] == report.plain > 0.5
     assert written["mechanism"].items() >= CONFIDENT.items()
@@ -223,23 +223,23 @@ def test_nothing_is_sent_before_all_arguments_are_checked(
     server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
     digits = server.ensemble
     with Client(server.url, server.token()) as client:
-        with pytest.raises(DistillError, match=r"shape \[400, 64\].* takes \[N, 8, 8\]"):
+        with refuses(DistillError, "[400, 64]", "[N, 8, 8]"):
             distill(client, digits.public.reshape(400, 64), tmp_path / "a")
-        with pytest.raises(DistillError, match="are also public inputs"):
+        with refuses(DistillError, "public"):
             distill(
                 client,
                 digits.public,
                 tmp_path / "a",
                 held_out=(digits.public, digits.public_labels),
             )
-        with pytest.raises(DistillError, match="at least 1"):
+        with refuses(DistillError, 1):
             distill(client, digits.public, tmp_path / "a", rounds=0)
         assert client.budget().charges == 0
         study(server, client, tmp_path / "b", queries=4)
-        with pytest.raises(ConfigurationError, match="other inputs"):
+        with refuses(ConfigurationError, "inputs"):
             distill(client, digits.public[:300], tmp_path / "b", training=QUICK)
         (tmp_path / "b" / "answers.npz").write_bytes(b"PK damaged")
-        with pytest.raises(ConfigurationError, match="sending the inputs again is free"):
+        with refuses(ConfigurationError, "free"):
             study(server, client, tmp_path / "b", queries=4)
         assert client.budget().charges == 4
 
@@ -249,7 +249,7 @@ def test_a_spent_budget_leaves_nothing_to_learn_from(server: RunningServer, tmp_
     with Client(server.url, server.token()) as client:
         study(server, client, tmp_path / "a")
         fresh = server.ensemble.unseen
-        with pytest.raises(DistillError, match="nothing to learn from"):
+        with refuses(DistillError, "learn"):
             distill(client, fresh, tmp_path / "b", training=QUICK)
 
 
@@ -265,12 +265,12 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         "--method", "ridge", "--queries", "40", "--held-out", tmp_path / "own.npz",
         "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
-    assert "of 197 held-out inputs; of the plain student" in output
+    holds(output, 197)
     assert "held-out answers" in output
     assert "recall" in output
-    assert "ridge (ridge was asked for)" in output
+    holds(output, "ridge", "(ridge")
     assert "Enough was asked." in output
-    assert "budget for at least" in output
+    holds(output, "budget")
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
         "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
     }  # fmt: skip
@@ -336,7 +336,7 @@ def test_the_command_ends_on_images_of_ordinary_size(
 
 def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
     found = Figures(Estimate(0.9, 0.01), Estimate(0.8, 0.02), None)
-    for chosen, expected in {"ridge": found, "fixmatch": None}.items():
+    for chosen, expected in {"ridge": found, "kernel": None}.items():
         judged = (Judged("ridge", found),)
         choice = replace(REPORT.choice, chosen=chosen, judged=judged)
         assert choice.figures == expected
@@ -347,6 +347,7 @@ def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
 REPORT = Report(
     project="large",
     mechanism={"name": "gnmax", "sigma": 4.0},
+    protects="one record, 300 of them",
     epsilon=2.0,
     delta=1e-5,
     epsilon_spent=1.9,
@@ -460,6 +461,6 @@ def test_inputs_on_which_no_teacher_agrees_teach_nothing_and_say_so(
     disputed = digits.unseen[votes.argsort()[:3]]
     with (
         Client(server.url, server.token()) as client,
-        pytest.raises(DistillError, match=r"inputs were sent and none was labelled"),
+        refuses(DistillError, "labelled"),
     ):
         distill(client, disputed, tmp_path / "s", training=QUICK, rounds=1)

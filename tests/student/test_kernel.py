@@ -11,18 +11,14 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from taught import chosen
 
-from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
+from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.features.augment import DRAWS, distort
-from terrine_models.features.maps import PublicData, public_features
 from terrine_models.features.nystrom import choose_landmarks, nystrom
 from terrine_models.students.answers import Answers
 from terrine_models.students.kernel import PENALTIES, Copies, Kernel
 from terrine_models.students.models import Student
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
-from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.heads import Heads, HeadTeachers
-from terrine_models.teachers.training import train_ensemble
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)
@@ -107,32 +103,6 @@ def test_dot_products_of_features_are_the_kernel_between_landmarks() -> None:
     )
     equal, _ = choose_landmarks(torch.ones(30, 5), 20)
     assert torch.isfinite(nystrom(torch.ones(2, 5), **equal, gamma=1.0)).all()
-
-
-def test_a_map_without_public_images_is_refused() -> None:
-    with pytest.raises(DataError, match="needs public inputs"):
-        public_features(SPEC, None, 50, "nystrom")
-    table = PublicData.declare("rows", np.zeros((9, 3), np.float32))
-    with pytest.raises(DataError, match="for images"):
-        public_features(TABLE, table, 50, "nystrom")
-
-
-def test_teachers_can_have_a_kernel_and_say_so(
-    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
-) -> None:
-    x, truth = digits
-    private = Dataset(x[POOL:], truth[POOL:], DIGITS, SPEC)
-    public = PublicData.declare("pool", x[:POOL])
-    how = Heads(width=120, features="nystrom", rotation=5.0)
-    manifest = train_ensemble(
-        private, tmp_path / "e", name="e", teachers=12, config=how, public=public
-    )
-    teacher = manifest.teacher
-    assert isinstance(teacher, HeadTeachers)
-    assert (teacher.features.projection, teacher.features.landmarks) == ("nystrom", 120)
-    assert teacher.rotation == 5.0
-    votes = Ensemble.load(tmp_path / "e").votes(x[:POOL])
-    assert (votes.argmax(1) == truth[:POOL]).mean() > 0.9
 
 
 def test_an_image_that_is_not_distorted_stays_as_it_is() -> None:

@@ -26,6 +26,7 @@ def example(accuracies: list[float | None]) -> Report:
     return Report(
         project="study",
         mechanism={"name": "confident_gnmax"},
+        protects="one record, 90 of them",
         epsilon=0.5,
         delta=1e-5,
         epsilon_spent=0.4,
@@ -46,7 +47,7 @@ def example(accuracies: list[float | None]) -> Report:
         by_class=[],
         notes=[],
         training={},
-        choice=Choice("auto", "fixmatch", "why", (), 200, 5, False, None),
+        choice=Choice("auto", "kernel", "why", (), 200, 5, False, None),
         spending=[(100, 0.2), (200, 0.4)],
     )
 

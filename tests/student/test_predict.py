@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from commands import Terrine
 from PIL import Image
+from refusals import refuses
 from taught import taught
 
 from terrine_models.data.arrays import DataError, InputSpec
@@ -119,5 +120,5 @@ def test_a_student_of_arrays_knows_no_columns() -> None:
     spec = InputSpec(shape=(2,), dtype="float32", low=0, high=1)
     x: Any = np.random.default_rng(0).random((20, 2)).astype(np.float32)
     made = taught("ridge", x, np.arange(20) % 2, spec, ("a", "b"))
-    with pytest.raises(DataError, match="learned from no table"):
+    with refuses(DataError, "table"):
         made.predict_frame(people(3, 0)[0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from books import digest
@@ -11,6 +13,8 @@ from sqlalchemy import Connection, insert, select, update
 
 from terrine_server.ledger.chain import charge_hash
 from terrine_server.ledger.store.tables import charges, projects
+from terrine_server.ledger.verifying.archive import ArchiveError
+from terrine_server.ledger.verifying.walk import verify_export
 
 
 def altered(value: Any) -> Any:
@@ -118,3 +122,13 @@ def kind(problem: str) -> str:
     """What a finding is about, and the first word of what is wrong with it."""
     about, _, what = problem.partition(": ")
     return about if about in ("terms", "head") else f"{about}: {what.split()[0].rstrip(',')}"
+
+
+def first_finding(file: Path, lines: list[Any]) -> str:
+    """What is found first in an export of these lines, written to a file; empty if all is well."""
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        problems = verify_export(file).problems
+    except ArchiveError as error:
+        return str(error)
+    return problems[0] if problems else ""

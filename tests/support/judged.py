@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from books import digest
-
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server import errors
 from terrine_server.ledger import Ledger, ProjectRecord, Receipt
@@ -44,6 +42,8 @@ class Judge:
 
     def __init__(self) -> None:
         self.studies: dict[str, Study] = {}
+        self.known: dict[str, dict[bytes, Query]] = defaultdict(dict)
+        """Of each project, the queries by their digests."""
         self.replies: dict[str, int] = defaultdict(int)
 
     def opened(self, name: str, terms: Terms) -> None:
@@ -55,7 +55,11 @@ class Judge:
     def recent(self, name: str) -> list[tuple[str | None, tuple[Query, ...]]]:
         return self.studies[name].requests[-RECENT:]
 
-    def drew(self, name: str, query: Query, outcome: VoteOutcome, label: int | None) -> None:
+    def knows(self, name: str, digest: bytes, query: Query) -> None:
+        self.known[name][digest] = query
+
+    def drew(self, name: str, digest: bytes, outcome: VoteOutcome, label: int | None) -> None:
+        query = self.known[name][digest]
         self.studies[name].drawn.setdefault(query, set()).add((str(outcome), label))
 
     # ------------------------------------------------------------------------------- status
@@ -137,11 +141,10 @@ class Judge:
         study = self.studies[name]
         found = ledger.verify(name)
         assert found.ok, found.problems
-        names = {digest(query).hex(): query for query in study.drawn}
         spent, hashes = 0, {}
         written: dict[Query, Seen] = {}
         for entry in ledger.stream_charges(name):
-            query = names[entry.query_digest]
+            query = self.known[name][bytes.fromhex(entry.query_digest)]
             assert query not in written, "paid twice"
             written[query] = entry.seq, str(entry.outcome), entry.label
             assert written[query][1:] in study.drawn[query], "a charge that nobody asked for"

@@ -20,6 +20,7 @@ from books import GNMAX, abstained, answered, digest, terms
 from migrated import SECRET_KEY
 from neighbour_workers import replica
 from neighbouring import numbered
+from processes import killed_before
 from sqlalchemy import Connection, event
 
 from terrine_protocol import Role
@@ -81,16 +82,7 @@ def die_before(
     if between:
         other = Ledger(connect(url), SECRET_KEY)
         come_between(engine, lambda: other.charge(project_id, [answered(f"between {step}")]))
-    seen = 0
-
-    def count(*_: object) -> None:
-        nonlocal seen
-        if seen == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-
-    event.listen(engine, "before_cursor_execute", count)
-    event.listen(engine, "commit", count)
+    killed_before(engine, step)
     Ledger(engine, SECRET_KEY).charge(project_id, batch, (key, digest("body")))
 
 

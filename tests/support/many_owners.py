@@ -110,7 +110,9 @@ FAILING += ("nothing", "text", "deep", "two outputs", "status", "reset", "endles
 def listening(app: Starlette) -> Iterator[str]:
     """Serve an app in a thread, on a free port; yield its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+    # uvicorn's own configuration of logs would close the handlers of all libraries that were
+    # imported. That of absl closes its stream: what pytest captures stderr in, for good.
+    config = uvicorn.Config(app, log_config=None, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 
 import numpy as np
 from migrated import SECRET_KEY
 from neighbouring import People, TheirVoters, many
-from sqlalchemy import event
+from processes import killed_before
 
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Ledger, Receipt, connect
@@ -25,16 +24,7 @@ def ask_but_die(url: str, first: int, last: int, key: str, step: int) -> None:
     engine = connect(url)
     labeling = replica(Ledger(engine, SECRET_KEY))
     ask = labeling.check("study", np.stack(many(People(), last)[first:]), key=key)
-    seen = 0
-
-    def count(*_: object) -> None:
-        nonlocal seen
-        if seen == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-
-    event.listen(engine, "before_cursor_execute", count)
-    event.listen(engine, "commit", count)
+    killed_before(engine, step)
     labeling.answer("study", [ask])
 
 

@@ -22,7 +22,7 @@ from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, ProjectRec
 from terrine_server.ledger.store.tables import unit_accounts
 from terrine_server.metrics import Metrics
 from terrine_server.planning.opening import choose
-from terrine_server.privacy import Neighbours, Units, build_mechanism, cap
+from terrine_server.privacy import Neighbours, Terms, Units, build_mechanism, cap
 
 PEOPLE, CLASSES = 12, 2
 NEIGHBOURS: dict[str, Any] = {"name": "neighbours", "sigma": 15.0, "queries": 40}
@@ -148,9 +148,12 @@ def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
 def open_study(
     ledger: Ledger, epsilon: float = 1.0, spec: dict[str, Any] = NEIGHBOURS, name: str = "study"
 ) -> ProjectRecord:
+    return ledger.open_project(NewProject(name, "people", spec, people_terms(spec, epsilon)))
+
+
+def people_terms(spec: dict[str, Any], epsilon: float = 1.0) -> Terms:
     mechanism = build_mechanism(spec, teachers=PEOPLE, classes=CLASSES)
-    terms = choose(mechanism, epsilon, 1e-6, cap_rule=CAP.rule).terms
-    return ledger.open_project(NewProject(name, "people", spec, terms))
+    return choose(mechanism, epsilon, 1e-6, cap_rule=CAP.rule).terms
 
 
 def numbered(query: object) -> NDArray[np.uint8]:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE_SECONDS
 from seeded_noise import SEED, seed_noise
+from sqlalchemy import Engine, event
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
@@ -107,6 +108,20 @@ def killed_at(
 
     setattr(module, name, die)
     command(arguments, environment, log)
+
+
+def killed_before(engine: Engine, step: int) -> None:
+    """Let this process be killed just before the given step: a statement or a COMMIT."""
+    seen = 0
+
+    def count(*_: object) -> None:
+        nonlocal seen
+        if seen == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+
+    event.listen(engine, "before_cursor_execute", count)
+    event.listen(engine, "commit", count)
 
 
 def die_before_call(number: int, work: FunctionType, *arguments: Any) -> None:

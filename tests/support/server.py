@@ -23,6 +23,13 @@ from terrine_server.settings import Settings
 CAP_EPSILON, CAP_DELTA = 50.0, 5e-4
 GNMAX = {"name": "gnmax", "sigma": 4.0}
 """Of 40 votes."""
+INTERACTIVE = {
+    "name": "interactive_gnmax",
+    "threshold": 25,
+    "sigma1": 8.0,
+    "sigma2": 4.0,
+    "confidence": 0.9,
+}
 
 
 class Owner:

@@ -1,4 +1,4 @@
-"""`terrine serve` in a separate process, with any workers that it starts."""
+"""`terrine serve` in a separate process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Serving:
         os.kill(self.pid, how)
         self.process.join(timeout=PATIENCE_SECONDS)
         self._reader.join(timeout=PATIENCE_SECONDS)
-        assert not self._reader.is_alive(), "a worker outlived the server"
+        assert not self._reader.is_alive(), "a process outlived the server"
         assert self.process.exitcode is not None
         return self.process.exitcode
 

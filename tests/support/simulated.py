@@ -3,7 +3,8 @@
 Clients, several servers, their clock and their failures are simulated; the ledger and its database
 are real. All of it runs in one thread: a request is a greenlet, and at every statement the seed
 decides who goes on, what fails, and which server dies. So a failing seed fails again in the same
-way. In the manner of TigerBeetle's simulator.
+way. In the manner of TigerBeetle's simulator. In every fourth project people vote, within their
+accounts, by the service's own pipeline; for the others, an outcome is drawn in place of a vote.
 
 The judge (`judged.py`) knows only what clients saw and, at the end, what an auditor can read.
 """
@@ -13,24 +14,39 @@ from __future__ import annotations
 import hashlib
 import random
 import sqlite3
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from books import CONFIDENT, digest, register, terms
 from greenlet import getcurrent, greenlet
 from judged import Judge, Query
 from migrated import SECRET_KEY, migrated
+from neighbouring import (
+    NEIGHBOURS,
+    PEOPLE,
+    People,
+    TheirVoters,
+    numbered,
+    people_terms,
+    recomputed,
+    register_people,
+    stored,
+)
+from seeded_noise import seed_noise
 from sqlalchemy import Connection, Engine, event, exc
 
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
+from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Batch, Ledger, NewProject, Proposal, QueryDigest, connect, handle
 from terrine_server.ledger.store.database import BEGIN
+from terrine_server.metrics import Metrics
 from terrine_server.privacy import VoteOutcome
 
 SERVERS, AT_ONCE, PROJECTS = 3, 6, 4
@@ -71,11 +87,19 @@ class World:
         self.hub = getcurrent()
         self.waiting: list[greenlet] = []
         self.calm = True
+        self.voters, self.metrics = TheirVoters(People()), Metrics()
+        self.taken: set[int] = set()
+        """Projects whose turn somebody has."""
         patch.setattr(handle, "now", lambda: self.now)
+        patch.setattr(Ledger, "turn", lambda ledger, project_id: self.turn(ledger, project_id))
+        patch.setattr(Labeling, "_drawn", self.witnessed(Labeling._drawn))
+        seed_noise(patch, seed)
         migrated(self.url).dispose()
         self.servers = [self.started() for _ in range(SERVERS)]
         register(self.servers[0].ledger, "mnist", 100.0)
+        register_people(self.servers[0].ledger, 2 * PEOPLE)
         self.names: list[str] = []
+        self.of_people: set[str] = set()
 
     # ---------------------------------------------------------------------------- machinery
 
@@ -139,6 +163,31 @@ class World:
                 raise original
             raise exc.OperationalError("", {}, original)
 
+    @contextmanager
+    def turn(self, ledger: Ledger, project_id: int) -> Iterator[None]:
+        """In place of a lock that all processes see: everybody here is one."""
+        while project_id in self.taken:
+            self.waiting.append(getcurrent())
+            self.hub.switch()
+            if all(server.ledger is not ledger for server in self.servers):
+                raise Crash
+        self.taken.add(project_id)
+        try:
+            yield
+        finally:
+            self.taken.remove(project_id)
+
+    def witnessed(self, draw: Callable[..., Any]) -> Callable[..., Any]:
+        """The judge is told what a pipeline draws."""
+
+        def drawn(labeling: Labeling, project: Any, *given: Any) -> Any:
+            proposals, cast = draw(labeling, project, *given)
+            for each in proposals.values():
+                self.judge.drew(project.name, each.query_digest, each.outcome, each.label)
+            return proposals, cast
+
+        return drawn
+
     def bury(self, server: Server) -> None:
         """End a process, with all that it works on; a new one takes its place."""
         server.dead = True
@@ -169,14 +218,34 @@ class World:
         last = self.started()
         for name in self.names:
             self.judge.close_books(name, last.ledger)
+            if name in self.of_people:
+                self.close_accounts(name, last.ledger)
         last.engine.dispose()
 
+    def close_accounts(self, name: str, ledger: Ledger) -> None:
+        """Nobody voted for more, or less, than the queries that were charged, in their order."""
+        project = ledger.project(name)
+        if project.charges:
+            asked = [numbered(query) for query in self.judge.known[name].values()]
+            accounts = recomputed(ledger, name, self.voters.found, asked)
+            assert (stored(self.url, project) == accounts).all(), "accounts of other queries"
+
+    def new(self, name: str, number: int) -> NewProject:
+        """What is opened next."""
+        affords = self.random.randint(*AFFORDS)
+        if number % PROJECTS:
+            new = NewProject(name, "mnist", CONFIDENT, terms(affords, CONFIDENT))
+        else:
+            spec = {**NEIGHBOURS, "queries": affords}
+            new = NewProject(name, "people", spec, people_terms(spec))
+            self.of_people.add(name)
+        self.judge.opened(name, new.terms)
+        return new
+
     def open(self, number: int) -> None:
-        name, least = f"p{number}", self.random.randint(*AFFORDS)
-        agreed = terms(least, CONFIDENT)
-        self.servers[0].ledger.open_project(NewProject(name, "mnist", CONFIDENT, agreed))
-        self.judge.opened(name, agreed)
-        self.names.append(name)
+        new = self.new(f"p{number}", number)
+        self.servers[0].ledger.open_project(new)
+        self.names.append(new.name)
 
     def operation(self, number: int) -> Callable[[], None]:
         """What somebody does next."""
@@ -215,13 +284,9 @@ class World:
 
     def renew(self, number: int) -> None:
         """Open another project, which takes the place of the oldest."""
-        name, least = f"p-{number}", self.random.randint(*AFFORDS)
-        agreed = terms(least, CONFIDENT)
-        self.judge.opened(name, agreed)
-        self.served(
-            lambda ledger: ledger.open_project(NewProject(name, "mnist", CONFIDENT, agreed))
-        )
-        self.names.append(name)  # without a reply it may be open, but nobody will ever ask it
+        new = self.new(f"p-{number}", number)
+        self.served(lambda ledger: ledger.open_project(new))
+        self.names.append(new.name)  # without a reply it may be open, but nobody will ever ask it
 
     def set_status(self, name: str, status: ProjectStatus) -> None:
         self.judge.about_to_set(name, status)
@@ -253,21 +318,35 @@ class World:
         self.counts["done"] += 1
 
     def answer(self, ledger: Ledger, name: str, key: str | None, queries: tuple[str, ...]) -> Any:
-        """As the labeling pipeline does: look up, draw for what is new, charge."""
+        """By the labeling pipeline, or as it does: look up, draw for what is new, charge."""
+        if name in self.of_people:
+            labeling = Labeling(ledger, self.voters, self.metrics, max_batch=100)
+            ask = labeling.check(name, np.stack([numbered(query) for query in queries]), key=key)
+            for query, both in zip(queries, ask.digests, strict=True):
+                self.judge.knows(name, both.query, query)
+            (found,) = labeling.answer(name, [ask])
+        else:
+            found = self.answer_by_chance(ledger, name, key, queries)
+        if isinstance(found, errors.TerrineError):
+            raise found
+        return found
+
+    def answer_by_chance(
+        self, ledger: Ledger, name: str, key: str | None, queries: tuple[str, ...]
+    ) -> Any:
         digests = [QueryDigest(digest(query), digest(query)) for query in queries]
         idempotency = None if key is None else (key, digest(queries))
         record = ledger.look_up(name, [idempotency], [digests])
         proposals = []
         for query, both in zip(queries, digests, strict=True):
+            self.judge.knows(name, both.query, query)
             outcome, label = None, None
             if record.recorded.find(both.query, both.input) is None:
                 outcome = self.random.choice([VoteOutcome.ANSWERED, VoteOutcome.ABSTAINED])
                 label = self.random.randrange(10) if outcome is VoteOutcome.ANSWERED else None
-                self.judge.drew(name, query, outcome, label)
+                self.judge.drew(name, both.query, outcome, label)
             proposals.append(Proposal(both.query, both.input, outcome, label))
         (found,) = ledger.charge_group(record.project.id, [Batch(proposals, idempotency)], record)
-        if isinstance(found, errors.TerrineError):
-            raise found
         return found
 
 

@@ -11,7 +11,7 @@ from terrine_client import Client
 from terrine_client.distill import Distilled, distill
 from terrine_models.students.settings import Training
 
-QUICK = Training(method="supervised", steps=15)
+QUICK = Training(method="ridge")
 CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0}
 # Pays for 79 queries of CONFIDENT, whatever their outcomes.
 AMPLE = 15.0

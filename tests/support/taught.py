@@ -22,11 +22,11 @@ def taught(
     spec: InputSpec,
     classes: tuple[str, ...],
     seed: int = 0,
-    **settings: Any,
+    training: Training | None = None,
 ) -> Student:
     """A student of one method, neither compared nor calibrated."""
-    task, training = Task(x, spec, classes, seed=seed), Training(method, **settings)
-    return METHODS[method](training).fit(task, Answers.of_labels(labels, len(classes)))
+    task, how = Task(x, spec, classes, seed=seed), training or Training(method)
+    return METHODS[method](how).fit(task, Answers.of_labels(labels, len(classes)))
 
 
 def chosen(
@@ -35,8 +35,8 @@ def chosen(
     labels: Ints,
     spec: InputSpec,
     classes: tuple[str, ...],
-    **settings: Any,
+    training: Training | None = None,
 ) -> Made:
     """A student as it is returned."""
     answers = Answers.of_labels(labels, len(classes))
-    return choose(Task(x, spec, classes), answers, Training(method, **settings))
+    return choose(Task(x, spec, classes), answers, training or Training(method))

@@ -176,17 +176,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "Budget": BUDGET,
     "LabelResponse": {"results": [RESULT, COUNTED], "noise_sigma": 4.0, "budget": BUDGET},
     "UsedUp": {"used_up": [0.25, None]},
-    "EstimateRequest": {"queries": 500},
-    "Estimate": {
-        "queries": 500,
-        "cost": 2500,
-        "delta_cost": 500,
-        "fits": False,
-        "epsilon_after": 0.9,
-        "prices": {"answered": PRICE, "abstained": PRICE},
-        "opening": PRICE,
-        "budget": BUDGET,
-    },
     "InputSpec": INPUT,
     "EnsembleFacts": {
         key: value

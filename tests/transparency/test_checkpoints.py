@@ -14,6 +14,7 @@ from commands import Terrine
 from forging import cut
 from logged import LOG, RunningWitness, policy_of, publisher, witnessing
 from migrated import SECRET_KEY
+from refusals import refuses
 from sqlalchemy import Connection, text, update
 
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
@@ -169,7 +170,7 @@ def test_an_honest_service_signs_no_second_history(ledger: Ledger, database_url:
         connection.execute(update(tree_leaves).where(where).values(entry=b"f" * 32))
     charge(ledger, "more")
     for anybody in (owner, publisher(ledger)):  # also one that starts now
-        with pytest.raises(CheckpointError, match="does not continue"):
+        with refuses(CheckpointError, "continue"):
             anybody.round()
     assert ledger.checkpoint() == signed
 
@@ -189,7 +190,7 @@ def test_a_restored_backup_is_not_signed_and_charges_go_on(
         cut(connection, 5)
         connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 4))
     for anybody in (owner, publisher(ledger)):
-        with pytest.raises(CheckpointError, match="older backup"):
+        with refuses(CheckpointError, "backup"):
             anybody.round()
     charge(ledger, "a charge needs no checkpoint")
     assert ledger.checkpoint() == signed
@@ -254,7 +255,7 @@ def test_a_key_or_a_policy_that_is_none_is_refused(tmp_path: Path) -> None:
             load_checkpoint_key(path)
         assert LOG.secret.split("+")[-1] not in str(caught.value)
     path.write_text("quorum nobody\n")
-    with pytest.raises(CheckpointError, match="line 1"):
+    with refuses(CheckpointError, 1):
         load_policy(path)
 
 

@@ -22,9 +22,10 @@ from serving import until
 from sqlalchemy import Connection, select, text, update
 
 from terrine_client import Client
-from terrine_protocol import LabelResult, Outcome, Role, TokenCreate
+from terrine_protocol import LabelResponse, LabelResult, Outcome, Role, TokenCreate
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import Note
+from terrine_server import views
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.seals import Seals
@@ -47,14 +48,15 @@ class Owner:
     ledger: Ledger
     token: str
 
-    def charge(self, *queries: object) -> list[LabelResult]:
+    def charge(self, *queries: object) -> LabelResponse:
         """Answer queries; return what the service would say of them."""
         project = self.ledger.project("study")
         receipt = self.ledger.charge(project.id, [answered(query) for query in queries])
-        return [
+        results = [
             LabelResult(outcome=Outcome.ANSWERED, label=r.label, charge=r.seq, hash=r.hash)
             for r in receipt.results
         ]
+        return LabelResponse(results=results, budget=views.budget(receipt.project))
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -229,9 +231,10 @@ def test_an_older_backup_is_found(owner: Owner, witness: RunningWitness) -> None
         until(lambda: logged(url, 6 + log_entries(owner)))
     with owner.ledger._engine.connect() as connection:
         backup = connection.execute(select(tree_head.c.checkpoint)).scalar_one()
-    told += owner.charge(*range(6, ENTRIES))
+    more = owner.charge(*range(6, ENTRIES))
     with owner.serving() as url, Client(url, owner.token) as student:
         student.receipts.keep(told)
+        student.receipts.keep(more)
         report = until(lambda: student.verify_receipts(alone), lambda r: ENTRIES in r.proofs)
         assert report.ok
         kept = student.receipts
@@ -251,5 +254,6 @@ def test_two_hashes_for_one_entry_are_found(owner: Owner) -> None:
     with Client("http://127.0.0.1:9", owner.token) as student:
         told = owner.charge(1)
         student.receipts.keep(told)
-        student.receipts.keep([told[0].model_copy(update={"hash": "00" * 32})])
+        other = told.results[0].model_copy(update={"hash": "00" * 32})
+        student.receipts.keep(told.model_copy(update={"results": [other]}))
         assert student.receipts.contradicted == {1}

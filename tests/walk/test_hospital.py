@@ -13,6 +13,7 @@ import pytest
 from commands import Terrine
 from hospital import stays
 from machine import Machine
+from refusals import holds
 from seeded_noise import SEED
 from serving import serving
 
@@ -56,7 +57,7 @@ def test_owner_student_and_auditor(
     said = terrine("ensemble", "schema", published, "--label", "readmitted").fine
     assert re.search(r"patient_id\s*│ group", said)
     assert re.search(r"admitted\s*│ date\s*│ dates from 2019", said)
-    assert "an indicator, and the median" in said
+    holds(said, "indicator", "median")
     trained = terrine(
         "ensemble",
         "train",
@@ -70,7 +71,7 @@ def test_owner_student_and_auditor(
         "--schema",
         "schema.json",
     ).fine
-    assert "export.csv is not UTF-8 (line 3); it is read as windows-1252." in trained
+    holds(trained, "export.csv", "UTF-8", 3, "windows-1252")
     assert "separated by semicolons" in trained
     assert "15 people each" in trained
     assert "400 (heads" in terrine("ensemble", "show", "stays").fine
@@ -129,8 +130,8 @@ def test_owner_student_and_auditor(
             TERRINE_URL=server.url,
             TERRINE_TOKEN=student,
         ).fine
-        assert f"all {POOL:,} fit the budget" in dry
-        assert "ε spent   0 of 2" in dry
+        holds(dry, f"{POOL:,}", "budget")
+        holds(dry, "ε", 0, 2)
         learned = terrine(
             "student",
             "train",
@@ -141,7 +142,7 @@ def test_owner_student_and_auditor(
             TERRINE_URL=server.url,
             TERRINE_TOKEN=student,
         ).fine
-        assert "own.csv is not UTF-8 (line 3); it is read as windows-1252." in learned
+        holds(learned, "own.csv", "UTF-8", 3, "windows-1252")
         # --------------------------------------------------------------------------- the auditor
         with Client(server.url, auditor) as client:
             distinct = len(np.unique(x, axis=0))
@@ -186,7 +187,7 @@ def test_a_stand_in_says_how_far_teachers_agree_and_feeds_the_plan(
     terrine("ensemble", "schema", published, "--label", "readmitted").fine  # noqa: B018
     schema = ("--schema", "schema.json")
     train = ("ensemble", "train", published, "--name", "stand-in", "--teachers", 40, *schema)
-    assert "was fitted on the private data itself" in terrine(*train).err
+    holds(terrine(*train).err, "private")
     half = tmp_path / "half.csv"
     half.write_text(stays(1200, 1000, seed=5))
     terrine(*train[:2], half, *train[3:]).fine  # noqa: B018 - asserts
@@ -195,7 +196,7 @@ def test_a_stand_in_says_how_far_teachers_agree_and_feeds_the_plan(
     evaluate = ("ensemble", "evaluate", "stand-in", own)
     assert "--trained-on public" in terrine(*evaluate).refused
     said = terrine(*evaluate, "--trained-on", "public", "--votes", "votes.npz").fine
-    assert "40 teachers of stand-in on 800 records" in said
+    holds(said, 40, "stand-in", 800)
     assert re.search(r"│ yes\s*│", said)
     assert "terrine plan --votes votes.npz --votes-are public" in said
     counted = json.loads(terrine("--json", *evaluate, "--trained-on", "public").fine)

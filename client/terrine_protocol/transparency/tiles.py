@@ -15,8 +15,6 @@ from terrine_protocol.transparency.trees import ProofError, perfect_root
 HEIGHT = 8
 WIDTH = 1 << HEIGHT
 HASH_BYTES = 32
-MOST_LEVELS = 8
-"""Levels of tiles below which a tree has fewer than 2**63 leaves."""
 _PATH = re.compile(
     r"(?P<level>entries|0|[1-9][0-9]?)/(?P<high>(?:x[0-9]{3}/)*)(?P<low>[0-9]{3})"
     r"(?:\.p/(?P<width>[1-9][0-9]{0,2}))?",

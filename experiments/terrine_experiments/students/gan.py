@@ -14,13 +14,14 @@ entropy, as in Dai et al., "Good Semi-Supervised Learning That Requires a Bad GA
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from terrine_models.students.models import EdgeCNN, initialise_student
-from terrine_models.students.networks import Objective, OfImages, augment
-from terrine_models.students.settings import Training
+from terrine_experiments.students.networks import EdgeCNN, Network, NetworkTraining, initialise
+from terrine_models.students.task import Task
 
 NOISE, HIDDEN = 100, 500
 """Numbers that an image is generated from, and the width of the generator's two layers."""
@@ -46,7 +47,7 @@ class Generator(nn.Module):
             nn.ReLU(),
             nn.Linear(HIDDEN, self.shape.numel()),
         )
-        initialise_student(self.layers, random)
+        initialise(self.layers, random)
 
     def forward(self, count: int) -> torch.Tensor:
         """`count` images."""
@@ -71,8 +72,7 @@ class Adversary:
     def loss(self, x: torch.Tensor, labels: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """Loss of the discriminator on x [B, …] with `labels` [B], and on public images [U, …].
 
-        All images are one batch, so batch
-        normalisation treats real and generated ones alike.
+        All images are one batch, so batch normalisation treats real and generated ones alike.
         """
         self.fake = self.generator(len(pool))
         features = self.network.features(torch.cat([x, pool, self.fake.detach()]))
@@ -96,37 +96,23 @@ class Adversary:
         self.network.requires_grad_(True)
 
 
-class Discriminating(Objective):
-    """A discriminator of public images and generated ones."""
-
-    momenta = BETAS
-
-    def __init__(
-        self,
-        network: nn.Module,
-        average: nn.Module,
-        x: torch.Tensor,
-        training: Training,
-        random: torch.Generator,
-    ) -> None:
-        super().__init__(network, average, x, training, random)
-        self.adversary = Adversary(network, x, random, training.learning_rate / 2)
-
-    def pool(self) -> int:
-        """Half as many public images as usual, since as many are generated."""
-        return max(2, self.training.unlabelled_batch // 2)
-
-    def loss(self, x: torch.Tensor, labels: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
-        """Loss of the discriminator."""
-        images = augment(torch.cat([x, pool]), self.random)
-        return self.adversary.loss(images[: len(x)], labels, images[len(x) :])
-
-    def follow(self) -> None:
-        """One step of the generator."""
-        self.adversary.follow()
-
-
-class Gan(OfImages):
+class Gan(Network):
     """The improved GAN, for images."""
 
-    objective = Discriminating
+    wants = "images"
+    momenta = BETAS
+
+    @classmethod
+    def can(cls, task: Task) -> bool:
+        """Images alone: the classes of a table are not separated by gaps."""
+        return not task.is_table
+
+    @property
+    def settings(self) -> NetworkTraining:
+        """Half as many public images as usual in a step, since as many are generated."""
+        usual = super().settings
+        return replace(usual, unlabelled_batch=max(2, usual.unlabelled_batch // 2))
+
+    def against(self, network: nn.Module, x: torch.Tensor, random: torch.Generator) -> Adversary:
+        """A generator of images that look public."""
+        return Adversary(network, x, random, self.settings.learning_rate / 2)

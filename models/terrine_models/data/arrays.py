@@ -326,6 +326,12 @@ def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:
     return np.frombuffer(digests, dtype="V16")
 
 
+def distinct(inputs: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Return which different row each one is [N], from 0 on: equal rows have one answer."""
+    which: NDArray[np.int64] = np.unique(row_digests(inputs), return_inverse=True)[1]
+    return which
+
+
 def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with opened(path) as file, np.load(file, allow_pickle=False) as archive:

@@ -222,12 +222,12 @@ def public_features(
     (`bins.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
     their encoded columns.
     With a backbone, its embeddings replace oriented gradients, of images and of tables; without
-    public data they are kept as they are. Raises DataError for `nystrom` and `discriminant` without
-    public images, and for `discriminant` with a backbone.
+    public data they are kept as they are. `nystrom`, which students have, is for public images and
+    no backbone. Raises DataError for `discriminant` without public images or with a backbone.
     """
     if kind == "discriminant":
         return _discriminant(inputs, public, width, backbone)
-    if backbone is not None and public is None and kind != "nystrom":
+    if backbone is not None and public is None:
         spec = FeatureSpec(
             base="backbone",
             projection="none",
@@ -236,19 +236,15 @@ def public_features(
         )
         return FeatureMap(spec, inputs, {}, backbone)
     if len(inputs.shape) == 1 and backbone is None:
-        if kind == "nystrom":
-            raise DataError("A Nyström map is for images; tables have bins.")
         return _of_tables(inputs, public, width, whiten)
     if public is None:
-        if kind == "nystrom":
-            raise DataError("A Nyström map needs public inputs for its landmarks.")
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MOST_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
     name: Base = "oriented_gradients" if backbone is None else "backbone"
     base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
     if kind == "nystrom":
-        return _landmarks(inputs, base, public.source, width, backbone)
+        return _landmarks(inputs, base, public.source, width)
     tensors = _principal_components(base, width - width // 3)
     tensors["basis"] = tensors["basis"] * tensors.pop("deviations") ** -0.5
     spec = FeatureSpec(
@@ -305,11 +301,7 @@ def _discriminant(
 
 
 def _landmarks(
-    inputs: InputSpec,
-    base: torch.Tensor,
-    source: PublicSource,
-    width: int,
-    backbone: Backbone | None,
+    inputs: InputSpec, base: torch.Tensor, source: PublicSource, width: int
 ) -> FeatureMap:
     """The map to similarities with at most `width` of the public points."""
     tensors = _principal_components(base, KERNEL_COMPONENTS)
@@ -317,15 +309,14 @@ def _landmarks(
     points = (base - tensors["mean"]) @ tensors["basis"]
     found, gamma = choose_landmarks(points, width)
     spec = FeatureSpec(
-        base="oriented_gradients" if backbone is None else "backbone",
+        base="oriented_gradients",
         projection="nystrom",
         components=points.shape[1],
         landmarks=len(found["landmarks"]),
         gamma=gamma,
         fitted_on=source,
-        backbone=None if backbone is None else backbone.source,
     )
-    return FeatureMap(spec, inputs, tensors | found, backbone)
+    return FeatureMap(spec, inputs, tensors | found)
 
 
 def _of_tables(

@@ -94,7 +94,10 @@ class FeatureSpec(Record):
 
 
 class Partition(Record):
-    """How records were partitioned among teachers (see `shards.partition_records`)."""
+    """How records were partitioned among teachers (see `shards.partition_records`).
+
+    Of neighbours, whose units vote themselves: that people are the units, one to a shard.
+    """
 
     recipe: Literal["rows", "groups"]
     seed: Annotated[int, Field(ge=0)]

@@ -22,7 +22,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(uint8)": np.dtype(np.uint8),
 }
 """What a model may take as its input."""
-SCORES = ("tensor(float)", "tensor(double)", "tensor(float16)")
 LABELS = ("tensor(int64)", "tensor(int32)", "tensor(string)")
 
 MEMORY = 256 * 2**20
@@ -164,13 +163,13 @@ def indices(labels: Values, classes: Sequence[str]) -> Ints:
     return np.array([known.get(str(label), -1) for label in labels], dtype=np.int64)
 
 
-def require_onnx(*packages: str) -> None:
-    """Raise ModelError unless onnxruntime, onnx and other `packages` are installed."""
-    missing = [each for each in ("onnxruntime", "onnx", *packages) if find_spec(each) is None]
+def require_onnx() -> None:
+    """Raise ModelError unless onnxruntime and onnx are installed."""
+    missing = [each for each in ("onnxruntime", "onnx") if find_spec(each) is None]
     if missing:
         raise ModelError(
             f"{' and '.join(missing)} is not installed, and ONNX models need it. In a checkout: "
-            f"pip install '.[onnx]'{''.join(f' {each}' for each in packages)}"
+            "pip install '.[onnx]'"
         )
 
 

@@ -21,7 +21,7 @@ from terrine_models.features.discriminant import MANY
 from terrine_models.features.maps import BLOCK, FeatureMap, PublicData, public_features
 from terrine_models.features.pixels import to_images
 from terrine_models.students.answers import Answers, Floats, Ints
-from terrine_models.students.models import Student, build_student, describe
+from terrine_models.students.models import RidgeModel, Student, describe
 from terrine_models.students.ridge import labels_to_teach
 from terrine_models.students.task import StudentMethod, Task
 
@@ -125,7 +125,7 @@ class Kernel(StudentMethod):
             labels = (copies.rows @ weights).mean(0).add(biases).argmax(1)
             every = torch.arange(len(labels))
             ((weights, biases),) = copies.fit(every, labels, classes, penalty)
-        network = build_student(task.spec, classes, copies.map.spec)
+        network = RidgeModel(task.spec, classes, copies.map.spec)
         state = {
             **copies.map.tensors,
             "scores.weight": weights.T.contiguous(),

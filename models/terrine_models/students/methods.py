@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from terrine_models.students.kernel import Kernel
 from terrine_models.students.neighbours import Neighbours
-from terrine_models.students.networks import FixMatch, Supervised, Vat
 from terrine_models.students.ridge import Ridge
 from terrine_models.students.task import StudentMethod, Task
 
@@ -15,9 +14,6 @@ METHODS: dict[str, type[StudentMethod]] = {
     "ridge": Ridge,
     "kernel": Kernel,
     "neighbours": Neighbours,
-    "vat": Vat,
-    "fixmatch": FixMatch,
-    "supervised": Supervised,
 }
 """By name. `auto` compares the first with the last that suits a task."""
 

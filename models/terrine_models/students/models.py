@@ -10,14 +10,12 @@ post-processing: whoever holds them learns nothing about the private data beyond
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 from scipy.special import softmax
@@ -26,7 +24,7 @@ from torch import nn
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.features.gradients import oriented_gradients
 from terrine_models.features.maps import FeatureMap
-from terrine_models.features.prepared import MLP, prepare
+from terrine_models.features.prepared import prepare
 from terrine_models.storage.manifests import (
     FeatureSpec,
     StoreError,
@@ -42,7 +40,6 @@ from terrine_protocol.tables import Record, Sha256, TableSchema
 
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
-SMALL = 16  # images with a side under SMALL pixels are not shrunk before the first convolution
 BLOCK = 512
 
 
@@ -89,68 +86,7 @@ class StudentModel(Record):
         return self
 
 
-class Edges(nn.Module):
-    """Fixed first layer: the strength of edges in each of 8 directions, near each position.
-
-    Nothing here is learned, so that a few hundred labels suffice. After the simple and
-    complex cells of Hubel and Wiesel, by way of oriented-gradient histograms.
-    """
-
-    DIRECTIONS = 8
-    filters: torch.Tensor
-
-    def __init__(self, stride: int) -> None:
-        super().__init__()
-        self.stride = stride
-        angles = torch.arange(self.DIRECTIONS) * (2 * math.pi / self.DIRECTIONS)
-        across = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]]) / 8  # Sobel
-        steered = angles.cos()[:, None, None] * across + angles.sin()[:, None, None] * across.T
-        self.register_buffer("filters", steered.unsqueeze(1), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] to [B, 8 C, H / stride, W / stride]."""
-        colours = x.shape[1]
-        edges = F.conv2d(x, self.filters.repeat(colours, 1, 1, 1), padding=1, groups=colours)
-        near = F.avg_pool2d(F.relu(edges), 3, self.stride, padding=1)
-        return torch.sqrt(near + 1e-4)
-
-
-class EdgeCNN(nn.Module):
-    """Edges, two convolutions, one dense layer: for images."""
-
-    def __init__(self, inputs: InputSpec, classes: int) -> None:
-        super().__init__()
-        height, width = inputs.shape[:2]
-        colours = inputs.shape[2] if len(inputs.shape) == 3 else 1
-        stride = 1 if min(height, width) < SMALL else 2
-        channels = Edges.DIRECTIONS * colours
-        self.edges = nn.Sequential(Edges(stride), nn.BatchNorm2d(channels))
-        self.layers = nn.Sequential(_convolution(channels, 48), _convolution(48, 96))
-        with torch.no_grad():
-            size = self.layers(self.edges(torch.zeros(1, colours, height, width))).numel()
-        self.scores = nn.Linear(size, classes)
-
-    def features(self, x: torch.Tensor) -> torch.Tensor:
-        """What the scores are linear in, [B, d], of prepared images [B, C, H, W]."""
-        features: torch.Tensor = self.layers(self.edges(x)).flatten(1)
-        return features
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores [B, m] of prepared images [B, C, H, W]."""
-        scores: torch.Tensor = self.scores(self.features(x))
-        return scores
-
-
-def _convolution(channels: int, filters: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, filters, 3, padding=1, bias=False),
-        nn.BatchNorm2d(filters),
-        nn.LeakyReLU(0.1),
-        nn.MaxPool2d(2, ceil_mode=True),
-    )
-
-
-class Ridge(nn.Module):
+class RidgeModel(nn.Module):
     """Linear scores on public features. `ridge.py` computes the weights."""
 
     def __init__(self, inputs: InputSpec, classes: int, features: FeatureSpec) -> None:
@@ -166,26 +102,6 @@ class Ridge(nn.Module):
         known = FeatureMap(self.features, self.inputs, dict(self.named_buffers()))
         scores: torch.Tensor = self.scores(known.of_base(base))
         return scores
-
-
-def build_student(
-    inputs: InputSpec, classes: int, features: FeatureSpec | None = None
-) -> nn.Module:
-    """A model for inputs of this kind, not initialised: with `features`, a ridge model."""
-    if features is not None:
-        return Ridge(inputs, classes, features)
-    if len(inputs.shape) == 1:
-        return MLP(inputs, classes, (64, 32))
-    return EdgeCNN(inputs, classes)
-
-
-def initialise_student(network: nn.Module, generator: torch.Generator) -> None:
-    """He initialisation from `generator`, so that students may be trained in parallel."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_uniform_(module.weight, nonlinearity="relu", generator=generator)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 class Predictions(NamedTuple):
@@ -291,14 +207,16 @@ class Student:
             raise StoreError(f"{weights} does not fit {path} ({error}).") from None
 
 
-def _usual(model: StudentModel, tensors: Mapping[str, torch.Tensor], where: str) -> nn.Module:
-    network = build_student(model.input, len(model.classes), model.features)
+def _ridge(model: StudentModel, tensors: Mapping[str, torch.Tensor], where: str) -> nn.Module:
+    if model.features is None:
+        raise StoreError(f"{where} holds a ridge model, whose features nobody states.")
+    network = RidgeModel(model.input, len(model.classes), model.features)
     network.load_state_dict(tensors)
     return network
 
 
 Loaded = Callable[[StudentModel, Mapping[str, torch.Tensor], str], nn.Module]
-ARCHITECTURES: dict[str, Loaded] = dict.fromkeys(("edges", "mlp", "ridge"), _usual)
+ARCHITECTURES: dict[str, Loaded] = {"ridge": _ridge}
 """By name: makes a model from its description and its tensors, which are at a place."""
 
 
@@ -308,15 +226,11 @@ def describe(
     training: dict[str, int | float | str],
     encoding: TableSchema | None = None,
     features: FeatureSpec | None = None,
-    architecture: str | None = None,
+    architecture: str = "ridge",
 ) -> StudentModel:
-    """The `model.json` of a student that is not saved yet.
-
-    With `features` it is a ridge model, and a network unless `architecture` says otherwise.
-    """
-    network = "mlp" if len(inputs.shape) == 1 else "edges"
+    """The `model.json` of a student that is not saved yet."""
     return StudentModel(
-        architecture=architecture or (network if features is None else "ridge"),
+        architecture=architecture,
         input=inputs,
         features=features,
         encoding=encoding,

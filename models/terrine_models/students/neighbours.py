@@ -20,7 +20,7 @@ from terrine_models.features.graph import NEIGHBOURS, extend, neighbourhood
 from terrine_models.features.maps import FEWEST_POINTS, PublicData, public_features
 from terrine_models.students.alignment import class_biases
 from terrine_models.students.answers import Answers, Floats, Ints
-from terrine_models.students.models import Student, build_student, describe
+from terrine_models.students.models import RidgeModel, Student, describe
 from terrine_models.students.ridge import BLOCK, features_of
 from terrine_models.students.task import StudentMethod, Task
 
@@ -75,7 +75,7 @@ class Neighbours(StudentMethod):
         spec = found.map.spec.model_copy(
             update={"projection": "graph", "coordinates": classes, "points": len(points)}
         )
-        network = build_student(task.spec, classes, spec)
+        network = RidgeModel(task.spec, classes, spec)
         weight = torch.zeros((classes, spec.width))
         weight[:, spec.components :] = SCALE * torch.eye(classes)
         state = {

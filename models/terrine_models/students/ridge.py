@@ -26,7 +26,7 @@ from terrine_models.features.maps import (
 )
 from terrine_models.students.alignment import aligned
 from terrine_models.students.answers import Answers, Floats, Ints
-from terrine_models.students.models import Student, build_student, describe
+from terrine_models.students.models import RidgeModel, Student, describe
 from terrine_models.students.shares import FittedShares, fit_shares
 from terrine_models.students.softmax_shares import fit_softmax
 from terrine_models.students.tanh_shares import fit_tanh
@@ -102,7 +102,7 @@ class Ridge(StudentMethod):
         """The student of all that is known."""
         features = self._features(task, answers)
         weights, biases = self._solve(features.rows, task, answers)
-        network = build_student(task.spec, len(task.classes), features.map.spec)
+        network = RidgeModel(task.spec, len(task.classes), features.map.spec)
         state = {
             **features.map.tensors,
             "scores.weight": torch.from_numpy(weights.T).float(),

@@ -19,7 +19,7 @@ from terrine_models.students.answers import Answers, Estimate, Figures, Ints, di
 from terrine_models.students.methods import METHODS, check
 from terrine_models.students.models import Calibration, Student
 from terrine_models.students.settings import Training
-from terrine_models.students.task import OnStep, Task, unseen
+from terrine_models.students.task import Task
 from terrine_models.students.thresholds import calibrated, cut
 
 Tell = Callable[[str], None]
@@ -93,7 +93,6 @@ def choose(
     training: Training | None = None,
     *,
     tell: Tell = lambda line: None,
-    on_step: OnStep = unseen,
 ) -> Made:
     """Train the student that suits a task and the answers to it.
 
@@ -116,11 +115,11 @@ def choose(
     if folds is not None:
         for name in dict.fromkeys((PLAIN, wanted)):
             tell(f"Judging {name} by answers that were held out …")
-            trials[name] = _judged(name, task, answers, folds, training, on_step)
+            trials[name] = _judged(name, task, answers, folds, training)
 
     def train(name: str) -> Student:
         tell(f"Training {name} …")
-        student = METHODS[name](training, on_step).fit(task, answers)
+        student = METHODS[name](training).fit(task, answers)
         if name in trials:
             student = student.with_model(calibration=trials[name].calibration)
             threshold = cut(training.threshold, student.probabilities(task.x), answers)
@@ -168,12 +167,10 @@ def choose(
     return Made(student, plain, choice)
 
 
-def _judged(
-    name: str, task: Task, answers: Answers, folds: Ints, training: Training, on_step: OnStep
-) -> _Trial:
+def _judged(name: str, task: Task, answers: Answers, folds: Ints, training: Training) -> _Trial:
     known = answers.known
     shares = answers.shares[known]
-    held_out = METHODS[name](training, on_step).judge(task, answers, folds)[known]
+    held_out = METHODS[name](training).judge(task, answers, folds)[known]
     calibration = calibrated(held_out, shares)
     probabilities = calibration.probabilities(np.log(np.maximum(held_out, 1e-12)))
     threshold = cut(training.threshold, probabilities, answers)

@@ -15,20 +15,15 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import InputSpec, row_digests
+from terrine_models.data.arrays import InputSpec, distinct
 from terrine_models.students.answers import Answers, Floats, Ints
 from terrine_models.students.models import Student
 from terrine_models.students.settings import Training
 from terrine_protocol.tables import TableSchema
 
 T = TypeVar("T")
-OnStep = Callable[[int, int], None]
 LARGE = 20
 """Side in pixels from which distorted images teach more than small perturbations."""
-
-
-def unseen(_done: int, _steps: int) -> None:
-    """Show no progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +69,7 @@ class Task:
 
 
 def _distinct(task: Task) -> Ints:
-    found: Ints = np.unique(row_digests(task.x), return_inverse=True)[1]
-    return found
+    return distinct(np.asarray(task.x))
 
 
 class StudentMethod(ABC):
@@ -84,8 +78,8 @@ class StudentMethod(ABC):
     wants: ClassVar[str] = "any inputs"
     """What it is for, in an error message."""
 
-    def __init__(self, training: Training, on_step: OnStep = unseen) -> None:
-        self.training, self.on_step = training, on_step
+    def __init__(self, training: Training) -> None:
+        self.training = training
 
     @classmethod
     def can(cls, task: Task) -> bool:

@@ -133,8 +133,9 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
             f"{', '.join(data.classes)}, expected {manifest.input} and "
             f"{', '.join(manifest.classes)}."
         )
-    if (data.groups is not None) != kind.grouped:
-        wanted = "with a group, as" if kind.grouped else "without one, as"
+    grouped = manifest.partition is not None
+    if (data.groups is not None) != grouped:
+        wanted = "with a group, as" if grouped else "without one, as"
         raise DataError(f"{data.name}: expected records {wanted} {manifest.name} has them.")
     digest = hmac.digest(key, b"terrine/added/1" + bytes.fromhex(data.digest()), "sha256").hex()
     if digest in kind.added:
@@ -142,7 +143,7 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
     who = record_digests(data, key)
     gone = {bytes(row) for row in old.erased}
     # Only names are compared with those of others: equal records may be of two people.
-    known = {bytes(row): slot for slot, row in enumerate(old.present)} if kind.grouped else {}
+    known = {bytes(row): slot for slot, row in enumerate(old.present)} if grouped else {}
     slots = np.full(unit_count(data), -1)
     came: list[NDArray[np.uint8]] = []
     for unit, row in enumerate(who):

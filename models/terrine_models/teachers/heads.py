@@ -20,7 +20,6 @@ from terrine_models.features.maps import (
     FEWEST_POINTS,
     MOST_POINTS,
     FeatureMap,
-    Kind,
     PublicData,
     public_features,
 )
@@ -44,8 +43,8 @@ from terrine_models.teachers.shards import Shards
 USUAL, OF_WHITENED = 0.1, 1.0
 """Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
 shard's own, unreliable view of how features vary together."""
-WIDTH, LANDMARKS = 150, 800
-"""Features after the public projection, and landmarks of a Nyström map."""
+WIDTH = 150
+"""Features after the public projection."""
 BLOCKS = {"cpu": 32}
 """Inputs in a block, at most: what it computes with stays in a processor's cache then. 128 on other
 devices; it is no slower by row."""
@@ -55,21 +54,15 @@ devices; it is no slower by row."""
 class Heads:
     """Linear heads on public features that all share: fast, and the default."""
 
-    width: Annotated[
-        int | None,
-        Field(
-            ge=3,
-            le=4096,
-            description="Features of an image, at most: 150. With nystrom its landmarks: 800.",
-        ),
-    ] = None
+    width: Annotated[int, Field(ge=3, le=4096, description="Features of an image, at most.")] = (
+        WIDTH
+    )
     features: Annotated[
-        Kind | None,
+        Literal["graph", "discriminant"] | None,
         Field(
             description="Of images, beside oriented gradients. graph: components and a "
-            "neighbourhood graph; the default. nystrom: a Gaussian kernel of public landmarks. "
-            "discriminant: directions in which classes differ, and class means for heads; the "
-            "default from 30 classes on.",
+            "neighbourhood graph; the default. discriminant: directions in which classes differ, "
+            "and class means for heads; the default from 30 classes on.",
         ),
     ] = None
     ridge: Annotated[
@@ -142,9 +135,10 @@ class Heads:
         kind = self.features or ("discriminant" if self._many(data, public) else "graph")
         if kind == "discriminant" and self.ridge is not None:
             raise DataError("Heads on discriminant features are class means: leave ridge out.")
-        width = self.width or (LANDMARKS if kind == "nystrom" else WIDTH)
         backbone = None if self.backbone is None else Backbone.declare(self.backbone, data.spec)
-        return public_features(data.spec, fitted_on, width, kind, whiten=True, backbone=backbone)
+        return public_features(
+            data.spec, fitted_on, self.width, kind, whiten=True, backbone=backbone
+        )
 
     def _many(self, data: Dataset, public: PublicData | None) -> bool:
         """Whether a shard may lack some of many classes of images."""
@@ -192,7 +186,6 @@ class HeadTeachers(TeacherKind):
         each = (
             (2 * 8 + 4 * classes) * manifest.teachers  # choices, counts, and scores
             + 2 * 4 * spec.points  # distances
-            + 3 * 4 * spec.landmarks  # distances, similarities, features
             + values * PIXEL_BYTES
         )
         block = limits.block(each, BLOCKS.get(device, 128))

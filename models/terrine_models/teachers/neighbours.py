@@ -47,6 +47,7 @@ from terrine_models.storage.manifests import (
     CONFIG,
     FEATURES,
     FeatureSpec,
+    Partition,
     StoreError,
     save_tensors,
     sync_directory,
@@ -142,8 +143,6 @@ class NeighbourTeachers(TeacherKind):
     """Public points among which it is found."""
     scale: Annotated[float, Field(gt=0)]
     """Whole numbers for a coordinate of 1, by public points alone."""
-    grouped: bool = False
-    """Whether a unit is a person who may have several records, with a name."""
     edition: Annotated[int, Field(ge=1)] = 1
     """How many times people left or came, and one."""
     added: tuple[Sha256, ...] = ()
@@ -415,8 +414,12 @@ def build(
         rank=rank,
         points=len(among),
         scale=scale,
-        grouped=data.groups is not None,
     )
+    partition = None
+    if data.groups is not None:  # a person may have several records, and has a name
+        partition = Partition(
+            recipe="groups", seed=0, group_column=data.group_column, smallest=1, largest=1
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
     try:
@@ -444,6 +447,7 @@ def build(
             classes=data.classes,
             teachers=units,
             units=units,
+            partition=partition,
             versions=versions(),
             files=dict(sorted(files.items())),
         )

@@ -12,7 +12,6 @@ from terrine_server.admin import access
 from terrine_server.admin.access import Checked
 from terrine_server.admin.rendering import ROOT, STATIC, page, see_other, static
 from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
-from terrine_server.api.unchanging import unchanging
 from terrine_server.errors import Forbidden, NotFound, Unauthorized
 from terrine_server.owner.sessions import IDLE, LONGEST, Session
 from terrine_server.serving.concurrency import network
@@ -66,11 +65,11 @@ def sign_out(request: Request, services: ServicesDep, sent: Checked) -> Response
 
 
 @router.get("/static/{name}")
-async def stylesheet(request: Request, name: str) -> Response:
-    """Return the stylesheet or the icon; a browser that kept it is told so."""
+async def stylesheet(name: str) -> Response:
+    """Return the stylesheet or the icon."""
     if name not in STATIC:
         raise NotFound(f"There is no file {name}.")
-    return unchanging(request, static(name))
+    return static(name)
 
 
 def form(

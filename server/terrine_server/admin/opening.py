@@ -22,9 +22,11 @@ from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger
 from terrine_server.owner.operations import ProjectQuote, open_project, quote_project
 from terrine_server.owner.room import advice, epsilon_that_fits
 from terrine_server.owner.sessions import Session
+from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.planning.first_project import FEATURES, TOO_NOISY, delta_for, right_at_most
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes, forecast
+from terrine_server.planning.lasting import Lasting, lasting
 from terrine_server.planning.opening import EXPECTED_STUDENT
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW, most_queries
@@ -111,23 +113,24 @@ def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
         record = open_project(services.ledger, wanted, sent.session.actor)
         return see_other(request, f"/projects/{record.name}", sent.session)
 
-    done = tried(services.ledger, sent.fields, opened)
+    done = tried(services, sent.fields, opened)
     return _form(request, services, sent.session, done) if isinstance(done, Tried) else done
 
 
 def tried(
-    ledger: Ledger, fields: Fields, opened: Callable[[ProjectOpen], Response]
+    services: Services, fields: Fields, opened: Callable[[ProjectOpen], Response]
 ) -> Tried | Response:
     """Propose parameters, show what the terms would mean, or do what opens the project."""
     given, preview, problems, status = dict(fields), None, list[str](), 200
+    ledger = services.ledger
     try:
         if given.get("action") == "choose":
             return Tried(given)
         if given.get("action") == "suggest":
-            given |= _suggested(ledger, given)
+            given |= _suggested(services, given)
             preview = _preview(ledger, _request(given), DEFAULT_CONSENSUS)
         elif given.get("action") == "propose":
-            given |= _proposed(ledger.ensemble(given.get("ensemble", "")), given)
+            given |= _proposed(services, ledger.ensemble(given.get("ensemble", "")), given)
         else:
             wanted = _request(given)
             if given.get("action") == "open":
@@ -157,7 +160,9 @@ def terms_form(ledger: Ledger, done: Tried) -> dict[str, Any]:
         "suggested_epsilon": "" if chosen is None else _likely_epsilon(chosen),
         "likely_delta": None if chosen is None else delta_for(chosen.units),
         "mechanisms": {
-            name: (each.__doc__ or "").partition("\n")[0] for name, each in SPECS.items()
+            name: (each.__doc__ or "").partition("\n")[0]
+            for name, each in SPECS.items()
+            if chosen is None or (name == NEIGHBOURS) == (chosen.facts.kind == NEIGHBOURS)
         },
         "mechanism": mechanism if spec else "",
         "parameters": list(_parameters(spec.model_fields)) if spec else [],
@@ -229,10 +234,10 @@ def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
     )
 
 
-def _proposed(ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
+def _proposed(services: Services, ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
     """Return the parameters that `terrine plan` would choose for a budget. Raises `ParameterError`.
 
-    Votes are synthetic: no private teacher is asked.
+    Votes are synthetic, and people are public rows: nothing private is asked.
     """
     mechanism, terms = given.get("mechanism", ""), []
     for key in ("epsilon", "delta"):
@@ -242,29 +247,28 @@ def _proposed(ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
         terms.append(float(value))
     if mechanism not in PLANNED:
         raise ParameterError("There is no proposal for this mechanism. Enter its parameters.")
-    votes, (epsilon, delta) = [_votes(ensemble, mechanism, _expected(given))], terms
+    epsilon, delta = terms
+    if mechanism == NEIGHBOURS:
+        queries = number(given.get("queries", ""))
+        if not isinstance(queries, int):
+            raise ParameterError("To propose sigma, queries must be known: give a whole number.")
+        return {"sigma": repr(_lasting(services, ensemble, queries, epsilon, delta).sigma)}
+    votes = [_votes(ensemble, mechanism, _expected(given))]
     found = plan(mechanism, votes, delta=delta, epsilon=epsilon, data_dependent=False)
     proposed = {key: value for key, value in found.chosen.spec.items() if key != "name"}
-    if found.pass_rate < 1:
-        proposed["expected_pass_rate"] = round(found.pass_rate, 3)
     return {
         key: f"{value:g}" if isinstance(value, float) else str(value)
         for key, value in proposed.items()
     }
 
 
-def _suggested(ledger: Ledger, given: Fields) -> dict[str, str]:
-    """Return the terms that `terrine quickstart` opens a project of these teachers with: noisy
+def _suggested(services: Services, given: Fields) -> dict[str, str]:
+    """Return the terms that `terrine quickstart` opens a project of this ensemble with: noisy
     counts of every public row. Raises `ParameterError` where that would teach nothing.
     """
-    ensemble = ledger.ensemble(given.get("ensemble", ""))
+    ensemble = services.ledger.ensemble(given.get("ensemble", ""))
     facts, rows, budget = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
     classes, delta = len(facts.classes), delta_for(ensemble.units)
-    if facts.kind == NEIGHBOURS:
-        raise ParameterError(
-            f"In {ensemble.name} people vote themselves, and nothing is proposed for that. "
-            "Choose the mechanism neighbours below."
-        )
     if not isinstance(rows, int) or not FEW * classes <= rows <= MOST_ROWS:
         raise ParameterError(
             f"Public rows: give how many rows students will ask about, as a whole number of at "
@@ -274,19 +278,42 @@ def _suggested(ledger: Ledger, given: Fields) -> dict[str, str]:
     if isinstance(wanted, str):
         raise ParameterError("ε: give a number, such as 1.")
     epsilon = check_epsilon(float(wanted))
-    sigma = sigma_for_rows(rows, facts.teachers, classes, epsilon, delta)
-    if fitted_noise(rows, facts.teachers, sigma, FEATURES) > TOO_NOISY:
+    if facts.kind == NEIGHBOURS:
+        found = _lasting(services, ensemble, rows, epsilon, delta)
+        votes, sigma, chosen = found.votes, found.sigma, {"queries": str(rows)}
+        chosen |= {"votes": f"{votes:,.0f}", "retired": f"{found.retired:.0%}"}
+    else:
+        votes, chosen = facts.teachers, {}
+        sigma = sigma_for_rows(rows, facts.teachers, classes, epsilon, delta)
+    if fitted_noise(rows, max(1, round(votes)), sigma, FEATURES) > TOO_NOISY:
         raise ParameterError(
-            f"At ε = {epsilon:g} noise would drown the votes of {facts.teachers:,} teachers: a "
-            "student would learn little or nothing. It needs a larger ε, or more teachers."
+            f"At ε = {epsilon:g} noise would drown {votes:,.0f} votes on a row: a student would "
+            "learn little or nothing. It needs a larger ε, or more records."
         )
     return {
-        "mechanism": "noisy_votes",
+        "mechanism": NEIGHBOURS if facts.kind == NEIGHBOURS else "noisy_votes",
         "sigma": repr(sigma),
         "delta": f"{delta:g}",
-        "name": given.get("name") or _free_name(ledger, ensemble.name),
+        "name": given.get("name") or _free_name(services.ledger, ensemble.name),
         "right": f"{right_at_most(epsilon, delta):.1%}",
+        **chosen,
     }
+
+
+def _lasting(
+    services: Services, ensemble: EnsembleRecord, queries: int, epsilon: float, delta: float
+) -> Lasting:
+    """Return with which noise half of the public rows, in place of people, would last."""
+    _, found = neighbours_of(services.settings.data_dir / ensemble.path)
+    near = max(1, round(found.near))
+    return lasting(
+        found.shares,
+        units=ensemble.units,
+        near=near,
+        queries=queries,
+        epsilon=epsilon,
+        delta=delta,
+    )
 
 
 def _likely_epsilon(ensemble: EnsembleRecord) -> str:

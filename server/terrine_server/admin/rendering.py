@@ -68,7 +68,8 @@ def see_other(request: Request, path: str, reader: Session | None = None) -> Res
 
 def static(name: str) -> Response:
     """Return one of the `STATIC` files."""
-    return Response(_FILES[name], media_type=STATIC[name], headers=HEADERS)
+    kept = HEADERS | {"Cache-Control": "max-age=300"}
+    return Response(_FILES[name], media_type=STATIC[name], headers=kept)
 
 
 def _keep(services: Services, response: Response, reader: Session | None) -> None:

@@ -66,7 +66,7 @@ def show(
     if record.status is RequestStatus.OPEN:
         # A price needs a name, which decides nothing about it.
         priced = {**given, "name": given["name"] or record.id, "action": "price"}
-        found = tried(services.ledger, priced, lambda _: Response())
+        found = tried(services, priced, lambda _: Response())
         if isinstance(found, Tried):
             done = Tried(given, found.preview, found.problems)
     return _page(request, services, reader, record, done)
@@ -100,7 +100,7 @@ def decide(
         url = str(request.base_url).rstrip("/")
         return page(request, "token.html", session, made=done.token, url=url)
 
-    found = tried(services.ledger, given, approve)
+    found = tried(services, given, approve)
     if isinstance(found, Response):
         return found
     record = services.ledger.find_request(request_id)  # somebody else may have decided it

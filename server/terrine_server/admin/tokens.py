@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from terrine_protocol import Role, TokenCreate
-from terrine_server import views
+from terrine_protocol import Role, TokenCreate, TokenInfo
 from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
 from terrine_server.admin.forms import number, spoken
 from terrine_server.admin.rendering import ROOT, page, see_other
@@ -77,7 +76,7 @@ def revoking(request: Request, services: ServicesDep, reader: Admin, token_id: T
     record = services.ledger.find_token(token_id)
     if record is None:
         raise NotFound(f"There is no token {token_id}.")
-    return page(request, "revoke.html", reader, token=views.token(record))
+    return page(request, "revoke.html", reader, token=TokenInfo.model_validate(record))
 
 
 @router.post("/{token_id}/revoke")
@@ -102,7 +101,7 @@ def _list(
         "tokens.html",
         reader,
         status=status,
-        tokens=[views.token(each) for each in found[:ROWS]],
+        tokens=[TokenInfo.model_validate(each) for each in found[:ROWS]],
         next=found[ROWS - 1].id if len(found) > ROWS else None,
         first=cursor is None,
         projects=services.ledger.project_names()[:CHOICES],

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from terrine_protocol import (
     BudgetPage,
     LedgerPage,
+    LogEntry,
     LogPage,
     LogVerification,
     Name,
@@ -24,10 +25,8 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi, paging
-from terrine_server.api.negotiation import preferred
 from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
-from terrine_server.api.unchanging import UNCHANGED, unchanging
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations, verification
 from terrine_server.owner.checkpoints import log_state
@@ -40,7 +39,6 @@ Instant = Annotated[
     Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
 ]
 CSV = "text/csv"
-KINDS = ("application/json", CSV)
 PAID = Literal["answered", "abstained", "reinforced", "published"]
 COLUMNS = [
     "project",
@@ -75,7 +73,7 @@ def accounts(
 @router.get(
     "/ledger/{project}",
     response_model=LedgerPage,
-    responses=openapi.CSV_RESPONSES | UNCHANGED,
+    responses=openapi.CSV_RESPONSES,
 )
 def charges(
     request: Request,
@@ -94,7 +92,7 @@ def charges(
     """
     record = services.ledger.project(project)
     paid = None if outcome is None else Outcome(outcome)
-    if preferred(request.headers.get("accept", ""), KINDS) == CSV:
+    if CSV in request.headers.get("accept", ""):
         operations.record_export(services.ledger, record.name, holder.actor)
         entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
@@ -104,19 +102,17 @@ def charges(
         )
     found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
     view = partial(views.charge, ensemble=record.ensemble)
-    page = paging.page(LedgerPage, found, limit, view, lambda last: str(last.seq))
-    return unchanging(request, page) if len(found) > limit else page
+    return paging.page(LedgerPage, found, limit, view, lambda last: str(last.seq))
 
 
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
 def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     """Recompute every hash, number, price and balance of a project's books."""
-    return views.verification(verification.verify_project(services.ledger, project))
+    return Verification.model_validate(verification.verify_project(services.ledger, project))
 
 
-@router.get("/log", response_model=LogPage, responses=openapi.problems() | UNCHANGED)
+@router.get("/log", response_model=LogPage, responses=openapi.problems())
 def administrative_log(
-    request: Request,
     services: ServicesDep,
     _: Auditor,
     cursor: NumberCursor = None,
@@ -124,14 +120,13 @@ def administrative_log(
 ) -> Response:
     """List what the data owner did, oldest first: who, what, when, and how it was afterwards."""
     found = services.ledger.log(int(cursor or 0), limit + 1)
-    page = paging.page(LogPage, found, limit, views.log_entry, lambda last: str(last.seq))
-    return unchanging(request, page) if len(found) > limit else page
+    return paging.page(LogPage, found, limit, LogEntry.model_validate, lambda last: str(last.seq))
 
 
 @router.get("/log/verify", responses=openapi.problems())
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     """Recompute the administrative log, and hold the rows of today against it."""
-    return views.log_verification(verification.verify_log(services.ledger))
+    return LogVerification.model_validate(verification.verify_log(services.ledger))
 
 
 def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:

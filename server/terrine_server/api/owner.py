@@ -24,9 +24,8 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi, paging
-from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.paging import Limit, NameCursor, TokenCursor, TokenId
-from terrine_server.api.services import Admin, Anyone, Auditor, ServicesDep
+from terrine_server.api.services import Admin, Anyone, Auditor, JsonBody, ServicesDep
 from terrine_server.errors import Forbidden
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
@@ -157,10 +156,10 @@ def tokens(
 ) -> Response:
     """List tokens without their secrets, oldest first."""
     found = services.ledger.list_tokens(after=cursor or None, limit=limit + 1)
-    return paging.page(TokenPage, found, limit, views.token, lambda last: last.id)
+    return paging.page(TokenPage, found, limit, TokenInfo.model_validate, lambda last: last.id)
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
 def revoke_token(services: ServicesDep, holder: Admin, token_id: TokenId) -> TokenInfo:
     """Revoke a token immediately and for good."""
-    return views.token(services.ledger.revoke_token(token_id, holder.actor))
+    return TokenInfo.model_validate(services.ledger.revoke_token(token_id, holder.actor))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 import structlog
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_protocol.base import in_words
 from terrine_server.api import openapi
-from terrine_server.api.negotiation import preferred
 from terrine_server.api.services import caller
-from terrine_server.api.unchanging import UNCHANGED, unchanging
 from terrine_server.errors import (
     DatabaseUnavailable,
     EnsembleUnavailable,
@@ -31,7 +27,6 @@ log = structlog.get_logger("terrine")
 router = APIRouter(tags=["problems"])
 
 MEDIA_TYPE = "application/problem+json"
-HTML = "text/html"
 RETRY_SECONDS = 2
 """`Retry-After` where the server has no better estimate."""
 MAX_ERRORS = 20
@@ -97,30 +92,18 @@ def install(app: FastAPI, answer: Answer = problem) -> None:
     app.include_router(router)
 
 
-@router.get("/problems", response_model=dict[str, ProblemType], responses=UNCHANGED)
-def catalogue(request: Request) -> Response:
+@router.get("/problems")
+def catalogue() -> dict[str, ProblemType]:
     """Return every problem type, by the last part of its `type`."""
-    return unchanging(request, JSONResponse(jsonable_encoder(PROBLEMS)))
+    return PROBLEMS
 
 
-@router.get(
-    "/problems/{slug}",
-    response_model=ProblemType,
-    responses=openapi.problems("not-found", token=False) | UNCHANGED,
-)
-def explanation(request: Request, slug: str) -> Response:
-    """Explain one problem type; as an HTML page for browsers."""
+@router.get("/problems/{slug}", responses=openapi.problems("not-found", token=False))
+def explanation(slug: str) -> ProblemType:
+    """Explain one problem type."""
     if slug not in PROBLEMS:
         raise NotFound(f"There is no problem type {slug!r}. GET /problems lists them.")
-    kind = PROBLEMS[slug]
-    if preferred(request.headers.get("accept", ""), ("application/json", HTML)) != HTML:
-        return unchanging(request, JSONResponse(jsonable_encoder(kind)))
-    page = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(kind.title)}</title>"
-        f"<h1>{html.escape(kind.title)}</h1><p><code>{slug}</code>, HTTP {kind.status}</p>"
-        f"<p>{html.escape(kind.meaning)}</p></html>"
-    )
-    return unchanging(request, HTMLResponse(page))
+    return PROBLEMS[slug]
 
 
 def _refused(request: Request, error: Exception) -> Response:

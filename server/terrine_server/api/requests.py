@@ -19,10 +19,9 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi, paging
-from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.owner import KEYLESS
 from terrine_server.api.paging import Limit, RequestId, TokenCursor
-from terrine_server.api.services import Admin, Anyone, ServicesDep, Student
+from terrine_server.api.services import Admin, Anyone, JsonBody, ServicesDep, Student
 from terrine_server.owner import requests
 from terrine_server.owner.tokens import Principal
 

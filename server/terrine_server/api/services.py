@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from terrine_protocol import Role
 from terrine_server.api.readiness import Readiness
-from terrine_server.errors import Forbidden, TerrineError, Unauthorized
+from terrine_server.errors import Forbidden, TerrineError, Unauthorized, UnsupportedMediaType
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.labeling.voters import Voters
@@ -84,6 +84,16 @@ async def known_parameters(request: Request) -> None:
     ]
     if errors:
         raise RequestValidationError(errors)
+
+
+async def json_only(request: Request) -> None:
+    """Refuse a body that does not say that it is JSON. Raises `UnsupportedMediaType`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("", "application/json"):
+        raise UnsupportedMediaType(f"The content type {kind!r} is not application/json.")
+
+
+JsonBody = Annotated[None, Depends(json_only)]
 
 
 _bearer = HTTPBearer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
@@ -11,17 +12,13 @@ from starlette.responses import Response
 
 from terrine_protocol import (
     Budget,
-    EnsembleFacts,
-    Estimate,
-    EstimateRequest,
     LabelResponse,
     ProjectInfo,
     UsedUp,
 )
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.decoding import BodyLimits, check_length, decode
-from terrine_server.api.negotiation import JsonBody
+from terrine_server.api.decoding import BodyLimits, Decoded, check_length, decode
 from terrine_server.api.services import (
     LABEL,
     USED_UP,
@@ -31,7 +28,7 @@ from terrine_server.api.services import (
     ServicesDep,
 )
 from terrine_server.labeling.pipeline import Ask, Labeling
-from terrine_server.ledger import Receipt, TokenRecord
+from terrine_server.ledger import Receipt
 from terrine_server.serving.turns import Turns
 
 router = APIRouter(tags=["students"])
@@ -57,13 +54,15 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     key = _idempotency_key(request)
     holder = request.state.principal
     services.replays.take(holder.token_id)
-    content_type = request.headers.get("content-type", "")
-    known = await CHECKING.run(holder.token_id, services.ledger.remembered, project)
-    expected, settings = known.ensemble.facts, services.settings
-    limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
-    body = await _body(request, content_type, expected, limits)
-    asked = (services, project, content_type, body, expected, limits, key, holder.record)
-    ask = await CHECKING.run(holder.token_id, _ask, *asked)
+    decoded = await _received(request, services, project)
+
+    def check() -> Ask:
+        with services.metrics.stage("decode"):
+            sent = decoded()
+            given = (sent.inputs, sent.probabilities, key, holder.record)
+            return services.labeling.check(project, *given)
+
+    ask = await CHECKING.run(holder.token_id, check)
     answered = await services.queue.ask(project, ask)
     services.replays.use(holder.token_id, answered.replayed)
     request.state.charges = answered.paid
@@ -81,32 +80,29 @@ async def used_up(request: Request, services: ServicesDep, project: OwnProject) 
 
     For projects of neighbours. No private record is looked at, and nothing is asked of any.
     """
-    holder = request.state.principal
-    content_type = request.headers.get("content-type", "")
-    known = await CHECKING.run(holder.token_id, services.ledger.remembered, project)
-    expected, settings = known.ensemble.facts, services.settings
-    limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
-    body = await _body(request, content_type, expected, limits)
+    decoded = await _received(request, services, project)
 
     def found() -> list[float | None]:
-        sent = decode(content_type, body, expected, limits)
-        return services.labeling.used_up(project, sent.inputs)
+        return services.labeling.used_up(project, decoded().inputs)
 
-    return UsedUp(used_up=await CHECKING.run(holder.token_id, found))
+    return UsedUp(used_up=await CHECKING.run(request.state.principal.token_id, found))
 
 
-async def _body(
-    request: Request, content_type: str, expected: EnsembleFacts, limits: BodyLimits
-) -> bytes:
-    """Return the body. One that is too long for its project is refused by what its head says, or
-    once so much is there."""
+async def _received(request: Request, services: Services, project: str) -> Callable[[], Decoded]:
+    """Return what decodes the body, which is there. One that is too long for its project is refused
+    by what its head says, or once so much is there."""
+    content_type, settings = request.headers.get("content-type", ""), services.settings
+    token_id = request.state.principal.token_id
+    known = await CHECKING.run(token_id, services.ledger.remembered, project)
+    expected = known.ensemble.facts
+    limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
     declared = request.headers.get("content-length", "0")  # digits: the envelope has looked
     check_length(content_type, int(declared), expected, limits)
-    received = bytearray()
+    body = bytearray()
     async for part in request.stream():
-        received += part
-        check_length(content_type, len(received), expected, limits)
-    return bytes(received)
+        body += part
+        check_length(content_type, len(body), expected, limits)
+    return partial(decode, content_type, bytes(body), expected, limits)
 
 
 def _idempotency_key(request: Request) -> str | None:
@@ -115,21 +111,6 @@ def _idempotency_key(request: Request) -> str | None:
         message = "From 1 to 255 printable ASCII characters are expected, without spaces"
         raise RequestValidationError([{"loc": ("header", "Idempotency-Key"), "msg": message}])
     return key
-
-
-def _ask(
-    services: Services,
-    project: str,
-    content_type: str,
-    body: bytes,
-    expected: EnsembleFacts,
-    limits: BodyLimits,
-    key: str | None,
-    token: TokenRecord | None,
-) -> Ask:
-    with services.metrics.stage("decode"):
-        sent = decode(content_type, body, expected, limits)
-        return services.labeling.check(project, sent.inputs, sent.probabilities, key, token)
 
 
 def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answered | Exception]]:
@@ -153,14 +134,6 @@ def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answere
         return [body(result) for result in labeling.answer(project, asks)]
 
     return answer
-
-
-@router.post("/label/estimate", responses=openapi.problems("project-closed"))
-def estimate(
-    services: ServicesDep, project: OwnProject, _: JsonBody, plan: EstimateRequest
-) -> Estimate:
-    """Return the worst-case price of a number of new queries. No input or vote is looked at."""
-    return views.estimate(services.ledger.project(project), plan.queries)
 
 
 @router.get("/budget", responses=openapi.problems())

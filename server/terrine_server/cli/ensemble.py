@@ -357,7 +357,7 @@ def show_manifest(directory: Path, manifest: Manifest) -> None:
         table.add_row(what, escape(text))
     grouped = partition is not None and partition.recipe == "groups"
     table.add_row("people" if grouped else "records", str(manifest.units))
-    if partition is not None:
+    if partition is not None and kind.partitioned:
         unit = "people" if partition.recipe == "groups" else "records"
         table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
     table.add_row("manifest", f"SHA-256 {manifest_digest(directory)}")

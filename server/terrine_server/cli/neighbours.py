@@ -194,13 +194,11 @@ def add(
 def _current(ledger: Ledger, settings: Settings, ensemble: str) -> tuple[Manifest, bool]:
     """Return the manifest of the newest edition, and whether its people have names."""
     from terrine_models.teachers.kinds import load_manifest
-    from terrine_models.teachers.neighbours import NeighbourTeachers
     from terrine_server.owner.editions import living
 
     record, _ = living(ledger, ensemble)
     manifest = load_manifest(settings.data_dir / record.current.path)
-    kind = manifest.teacher
-    return manifest, isinstance(kind, NeighbourTeachers) and kind.grouped
+    return manifest, manifest.partition is not None
 
 
 def _names(manifest: Manifest, who: Path) -> list[str]:

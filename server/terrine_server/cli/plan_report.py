@@ -39,6 +39,11 @@ def show(found: Plan, rows: int) -> None:
         together = "" if each.answer_share is None else ", test and maximum priced together"
         table.add_row(f"{each.rule}{together}", f"{each.answers:,}", f"{each.queries:,}")
     console.print(table)
+    if found.pass_rate < 1:
+        _say(
+            "Queries at least: whatever teachers say. Answers: if they agree as far as was said; "
+            "how a price is divided between answers and abstentions does not depend on it."
+        )
     if name == "noisy_votes":
         _show_fitted(found, rows)
     else:
@@ -76,6 +81,11 @@ def show_all(plans: Sequence[Plan], rows: int) -> None:
     for each in plans:
         if each.chosen.spec["name"] == "noisy_votes":
             _show_fitted(each, rows)
+    _say(
+        "First is what buys the most right answers, for labels that are used one by one. To train "
+        "a model, `terrine quickstart PRIVATE --public POOL` simulates students on public rows, "
+        "and proposes noisy counts by the way that teaches them most."
+    )
     _say(f"To open a project with the first one:\n  {command(best)}")
     _say("More about one of them: terrine plan MECHANISM")
 
@@ -170,8 +180,6 @@ def command(found: Plan) -> str:
     """Return the command that opens the planned project, with names to fill in."""
     mechanism = mechanism_text(dict(found.chosen.spec))
     parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {mechanism}"]
-    if found.pass_rate < 1:
-        parts.append(f"--expected-pass-rate {found.pass_rate:g}")
     return " ".join([*parts, f"--epsilon {found.epsilon:g}", f"--delta {found.delta:g}"])
 
 

@@ -148,6 +148,7 @@ def _open(
     yes: bool,
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
+    from terrine_models.data.arrays import distinct
     from terrine_models.teachers.shards import unit_count
     from terrine_protocol import EnsembleRegister, NeighboursSpec, NoisyVotesSpec, ProjectOpen
     from terrine_server.owner.operations import open_project, register_ensemble
@@ -161,7 +162,7 @@ def _open(
     pool.check_disjoint(private)
     first = FirstProject.of(
         units=unit_count(private),
-        rows=len(pool.inputs),
+        rows=int(distinct(pool.inputs).max()) + 1,
         classes=len(private.classes),
         epsilon=epsilon,
     )
@@ -318,14 +319,15 @@ def _explain(private: Dataset, labelled: Dataset | None, chosen: Chosen) -> None
         unit = f"{private.group_column or 'group'} with all its records"
     right = right_at_most(first.epsilon, first.delta)
     lines = {
-        "Protects": f"one {unit}: {first.units:,} of them.",
+        "Protects": f"one {unit}, {first.units:,} of them.",
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Who knows all others, and "
         f"guesses between two equally likely versions of one, is right at most {right:.1%} of the "
         "time, instead of 50 %.",
         "By what": f"{_way(chosen)} {_why(chosen)}",
         "It buys": _foreseen(labelled, chosen),
         "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g} on all that these "
-        "records ever tell, to whomever. The cap leaves room for later projects; it is final.",
+        f"records ever tell, to whomever: {int(1 / first.share)} projects like it would fit, as "
+        "several ε add up to less than their sum. The cap is final.",
     }
     for heading, text in lines.items():
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
@@ -336,23 +338,21 @@ def _way(chosen: Chosen) -> str:
     if foretold is None:
         return (
             f"{first.teachers:,} teachers, each of its own {first.units // first.teachers} "
-            f"or more; noisy counts of their votes on all {first.rows:,} public rows, σ = "
-            f"{first.sigma:g}."
+            f"or more; their votes have a noise of σ = {first.sigma:g}."
         )
     return (
         f"neighbours, with nothing trained: some {foretold.near:,} of them are near a public row, "
-        f"and vote; noisy counts of their votes on all {first.rows:,} public rows, σ = "
-        f"{first.sigma:g}. Each has an account; by public rows, {foretold.retired:.0%} will have "
-        "spent theirs at the end."
+        f"and vote; their votes have a noise of σ = {first.sigma:g}. Each has an account; by "
+        f"public rows, {foretold.retired:.0%} will have spent theirs at the end."
     )
 
 
 def _why(chosen: Chosen) -> str:
     """Say why it is this way and not the other."""
     first = chosen.first
-    if chosen.clear:
-        return "Of both ways, its simulated students were clearly better."
     other = "trained teachers" if first.neighbours else "neighbours"
+    if chosen.clear:
+        return f"Its simulated students were clearly better than those of {other}."
     tried = "simulated students were alike" if chosen.trained else "neither could be simulated"
     return f"Its votes have less noise than those of {other}; {tried}."
 
@@ -363,22 +363,28 @@ def _foreseen(labelled: Dataset | None, chosen: Chosen) -> str:
     from terrine_server.owner.foreseen import DRAWS
 
     trained, by_units, found = chosen.trained, chosen.neighbours, chosen.foreseen
+    certain = (
+        f"for certain, noisy counts of votes on all {chosen.first.rows:,} different public rows"
+    )
     if labelled is None:
         return (
-            "what cannot be foreseen. Only labels of public rows could tell: to try it on private "
-            "ones would disclose something about them."
+            f"{certain}. What they teach cannot be foreseen: only labels of public rows could "
+            "tell, and to try it on private ones would disclose something about them."
         )
     if trained is None or by_units is None or found is None:
-        return f"what cannot be foreseen: {len(labelled):,} labelled public rows are too few."
+        return (
+            f"{certain}. What they teach cannot be foreseen: {len(labelled):,} labelled public "
+            "rows are too few."
+        )
     majority = float(np.bincount(labelled.labels).max() / len(labelled))
     other = by_units if found is trained else trained
     named = "neighbours" if found is trained else "trained teachers"
     return (
-        f"a student that is right on {_percent(found.accuracy)}, balanced accuracy "
-        f"{_percent(found.balanced_accuracy)}; by {named}, {_percent(other.accuracy)} and "
-        f"{_percent(other.balanced_accuracy)}; the largest class alone is {majority:.1%}. "
-        f"Simulated {DRAWS} times with plain students, and {found.stand_ins:,} public stand-ins "
-        f"({other.stand_ins:,} for {named}), if private rows are like the public ones."
+        f"{certain}. If private rows are like the public ones, they teach a student that is right "
+        f"on {_percent(found.accuracy)}, balanced accuracy {_percent(found.balanced_accuracy)}; by "
+        f"{named}, {_percent(other.accuracy)} and {_percent(other.balanced_accuracy)}; the largest "
+        f"class alone is {majority:.1%}. Simulated {DRAWS} times with plain students and "
+        f"{found.stand_ins:,} public stand-ins ({other.stand_ins:,} for {named})."
         + (" That is next to nothing: more records or a larger ε would help." * found.useless)
     )
 

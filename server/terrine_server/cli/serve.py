@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +13,6 @@ from terrine_server.cli.console import console, explain, fail
 if TYPE_CHECKING:
     from terrine_server.settings import Settings
 
-WORKER = "terrine_server.app:create_worker"
 EVERYBODY = {"*", "0.0.0.0/0", "::/0"}
 
 
@@ -64,7 +61,8 @@ def init(
     console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
     if signer is not None:
         kept = f"{'Created' if signing else 'Kept'} the key of the transparency log"
-        console.print(f"{kept} {settings.checkpoint_key_path}.", highlight=False, soft_wrap=True)
+        said = f"{kept} {settings.checkpoint_key_path}. Policies of students and auditors name it:"
+        console.print(said, highlight=False, soft_wrap=True)
         console.print(f"log {signer.verifier}", highlight=False, soft_wrap=True, markup=False)
     if restored:
         console.print(
@@ -86,9 +84,6 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, max=64, help="Processes that share the port and the ledger.")
-    ] = 1,
 ) -> None:
     """Serve the HTTP API until interrupted.
 
@@ -102,10 +97,9 @@ def serve(
         sockets = listening.bind(settings.host, settings.port)  # before anything that takes time
         for own in sockets:
             stack.enter_context(own)
-        _prepare(settings, workers)
+        _prepare(settings)
         from terrine_server import logs
         from terrine_server.app import create_app
-        from terrine_server.metrics import SHARED_DIR
 
         app = create_app(settings, alone=True)
         for warning in _warnings(settings, listening.connections(settings.max_connections)):
@@ -113,14 +107,7 @@ def serve(
         if not settings.checkpoint_key_path.exists():
             logs.say("warning", "signs no checkpoints", cause="no key: run `terrine init`")
         logs.configure(settings.log_level)
-        if workers == 1:
-            listening.serve(app, sockets, settings.limits, proxies=settings.forwarded_allow_ips)
-        else:
-            shared = TemporaryDirectory(prefix="terrine-metrics-")
-            os.environ[SHARED_DIR] = stack.enter_context(shared)
-            listening.serve_with_workers(
-                WORKER, sockets, settings.limits, workers, proxies=settings.forwarded_allow_ips
-            )
+        listening.serve(app, sockets, settings.limits, proxies=settings.forwarded_allow_ips)
 
 
 @contextmanager
@@ -154,7 +141,7 @@ def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
         yield (error.setting if isinstance(error, CannotListen) else None), message
 
 
-def _prepare(settings: Settings, workers: int) -> None:
+def _prepare(settings: Settings) -> None:
     """Check what the server needs. Waits for a database that is starting."""
     from terrine_server import doctor
     from terrine_server.ledger import connect
@@ -173,20 +160,11 @@ def _prepare(settings: Settings, workers: int) -> None:
         if votes_on.state is not doctor.State.OK:
             fail(votes_on.found)
     if settings.voters is VotersKind.RAY:
-        _prepare_ray(settings, workers)
+        from terrine_models.teachers.ray_cluster import require_ray
 
-
-def _prepare_ray(settings: Settings, workers: int) -> None:
-    from terrine_models.teachers.ray_cluster import require_ray
-
-    require_ray()
-    if settings.device not in (None, "cpu"):
-        fail("Actors of a Ray cluster vote on processors: leave TERRINE_DEVICE out.")
-    if workers > 1 and settings.ray_address is None:
-        fail(
-            "Several workers need one Ray cluster: start it with `ray start --head`, and set "
-            "TERRINE_RAY_ADDRESS=auto."
-        )
+        require_ray()
+        if settings.device not in (None, "cpu"):
+            fail("Actors of a Ray cluster vote on processors: leave TERRINE_DEVICE out.")
 
 
 def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:

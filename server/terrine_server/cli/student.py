@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from terrine_protocol.files import read
-from terrine_server.bars import steps_bar
-from terrine_server.cli.console import as_json, console, errors, fail, output, with_json, writing
-from terrine_server.cli.specs import SPEC, built, show_kind
+from terrine_server.cli.console import console, errors, fail, output, with_json, writing
 from terrine_server.cli.student_data import StudentFiles, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
 from terrine_server.cli.tables import AcceptClipped, note
@@ -127,9 +125,9 @@ def train(
     method: Annotated[
         str,
         typer.Option(
-            metavar=SPEC,
-            help="How the student is trained, such as ridge or fixmatch:steps=1000. auto takes "
-            "what suits the inputs. `terrine student methods` names all, and their parameters.",
+            metavar="auto|ridge|kernel|neighbours",
+            help="How the student is trained: auto takes what suits the inputs; ridge is the plain "
+            "student; kernel and neighbours are for images.",
         ),
     ] = "auto",
     threshold: Annotated[
@@ -166,12 +164,9 @@ def train(
       terrine student train census.csv
     """
     from terrine_client.distill import distill
-    from terrine_models.students.methods import methods
     from terrine_models.students.settings import Training
 
-    kinds = dict.fromkeys(methods(), Training)
-    training = built("--method", method, kinds, method=method.partition(":")[0].strip())
-    training = replace(training, threshold=threshold_of(threshold))
+    training = Training(method=method, threshold=threshold_of(threshold))
     source = StudentFiles(accept_clipped)
     source.check(public)
     with connected(context) as client:
@@ -180,41 +175,23 @@ def train(
         if dry_run:
             console.print(rehearse(client, inputs, examples, queries, training))
             return
-        with steps_bar(console) as on_step:
-            made = distill(
-                client,
-                inputs,
-                out,
-                held_out=examples,
-                rounds=rounds,
-                queries=queries,
-                training=training,
-                encoding=described,
-                seed=seed,
-                tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
-                on_step=on_step,
-            )
+        made = distill(
+            client,
+            inputs,
+            out,
+            held_out=examples,
+            rounds=rounds,
+            queries=queries,
+            training=training,
+            encoding=described,
+            seed=seed,
+            tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
+        )
     console.print(summary(made.report, out))
     if made.report.by_class:
         console.print(class_figures(made.report))
     for warning in made.report.notes:
         console.print(f"[yellow]Note:[/] {warning}", soft_wrap=True, highlight=False)
-
-
-@app.command("methods")
-@with_json
-def list_methods() -> None:
-    """Show the methods of training a student, and their parameters.
-
-    vat and fixmatch learn from unlabelled inputs too, and are replaced by a plain model if they
-    collapse. kernel and neighbours are for images.
-    """
-    from terrine_models.students.methods import methods
-    from terrine_models.students.settings import Training
-
-    if not as_json():
-        console.print(f"Methods: {', '.join(methods())}.")
-    show_kind(Training)
 
 
 @app.command()

@@ -104,15 +104,14 @@ def rehearse(
     check_data(inputs, project, examples)
     check_training(training, task_of(inputs, project))
     wanted = min(len(inputs), queries or len(inputs))
-    estimate = client.estimate(wanted)
+    left = client.budget()
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("project", f"{project.name} ({project.status}), {project.mechanism.name}")
     table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
     if examples is not None:
         table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
-    left = estimate.budget
     table.add_row("ε spent", f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}")
-    fits = f"at least {min(wanted, left.affordable):,}" if not estimate.fits else f"all {wanted:,}"
+    fits = f"all {wanted:,}" if wanted <= left.affordable else f"at least {left.affordable:,}"
     table.add_row("queries", f"{fits} fit the budget, whatever the answers")
     table.add_row("", "Nothing was sent and nothing was charged.")
     return table

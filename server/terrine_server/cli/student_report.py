@@ -31,6 +31,7 @@ def summary(report: Report, out: Path) -> Table:
             "threshold",
             f"from a probability of {report.choice.threshold:.3f} on it is {report.classes[1]}",
         )
+    table.add_row("protects", report.protects)
     table.add_row(
         "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from terrine_protocol import TokenCreate
+from terrine_protocol import TokenCreate, TokenInfo
 from terrine_server.cli.console import as_json, console, errors, output, print_json, with_json
 from terrine_server.cli.derived import takes
 
@@ -40,13 +40,12 @@ def create(request: TokenCreate) -> None:
 @with_json
 def list_tokens() -> None:
     """List all tokens, without their secrets."""
-    from terrine_server import views
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     tokens = open_ledger(Settings()).list_tokens()
     output(
-        [views.token(token) for token in tokens],
+        [TokenInfo.model_validate(token) for token in tokens],
         [
             {
                 "id": token.id,

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx
-from terrine_models.students.settings import Training
 from terrine_models.teachers.kinds import Heads
 from terrine_protocol import NoisyVotesSpec
 from terrine_server.demo.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
@@ -42,9 +41,6 @@ class Material:
     teachers: int
     heads: Heads
     epsilon: float
-    training: Training
-    folds: bool
-    """Whether students are also judged over all test images, each trained without its fold."""
 
     @property
     def mechanism(self) -> NoisyVotesSpec:
@@ -96,8 +92,6 @@ def mnist(directory: Path, why: str) -> Material:
         teachers=2000,
         heads=Heads(),
         epsilon=0.5,
-        training=Training(),
-        folds=True,
     )
 
 
@@ -121,8 +115,6 @@ def digits(why: str) -> Material:
         teachers=100,
         heads=Heads(),
         epsilon=3.0,
-        training=Training(steps=300),
-        folds=False,
     )
 
 

@@ -1,21 +1,22 @@
-"""MNIST in the user's cache, downloaded and checked by pooch."""
+"""MNIST in the user's cache, downloaded and checked."""
 
 from __future__ import annotations
 
-import gzip
+import hashlib
 import os
-import tempfile
 import zlib
-from contextlib import nullcontext
 from pathlib import Path
 
-import pooch
-from requests import HTTPError, RequestException
+import httpx
 from rich.progress import Progress
+
+from terrine_models.storage.manifests import write_atomically
 
 TIMEOUT = (10.0, 20.0)
 """Seconds to connect, and seconds without a byte."""
 RETRIES = 1
+MOST = 16 * 2**20
+"""Bytes of a packed file, of which the largest has ten million."""
 FILES = {
     "train-images-idx3-ubyte": (
         47_040_016,
@@ -36,8 +37,6 @@ FILES = {
 }
 """Size and SHA-256 of each file, unpacked, because mirrors compress them differently."""
 
-pooch.get_logger().setLevel("WARNING")  # the progress bar shows the downloads
-
 
 class FetchError(Exception):
     """MNIST cannot be downloaded; the message says from where and why."""
@@ -52,10 +51,7 @@ def cache_directory() -> Path:
 
 def cached_mnist(directory: Path) -> bool:
     """Whether all four files exist with the right digests."""
-    try:
-        return all(pooch.file_hash(directory / name) == FILES[name][1] for name in FILES)
-    except OSError:
-        return False
+    return all(_is_there(directory / name) for name in FILES)
 
 
 def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
@@ -63,76 +59,63 @@ def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
 
     A file gets its name only if its digest is right. Raises FetchError.
     """
-    base = url.rstrip("/") + "/"
-    store = pooch.create(
-        path=directory,
-        base_url=base,
-        registry={name: digest for name, (_, digest) in FILES.items()},
-        urls={name: f"{base}{name}.gz" for name in FILES},
-        retry_if_failed=RETRIES,
-    )
-    for name, (size, _) in FILES.items():
-        source = store.get_url(name)
+    for name, (size, digest) in FILES.items():
+        path, source = directory / name, f"{url.rstrip('/')}/{name}.gz"
+        if _is_there(path):
+            continue
         try:
-            store.fetch(name, downloader=_Unpacked(size, _Meter(bar, name)))
-        except HTTPError as error:
-            status = str(error).partition(" for url")[0]
+            data = _unpacked(_downloaded(source, bar), size)
+        except httpx.HTTPStatusError as error:
+            status = f"{error.response.status_code} {error.response.reason_phrase}"
             raise FetchError(f"{source} responded with HTTP {status}") from None
-        except RequestException as error:
-            raise FetchError(f"{source} cannot be read: {_reason(error)}") from None
-        except ValueError as error:
-            raise FetchError(f"{source} is not MNIST: {error}") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise FetchError(f"{source} cannot be read: {error}") from None
+        except zlib.error as error:
+            raise FetchError(f"{source} is not MNIST: it cannot be unpacked: {error}") from None
+        if len(data) > size:
+            raise FetchError(f"{source} is not MNIST: it holds more than {size:,} bytes")
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise FetchError(f"{source} is not MNIST: its digest is another")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data)
         except OSError as error:
             reason = error.strerror or error
             raise FetchError(f"{directory} cannot be written: {reason}") from None
 
 
-class _Unpacked:
-    """Downloads a file for pooch and writes its unpacked content, at most `size` bytes.
-
-    If the server declares gzip as a Content-Encoding, requests has already unpacked the file.
-    """
-
-    def __init__(self, size: int, meter: _Meter) -> None:
-        self.size = size
-        self.download = pooch.HTTPDownloader(meter, chunk_size=2**16, timeout=TIMEOUT)
-
-    def __call__(self, url: str, output: str, _: pooch.Pooch) -> None:
-        with tempfile.TemporaryFile() as sent:
-            self.download(url, sent, None)
-            sent.seek(0)
-            packed = sent.read(2) == b"\x1f\x8b"
-            sent.seek(0)
-            try:
-                with gzip.open(sent) if packed else nullcontext(sent) as file:
-                    data = file.read(self.size + 1)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise ValueError(f"it cannot be unpacked: {error}") from None
-        if len(data) > self.size:
-            raise ValueError(f"it holds more than {self.size:,} bytes")
-        Path(output).write_bytes(data)
+def _is_there(path: Path) -> bool:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == FILES[path.name][1]
+    except OSError:
+        return False
 
 
-class _Meter:
-    """The progress of one file, as pooch reports it."""
+def _downloaded(source: str, bar: Progress) -> bytes:
+    """Return what a mirror sends, as it is packed. Raises httpx.HTTPError."""
+    connect, read = TIMEOUT
+    task = bar.add_task(source.rpartition("/")[2].removesuffix(".gz"), total=None, visible=False)
+    for left in reversed(range(1 + RETRIES)):
+        sent = bytearray()
+        try:
+            with httpx.stream(
+                "GET", source, timeout=httpx.Timeout(read, connect=connect), follow_redirects=True
+            ) as reply:
+                reply.raise_for_status()
+                total = int(reply.headers.get("content-length", 0)) or None
+                bar.reset(task, total=total, visible=True)
+                for part in reply.iter_raw():
+                    sent += part
+                    bar.update(task, completed=len(sent))
+                    if len(sent) > MOST:
+                        break
+                return bytes(sent)
+        except httpx.TransportError:
+            if not left:
+                raise
+    raise AssertionError("it was returned or raised")
 
-    def __init__(self, bar: Progress, name: str) -> None:
-        self.bar, self.name, self.total = bar, name, 0
-        self.task = bar.add_task(name, total=None, visible=False)
 
-    def update(self, step: int) -> None:
-        self.bar.update(self.task, advance=step, total=self.total or None, visible=True)
-
-    def reset(self) -> None:
-        self.bar.reset(self.task)
-
-    def close(self) -> None:
-        pass
-
-
-def _reason(error: RequestException) -> str:
-    """Return the innermost reason in the errors that requests and urllib3 wrap."""
-    cause = error.args[0] if error.args else error
-    cause = getattr(cause, "reason", cause)
-    text = cause.args[0] if isinstance(cause, Exception) and cause.args else cause
-    return str(text).rpartition(": ")[2] or type(error).__name__
+def _unpacked(data: bytes, size: int) -> bytes:
+    """Unpack at most one byte more than the size. Raises zlib.error."""
+    return zlib.decompressobj(wbits=31).decompress(data, size + 1)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,13 +18,11 @@ from terrine_client.distill import Distilled, distill
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.methods import METHODS
-from terrine_models.students.models import Student
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role
-from terrine_server.bars import steps_bar, teachers_bar
-from terrine_server.demo.folds import FOLDS, assign_folds
+from terrine_server.bars import teachers_bar
 from terrine_server.demo.material import DELTA, Material
 from terrine_server.demo.owner import DemoOwner
 from terrine_server.demo.process import running_server
@@ -50,8 +47,6 @@ class Figures:
     """Accuracy on the held-out images."""
     without_privacy: float
     """The same student with the same settings, on the true labels of all public images."""
-    folds: float | None
-    """Accuracy over all test images; see `Demo._fold`. None where that is left out."""
     ledger_intact: bool
     ledger_head: str
     seconds: float
@@ -98,7 +93,7 @@ class Demo:
                 f"{'intact' if found.ok else 'NOT INTACT: ' + '; '.join(found.problems)}."
             )
         self._step("The student compared with training without privacy")
-        without_privacy, folds = self._compare(made)
+        without_privacy = self._compare(made)
         report = made.report
         figures = Figures(
             data=m.name,
@@ -110,7 +105,6 @@ class Demo:
             answers_right=float((made.labels == m.truth)[made.labels >= 0].mean()),
             student=made.student.accuracy(m.held_out, m.held_out_labels),
             without_privacy=without_privacy,
-            folds=folds,
             ledger_intact=found.ok,
             ledger_head=found.head,
             seconds=time.monotonic() - self.began,
@@ -163,16 +157,13 @@ class Demo:
 
     def _distil(self, client: Client) -> Distilled:
         m = self.material
-        with steps_bar(self.console) as on_step:
-            return distill(
-                client,
-                m.public,
-                self.out / "student",
-                held_out=(m.held_out, m.held_out_labels),
-                training=m.training,
-                tell=self._say,
-                on_step=on_step,
-            )
+        return distill(
+            client,
+            m.public,
+            self.out / "student",
+            held_out=(m.held_out, m.held_out_labels),
+            tell=self._say,
+        )
 
     def _ask_again(self, client: Client, made: Distilled) -> None:
         m = self.material
@@ -196,49 +187,14 @@ class Demo:
             f"{again.budget.epsilon_spent:.4f}. Without fresh noise there is nothing to average."
         )
 
-    def _compare(self, made: Distilled) -> tuple[float, float | None]:
-        """Accuracy without privacy, and if the material says so over the whole test set."""
-        m = self.material
+    def _compare(self, made: Distilled) -> float:
+        """Accuracy without privacy: of the student that was chosen, on true labels."""
+        m, method = self.material, made.report.choice.chosen
         self._say("For comparison: the same student on the true labels of all public images.")
-        plain = self._twin(made).accuracy(m.held_out, m.held_out_labels)
-        if not m.folds:
-            return plain, None
-        self._say(
-            f"And {FOLDS} students, each trained without a fifth of the test images and tested on "
-            "it."
-        )
-        right = sum(self._fold(fold, made) for fold in range(FOLDS))
-        return plain, right / (len(m.public) + len(m.held_out))
-
-    def _twin(self, made: Distilled) -> Student:
-        """Train the student that was chosen, with the same settings, on true labels."""
-        m = self.material
-        training = replace(m.training, method=made.report.choice.chosen)
+        task = Task(m.public, m.private.spec, m.private.classes)
         answers = Answers.of_labels(m.truth, len(m.private.classes))
-        return self._learn(m.public, answers, training)
-
-    def _fold(self, number: int, made: Distilled) -> float:
-        """Return how many images of fold `number` a student trained without it gets right.
-
-        The folds divide all test images, held-out ones included. The student sees the public images
-        outside its fold, with the counts bought for them in the project above.
-        """
-        m = self.material
-        images = np.concatenate([m.public, m.held_out])
-        truth = np.concatenate([m.truth, m.held_out_labels])
-        fold = assign_folds(len(images))
-        seen = np.flatnonzero(fold[: len(m.public)] != number)
-        training = replace(m.training, method=made.report.choice.chosen)
-        student = self._learn(m.public[seen], made.answers.of(seen), training)
-        tested = fold == number
-        return float((student.predict(images[tested]) == truth[tested]).sum())
-
-    def _learn(self, x: NDArray[np.uint8], answers: Answers, training: Training) -> Student:
-        """Train one student, as it is: it is not compared with others once more."""
-        private = self.material.private
-        task = Task(x, private.spec, private.classes)
-        with steps_bar(self.console) as on_step:
-            return METHODS[training.method](training, on_step).fit(task, answers)
+        twin = METHODS[method](Training(method)).fit(task, answers)
+        return twin.accuracy(m.held_out, m.held_out_labels)
 
     def _sum_up(self, f: Figures) -> None:
         m, verdict = self.material, "intact" if f.ledger_intact else "NOT INTACT"
@@ -246,13 +202,6 @@ class Demo:
         rows = {
             "student": f"{f.student:.2%} of {len(m.held_out):,} held-out images",
             "on true labels": f"{f.without_privacy:.2%}, the same student without privacy",
-        }
-        if f.folds is not None:
-            rows[f"{FOLDS} folds"] = (
-                f"{f.folds:.2%} of all {len(m.public) + len(m.held_out):,} test images, each by a "
-                "student trained without its fold (answers of the same project)"
-            )
-        rows |= {
             "answers": f"{f.asked:,} bought; by itself, {f.answers_right:.2%} of them are right",
             "privacy": f"ε = {f.epsilon_spent:.4f} of {f.epsilon:g} spent at δ = {f.delta:g}, "
             "worst case",

@@ -296,7 +296,7 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
         outcomes=history.outcomes,
         first=oldest[0].created_at if oldest else None,
         last=history.reached[-1].at if history.reached else None,
-        tokens=tuple(views.token(token) for token in ledger.list_tokens(record.name)),
+        tokens=tuple(TokenInfo.model_validate(token) for token in ledger.list_tokens(record.name)),
         odds=(
             Odds.at("its budget, if all of it is spent", terms.epsilon, terms.delta),
             Odds.at(
@@ -305,7 +305,7 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
                 terms.delta,
             ),
         ),
-        verification=None if found is None else views.verification(found),
+        verification=None if found is None else Verification.model_validate(found),
     )
 
 
@@ -361,9 +361,9 @@ def _acts(ledger: Ledger, verify: bool) -> Acts:
     after = 0
     while page := ledger.log(after, PAGE):
         counts.update(entry.action for entry in page)
-        notable += [views.log_entry(entry) for entry in page if entry.action in NOTABLE]
+        notable += [LogEntry.model_validate(entry) for entry in page if entry.action in NOTABLE]
         after = page[-1].seq
-    found = views.log_verification(verify_log(ledger)) if verify else None
+    found = LogVerification.model_validate(verify_log(ledger)) if verify else None
     return Acts(after, dict(sorted(counts.items())), tuple(notable[-SHOWN:]), found)
 
 

@@ -47,13 +47,9 @@ class Neighbourhood:
     ensemble: Weighing
     units: Units
 
-    def blocks(self, inputs: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the weights uint8 `[b, N]` of all records for inputs `[B, …]`, in order."""
-        for weights, _ in self.weighed(inputs):
-            yield weights
-
     def weighed(self, inputs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the same, and the weights uint8 `[b, S]` of the shadows."""
+        """Yield the weights uint8 `[b, N]` of all records for inputs `[B, …]`, in order, and those
+        uint8 `[b, S]` of the shadows."""
         records = max(1, self.units.records)
         size = max(1, BLOCK // records)
         for start in range(0, len(inputs), size):

@@ -41,6 +41,7 @@ class FirstProject:
 
     units: int
     rows: int
+    """Public rows of which no two are equal: equal ones have one answer, paid for once."""
     classes: int
     teachers: int
     """Of neighbours, the units."""
@@ -55,15 +56,15 @@ class FirstProject:
 
     @classmethod
     def of(cls, *, units: int, rows: int, classes: int, epsilon: float) -> FirstProject:
-        """Propose one for private units (records or people), and public rows that are all asked.
+        """Propose one for private units (records or people), and different public rows, all asked.
 
         Raises `ParameterError` for what cannot work, which says what would.
         """
         epsilon = check_epsilon(epsilon)
         if rows < FEW * classes:
             raise ParameterError(
-                f"Too small: {rows:,} public rows for {classes:,} classes teach a student nothing. "
-                f"At least {FEW * classes:,} are needed, and thousands are better."
+                f"Too small: {rows:,} different public rows for {classes:,} classes teach a "
+                f"student nothing. At least {FEW * classes:,} are needed, and thousands are better."
             )
         teachers, delta, sigma, noise = _counts(units, rows, classes, epsilon)
         if noise > TOO_NOISY:

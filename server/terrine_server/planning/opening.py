@@ -163,11 +163,20 @@ def expected_answers(terms: Terms, pass_rate: float) -> float:
 
 
 def quick_quote(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float) -> Quote:
-    """Return the best quote at one order alone, which suits any Gaussian noise, for comparisons."""
+    """Return the best quote at one order alone, which suits any Gaussian noise, for comparisons.
+
+    The rate is a guess: no price is divided by it.
+    """
     order = _quick_order(epsilon, delta)
-    cap_rule = Rule("rdp", order)
-    found = quotes(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=pass_rate, order=order)
-    return found[0]
+    return quotes(
+        mechanism,
+        epsilon,
+        delta,
+        cap_rule=Rule("rdp", order),
+        pass_rate=pass_rate,
+        order=order,
+        guessed=True,
+    )[0]
 
 
 @lru_cache(maxsize=1024)
@@ -270,9 +279,12 @@ def _best_share(
     return min(means, default=(math.inf, 1.0))
 
 
+@lru_cache(maxsize=1024)
 def _steady_share(mechanism: Thresholded, order: float) -> float:
     """Return the share of an answer by which the wrong pass rate costs least: `PASS_RATES`."""
     found = _allowed(mechanism, order, SHARES, outcome_costs)
+    if not found:
+        return 1.0
     best = {rate: min(_mean(each, rate) for each in found.values()) for rate in PASS_RATES}
 
     def regret(share: float) -> tuple[bool, float]:
@@ -281,7 +293,7 @@ def _steady_share(mechanism: Thresholded, order: float) -> float:
         worst = max(_mean(costs, rate) / best[rate] for rate in PASS_RATES)
         return dearer > MOST_UNEQUAL * cheaper, worst
 
-    return min(found, key=regret, default=1.0)
+    return min(found, key=regret)
 
 
 def _allowed(

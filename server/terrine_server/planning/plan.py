@@ -7,11 +7,17 @@ of teachers with private training data is itself a leak, outside every budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from terrine_server.planning.forecast import Forecast, Votes, forecast
 from terrine_server.planning.grid import Grid, Spec, specifications
-from terrine_server.planning.opening import Quote, quick_quote, quotes
+from terrine_server.planning.opening import (
+    Quote,
+    expected_answers,
+    expected_pass_rate,
+    quick_quote,
+    quotes,
+)
 from terrine_server.planning.publishing import DataDependent, PublishingPlan
 from terrine_server.privacy.budget.quoting import cap_order
 from terrine_server.privacy.budget.rules import Rule
@@ -47,9 +53,9 @@ class Plan:
 
     `labelled`: whether accuracy is measured against the truth or against the plurality.
     `by_teachers`: the best candidate of each ensemble. `quotes`: for each rule that the project can
-    be opened under, on an ensemble whose cap is in Rényi DP; the first buys most. `pass_rate`: the
-    expectation that they rest on. `publishing`: how a data-dependent project would publish, None if
-    that buys nothing or was not asked for.
+    be opened under, on an ensemble whose cap is in Rényi DP; it takes the first. `pass_rate`: the
+    guess by which answers are counted; no price is divided by it. `publishing`: how a
+    data-dependent project would publish, None if that buys nothing or was not asked for.
     """
 
     chosen: Candidate
@@ -104,7 +110,6 @@ def plan(
     chosen = max(pool, key=_worth)
     votes = known[chosen.teachers]
     mechanism, expected, rate = _expected(chosen.spec, votes)
-    cap_rule = Rule("rdp", cap_order(epsilon, delta))
     publishing = None
     if data_dependent:
         publishing = DataDependent(mechanism, votes, expected, delta=delta).plan(epsilon)
@@ -116,7 +121,7 @@ def plan(
         labelled=votes.labelled,
         candidates=tuple(candidates),
         pass_rate=rate,
-        quotes=tuple(quotes(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=rate)),
+        quotes=_quotes(mechanism, epsilon, delta, rate),
         publishing=publishing,
     )
 
@@ -135,6 +140,21 @@ def _candidate(spec: Spec, votes: Votes, epsilon: float, delta: float) -> Candid
     queries = int(quick_quote(mechanism, epsilon, delta, rate).answers / rate)
     answered = expected.answered
     return Candidate(spec, votes.teachers, answered, expected.accuracy, queries, queries * answered)
+
+
+def _quotes(
+    mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float
+) -> tuple[Quote, ...]:
+    """Return what a project would choose from, with the answers of this pass rate."""
+    found = quotes(
+        mechanism,
+        epsilon,
+        delta,
+        cap_rule=Rule("rdp", cap_order(epsilon, delta)),
+        pass_rate=expected_pass_rate(mechanism),
+        guessed=True,
+    )
+    return tuple(replace(each, answers=expected_answers(each.terms, pass_rate)) for each in found)
 
 
 def _expected(spec: Spec, votes: Votes) -> tuple[Mechanism, Forecast, float]:

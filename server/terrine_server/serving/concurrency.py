@@ -35,8 +35,8 @@ class ConcurrencyLimit:
         per_token = limits.per_token or max(1, limits.connections // 2)
         self.limits = {
             Share.ALL: limits.connections,
-            Share.UNAUTHENTICATED: limits.unauthenticated or max(1, limits.connections // 2),
-            Share.ADDRESS: limits.per_address or max(1, limits.connections // 4),
+            Share.UNAUTHENTICATED: max(1, limits.connections // 2),
+            Share.ADDRESS: max(1, limits.connections // 4),
             Share.CLAIM: per_token,
             Share.TOKEN: per_token,
         }

@@ -49,8 +49,8 @@ class Connection(H11Protocol):
         """Start waiting for the first request."""
         super().connection_made(transport)
         own: socket.socket = transport.get_extra_info("socket")
-        # asyncio leaves Nagle's algorithm on for inherited sockets, which is what workers have: the
-        # second segment of a response would wait 40 ms for the first to be acknowledged.
+        # asyncio leaves Nagle's algorithm on for sockets that it did not make: the second segment
+        # of a response would wait 40 ms for the first to be acknowledged.
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Otherwise the system takes megabytes from us before we notice that nobody reads them.
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, LEAST_READ)

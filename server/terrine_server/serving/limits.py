@@ -10,7 +10,8 @@ class Limits:
     """Limits of one process. Seconds are whole, as those who set them think of them."""
 
     connections: int
-    """Requests that are served at a time."""
+    """Requests that are served at a time; at most half of them without a valid token, and of these
+    half from one address."""
     held_bytes: int
     """Of the bodies of all requests that are being handled."""
     keep_alive_seconds: float
@@ -23,10 +24,6 @@ class Limits:
     """How long running requests may take to finish at shutdown."""
     per_token: int | None = None
     """Requests with one token, as a part of those that others leave. By default half."""
-    unauthenticated: int | None = None
-    """Requests without a valid token. By default half."""
-    per_address: int | None = None
-    """Of these, from one address. By default a quarter of all."""
 
 
 def few_callers(callers: int) -> Limits:

@@ -17,15 +17,12 @@ from typing import Any
 
 import structlog
 import uvicorn
-from uvicorn.supervisors import Multiprocess
 
 from terrine_server.serving.connection import BACKLOG, SPARE, options
 from terrine_server.serving.limits import Limits
 
 log = structlog.get_logger("terrine")
 
-WORKER_SECONDS = 20
-"""A worker that does not respond for this long is replaced."""
 SWITCH_SECONDS = 0.0001
 """How long a thread may compute while another waits for Python's interpreter. With Python's own
 5 ms, a request that passes between threads six times waits 30 ms beside one that is decoded."""
@@ -110,7 +107,6 @@ def _bound(family: int, address: Any) -> socket.socket:
     except OSError:
         made.close()
         raise
-    made.set_inheritable(True)
     return made
 
 
@@ -168,22 +164,6 @@ def serve(
         if server.started or error.errno != errno.EADDRINUSE:
             raise
         raise _taken(sockets[0].getsockname()[1]) from error
-
-
-def serve_with_workers(
-    app: str, sockets: list[socket.socket], limits: Limits, workers: int, *, proxies: str = ""
-) -> None:
-    """Serve in processes that share the sockets; `app` names the function that makes the app."""
-    config = uvicorn.Config(
-        app,
-        factory=True,
-        workers=workers,
-        loop="asyncio",
-        timeout_worker_healthcheck=WORKER_SECONDS,
-        **options(limits, proxies) | {"limit_concurrency": connections(limits.connections)},
-    )
-    _announce(sockets)
-    Multiprocess(config, sockets).run()
 
 
 def _taken(port: int) -> CannotListen:
