@@ -21,6 +21,7 @@ from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors
 from terrine_models.teachers import neighbours
 from terrine_models.teachers.ensemble import Ensemble, load
+from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import save_manifest
 from terrine_models.teachers.neighbours import (
@@ -49,6 +50,16 @@ def built(tmp_path_factory: pytest.TempPathFactory, digits: Dataset, public: Pub
     out = tmp_path_factory.mktemp("neighbours") / "digits"
     build(part(digits, slice(0, 1300)), out, name="digits", public=public, settings=FEW)
     return out
+
+
+def test_pictures_with_channels_first_are_refused_with_what_to_save(tmp_path: Path) -> None:
+    spec = InputSpec(shape=(3, 9, 9), dtype="uint8", low=0, high=255)
+    x = np.random.default_rng(0).integers(0, 256, (60, 3, 9, 9)).astype(np.uint8)
+    data = Dataset(x, np.arange(60) % 2, ("no", "yes"), spec)
+    public = PublicData.declare("others", x[:20])
+    for maker in (FEW, Heads()):
+        with refuses(DataError, "[3, 9, 9]", "x.transpose(0,"):
+            maker.feature_map(data, public)
 
 
 def part(data: Dataset, rows: slice | NDArray[np.int64]) -> Dataset:

@@ -201,6 +201,17 @@ def _base_size(base: Base, inputs: InputSpec) -> int:
     return base_features(base, torch.zeros((1, *inputs.shape)), inputs).shape[1]
 
 
+def check_channels_last(inputs: InputSpec) -> None:
+    """Raise DataError for pictures as PyTorch has them, of which gradients would mean nothing."""
+    shape = inputs.shape
+    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) > 3:
+        wanted = "x[:, 0]" if shape[0] == 1 else "x.transpose(0, 2, 3, 1)"
+        raise DataError(
+            f"Inputs of shape {list(shape)} have the channels of their pictures first; expected "
+            f"[height, width] or [height, width, 3]. Save {wanted}, of private and public inputs."
+        )
+
+
 def public_features(
     inputs: InputSpec,
     public: PublicData | None,

@@ -21,6 +21,7 @@ from terrine_models.features.maps import (
     MOST_POINTS,
     FeatureMap,
     PublicData,
+    check_channels_last,
     public_features,
 )
 from terrine_models.storage.manifests import CONFIG, FEATURES, FeatureSpec
@@ -136,6 +137,8 @@ class Heads:
         if kind == "discriminant" and self.ridge is not None:
             raise DataError("Heads on discriminant features are class means: leave ridge out.")
         backbone = None if self.backbone is None else Backbone.declare(self.backbone, data.spec)
+        if backbone is None:
+            check_channels_last(data.spec)
         return public_features(
             data.spec, fitted_on, self.width, kind, whiten=True, backbone=backbone
         )

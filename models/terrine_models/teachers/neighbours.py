@@ -38,6 +38,7 @@ from terrine_models.features.maps import (
     MOST_POINTS,
     FeatureMap,
     PublicData,
+    check_channels_last,
     public_features,
 )
 from terrine_models.storage.manifests import (
@@ -114,6 +115,8 @@ class Neighbours:
         """The map on which distances are measured: fitted on `public` alone."""
         images, many = len(data.spec.shape) > 1, len(data.classes) >= MANY
         backbone = None if self.backbone is None else Backbone.declare(self.backbone, data.spec)
+        if backbone is None:
+            check_channels_last(data.spec)
         discriminant = images and many and backbone is None and len(public.inputs) >= FEWEST_POINTS
         return public_features(
             data.spec,
