@@ -253,9 +253,9 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
             f"There is no key of the log, {settings.checkpoint_key_path}. Run `terrine init`."
         )
     policy = load_policy(settings.log_policy_path)
-    publisher = Publisher(
-        ledger, key, policy, settings.checkpoint_seconds, settings.signed_checkpoint_path
-    )
+    # Who signs from elsewhere, by a key and a database of other places, has no data directory.
+    signed = settings.signed_checkpoint_path if settings.data_dir.is_dir() else None
+    publisher = Publisher(ledger, key, policy, settings.checkpoint_seconds, signed)
     due = time.monotonic() + TURN_SECONDS
     while not publisher.round():
         if time.monotonic() > due:
