@@ -189,6 +189,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "delta": 1e-5,
         "rule": "rdp",
         "order": 12.5,
+        "shares_cap_of": "digits-2",
     },
     "EnsembleAccount": ENSEMBLE
     | {
@@ -199,6 +200,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "reserved": 10**11,
         "delta_cap": 10**12,
         "delta_reserved": 10**11,
+        "shares_cap_with": ["digits-2"],
     },
     "ProjectOpen": {
         "name": "study",
