@@ -213,7 +213,7 @@ def test_a_database_that_was_set_back_as_a_whole_is_not_signed(
         connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= size))
         connection.execute(update(tree_head).values(checkpoint=str(early)))
     charge(ledger, "another history")
-    with pytest.raises(CheckpointError, match="older backup"):
+    with refuses(CheckpointError, "backup"):
         Publisher(ledger, LOG, None, 3600, file).round()
     assert last(ledger) == early
     assert file.read_text() == str(published)

@@ -354,8 +354,12 @@ def _why(chosen: Chosen) -> str:
     other = "trained teachers" if first.neighbours else "neighbours"
     if chosen.clear:
         return f"Its simulated students were clearly better than those of {other}."
-    tried = "simulated students were alike" if chosen.trained else "neither could be simulated"
-    return f"Its votes have less noise than those of {other}; {tried}."
+    if chosen.trained:
+        return (
+            f"Its simulated students were about as good as those of {other}, and gain more from "
+            "all private records than from few public ones."
+        )
+    return f"Its votes have less noise than those of {other}; neither could be simulated."
 
 
 def _foreseen(labelled: Dataset | None, chosen: Chosen) -> str:
