@@ -340,9 +340,8 @@ def test_who_cannot_be_forgotten_in_trained_teachers_is_said(tmp_path: Path) -> 
 
     refused(1, 2, "few", who="ax")
     owner = teacher_of(6, 3, 0)
-    refused(
-        "no teacher learns from nobody", "".join(n for i, n in enumerate("abcdef") if not owner[i])
-    )
+    of_one = "".join(name for name, teacher in zip("abcdef", owner, strict=True) if not teacher)
+    refused("shards", 1, "few", who=of_one)
     refused(1, "few", given=people_of(data, "abcde"))
     refused("group", given=nameless(data.inputs[:3].astype(np.float32)))
     refused("key", key=b"another key" * 4, by=StoreError)

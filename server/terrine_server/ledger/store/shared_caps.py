@@ -73,7 +73,7 @@ def known(connection: Connection, seals: Seals, of: EnsembleRecord | None = None
     Raises LedgerCorrupted.
     """
     if of is None:
-        return [_known(row, seals) for row in connection.execute(select_private_data())]
+        return [_known(row, seals) for row in connection.execute(select_private_data()).all()]
     own = {"ensemble": of.id, "name": of.name}
     # Whether the log says that it has a row: somebody may have removed that.
     said, cap = connection.execute(_OF_ONE, own).one()
@@ -81,7 +81,7 @@ def known(connection: Connection, seals: Seals, of: EnsembleRecord | None = None
         raise LedgerCorrupted(f"Whose cap the ensemble {of.name} shares was edited.")
     if cap is None:
         return []
-    return [_known(row, seals) for row in connection.execute(_SHARING, {"cap": cap})]
+    return [_known(row, seals) for row in connection.execute(_SHARING, {"cap": cap}).all()]
 
 
 def _known(row: Any, seals: Seals) -> Known:
