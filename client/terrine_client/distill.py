@@ -131,7 +131,7 @@ def distill(
         if distillation.known == 0 and ended:
             raise DistillError(_nothing_learned(notebook, refused))
         if distillation.known > 0:
-            tell(f"Round {number}: training on {distillation.known:,} labels …")
+            tell(f"Round {number}: training on {distillation.known:,} answers …")
             if ended:
                 made = distillation.finish(tell)
             else:

@@ -111,9 +111,13 @@ class EnsembleAccount(EnsembleInfo):
     delta: float
     rule: Annotated[RuleInfo, Field(description="How the costs of its projects add up.")]
     cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
-    reserved: int
+    reserved: Annotated[int, Field(description="Likewise, by all projects that share the cap.")]
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
     delta_reserved: int
+    shares_cap_with: Annotated[
+        list[Name],
+        Field(description="Other ensembles of the same people: one cap is for all of them."),
+    ] = Field(default_factory=list)
 
 
 class EnsembleRegister(Wire):
@@ -137,6 +141,13 @@ class EnsembleRegister(Wire):
         Field(
             description="Rényi order of the cap; by default what suits its ε and δ. `terrine plan` "
             "proposes one for data-dependent accounting."
+        ),
+    ] = None
+    shares_cap_of: Annotated[
+        Name | None,
+        Field(
+            description="A registered ensemble that holds some of the same people: the two share "
+            "its cap, which must be the same. Where their data are equal, they share it anyway."
         ),
     ] = None
 

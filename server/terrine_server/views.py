@@ -135,6 +135,7 @@ def ensemble_account(record: ledger.EnsembleRecord, available: bool) -> Ensemble
         reserved=record.reserved,
         delta_cap=record.delta_cap,
         delta_reserved=record.delta_reserved,
+        shares_cap_with=list(record.shares_with),
     )
 
 

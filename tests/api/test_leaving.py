@@ -225,7 +225,7 @@ def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEns
     assert holding(files, points(world.directory)[3].tobytes())
 
 
-def test_trained_teachers_have_nobody_who_leaves(
+def test_nobody_leaves_teachers_that_were_trained_without_a_key(
     terrine_server: RunningServer, terrine: Terrine, tmp_path: Path, database_url: str
 ) -> None:
     who = saved(tmp_path / "who.npz", digits(GONE))

@@ -24,6 +24,7 @@ from terrine_server.ledger.store.tables import (
     editions,
     ensembles,
     metadata,
+    private_data,
     projects,
     requests,
     tokens,
@@ -206,13 +207,25 @@ def test_acts_at_once_are_logged_one_after_another(
 
 
 def test_every_subject_of_the_log_has_actions_and_facts() -> None:
-    assert set(ABOUT) == set(FACTS) == {"ensemble", "edition", "project", "token", "request"}
+    assert (
+        set(ABOUT)
+        == set(FACTS)
+        == {
+            "ensemble",
+            "edition",
+            "data",
+            "project",
+            "token",
+            "request",
+        }
+    )
     about = {action for actions in ABOUT.values() for action in actions}
     assert about == {a for a in Action if a.partition("-")[0] in FACTS}
     assert set(FACTS["token"]) - {"project"} <= set(tokens.c.keys())
     assert set(FACTS["project"]) - {"ensemble"} <= set(projects.c.keys())
     assert set(FACTS["ensemble"]) <= set(ensembles.c.keys())
     assert set(FACTS["edition"]) <= set(editions.c.keys()) - {"slots", "erased"}
+    assert set(FACTS["data"]) - {"cap_of"} <= set(private_data.c.keys()) - {"digests"}
     names = {"token", "token_project", "ensemble", "project"}
     assert set(FACTS["request"]) - names <= set(requests.c.keys())
 

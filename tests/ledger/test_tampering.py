@@ -338,6 +338,20 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
     yield "unit_accounts: another project's", change("unit_accounts", crowd, project_id=1)
     yield "unit_accounts: removed", gone("unit_accounts", **crowd)
 
+    heads = {row["name"]: row["id"] for row in world.rows()["ensembles"]}
+    spare, people = {"ensemble_id": heads["spare"]}, {"ensemble_id": heads["people"]}
+    yield "private_data: a cap of its own", change("private_data", spare, cap_id=heads["spare"])
+    yield "private_data: another cap", change("private_data", spare, cap_id=heads["people"])
+    (first,) = (row for row in world.of_first_editions if row.items() >= people.items())
+    yield "private_data: of the first edition", change("private_data", people, **first)
+    yield "private_data: no digest", change("private_data", spare, digests="[]", key_check=b"")
+    yield "private_data: removed", gone("private_data", **spare)
+    yield "private_data: the counting one's removed", gone("private_data", cap_id=heads["mnist"])
+    yield (
+        "private_data: a second one",
+        copied(world, "private_data", spare, ensemble_id=heads["thousand"]),
+    )
+
     end = len(world.rows()["administrative_log"])
     yield "log: the last entry removed", gone("administrative_log", seq=end)
     yield "log: an entry removed", gone("administrative_log", seq=3)
@@ -901,7 +915,7 @@ which `verify --accounts` recomputes it (tests/api/test_neighbours.py). What was
 be possible, and is compared with charges when it is used (tests/ledger/test_keys.py). Files are
 compared with their digest; the rest, such as whether a closed project was reopened, is what the
 administrative log had, which is written anew: a checkpoint shows that."""
-OF_THE_LOG = {"editions", "tokens", "requests", "administrative_log", "log_head"}
+OF_THE_LOG = {"editions", "private_data", "tokens", "requests", "administrative_log", "log_head"}
 
 
 def test_what_the_chain_holds_is_found_in_spite_of_the_key(each_database_url: str) -> None:

@@ -13,16 +13,15 @@ from refusals import refuses
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors
-from terrine_models.teachers.editions import add, forget
+from terrine_models.teachers.editions import add, forget, forget_taught
+from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.neighbours import (
-    IDENTITIES,
-    NeighbourEnsemble,
-    Neighbours,
-    build,
-    name_digests,
-    record_digests,
-)
+from terrine_models.teachers.manifests import KnownData
+from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
+from terrine_models.teachers.networks import Networks
+from terrine_models.teachers.people import IDENTITIES, known_data, name_digests, record_digests
+from terrine_models.teachers.shards import Shards, teacher_of
+from terrine_models.teachers.training import train_ensemble
 
 PLANE = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
 KEY = b"a key of the owner's, long enough"
@@ -190,3 +189,163 @@ def test_a_table_s_people_are_named_by_their_column(tmp_path: Path) -> None:
     assert load_people(whole, schema) == ["ada", "bob"]
     assert load_people(alone, schema) == ["bob", "ada"]
     assert load_people(bare, schema, lambda _: None) == ["bob", "ada"]
+
+
+def test_data_are_known_when_they_come_again(tmp_path: Path) -> None:
+    """By another kind of teacher, in another order, or as an edition left them; not by others."""
+    table = persons("abcdef")
+    first = built(tmp_path / "1", dataset(table))
+
+    def trained(name: str, table: Table, key: bytes = KEY) -> KnownData:
+        data = dataset(table)
+        config = Heads(width=6)
+        manifest = train_ensemble(
+            data, tmp_path / name, name=name, teachers=2, config=config, key=key
+        )
+        assert manifest.data is not None
+        return manifest.data
+
+    def same(a: KnownData | None, b: KnownData) -> bool:
+        assert a is not None
+        return bool(set(a.digests) & set(b.digests))
+
+    again = trained("again", dict(reversed(table.items())))
+    assert same(load_manifest(first).data, again)
+    assert not same(load_manifest(first).data, trained("fewer", persons("abcde")))
+    other = trained("other-key", table, b"another key" * 4)
+    assert not same(again, other)
+    assert again.key != other.key
+    forget(first, tmp_path / "2", name_digests(["f"], KEY), KEY)
+    add(tmp_path / "2", tmp_path / "3", dataset(persons("gh")), KEY)
+    newest = load_manifest(tmp_path / "3").data
+    assert same(newest, again), "what they were"
+    assert same(newest, trained("left", persons("abcde"))), "whom forget left"
+    assert same(newest, trained("came", persons("gh"))), "who came"
+    assert same(newest, trained("now", persons("abcdegh"))), "and all of them together"
+
+
+def test_a_file_is_known_whatever_its_schema(tmp_path: Path) -> None:
+    rows = np.random.default_rng(3).random((40, 6)).astype(np.float32)
+    plain, scaled = nameless(rows), nameless(rows[::-1] * np.float32(0.5))
+    found = [
+        known_data(replace(data, sha256=file), record_digests(data, KEY), KEY).digests
+        for data, file in [(plain, "ab" * 32), (scaled, "ab" * 32), (scaled, None), (plain, None)]
+    ]
+    assert set(found[0]) & set(found[1])
+    assert not set(found[0]) & set(found[2])
+    assert set(found[0]) & set(found[3]), "and records, whatever the file"
+    assert "ab" * 32 not in str(found)
+
+
+HEADS, NETWORKS = Heads(width=6), Networks(epochs=2)
+
+
+def people_of(data: Dataset, names: str) -> Dataset:
+    """The records of these people alone, as they come in the data."""
+    assert data.groups is not None
+    assert data.people is not None
+    stays = np.isin(data.groups, [data.people.index(name) for name in names])
+    left = [name for name in data.people if name in names]
+    groups = np.array([left.index(data.people[group]) for group in data.groups[stays]])
+    inputs, labels = data.inputs[stays], data.labels[stays]
+    return replace(data, inputs=inputs, labels=labels, groups=groups, people=tuple(left))
+
+
+def teachers_of(directory: Path) -> dict[str, NDArray[np.generic]]:
+    manifest = load_manifest(directory)
+    (file,) = manifest.teacher_files
+    tensors = load_tensors(directory, file, manifest.files[file])
+    return {name: each.numpy() for name, each in tensors.items()}
+
+
+@pytest.mark.parametrize("config", [HEADS, NETWORKS], ids=["heads", "networks"])
+def test_a_teacher_is_trained_anew_without_those_who_left_and_no_other_changes(
+    tmp_path: Path, config: Heads | Networks
+) -> None:
+    """As if they had never been there: what their records were changes nothing any more."""
+    names, gone = "abcdefghijkl", "ce"
+    owner = teacher_of(len(names), 4, 3)
+    touched = {int(owner[names.index(name)]) for name in gone}
+    assert 0 < len(touched) < 4
+    made = []
+    for seed in (0, 1):
+        table = {name: persons(name, seed if name in gone else 0)[name] for name in names}
+        data, first = dataset(table), tmp_path / f"first-{seed}"
+        train_ensemble(data, first, name="few", teachers=4, config=config, seed=3, key=KEY)
+        second, third = tmp_path / f"second-{seed}", tmp_path / f"third-{seed}"
+        left = forget_taught(first, second, name_digests(gone, KEY), data, KEY)
+        assert left is not None
+        assert (left.slots, left.people) == (tuple(names.index(name) for name in gone), 2)
+        before, after = teachers_of(first), teachers_of(second)
+        for name, each in after.items():
+            same = [np.array_equal(a, b) for a, b in zip(before[name], each, strict=True)]
+            assert all(same[i] for i in range(4) if i not in touched), name
+        assert forget_taught(second, third, name_digests(gone, KEY), data, KEY) is None
+        rest = people_of(data, "abdfghijkl")
+        assert forget_taught(second, third, name_digests("a", KEY), rest, KEY) is not None
+        assert not (
+            teachers_of(third)["weights" if config is HEADS else next(iter(after))] == 0
+        ).all()
+        made.append((before, after, teachers_of(third)))
+        manifest = load_manifest(third)
+        assert manifest.units == len(names), "slots stay"
+        who = load_tensors(third, IDENTITIES, manifest.files[IDENTITIES])
+        assert [bool(row.any()) for row in who["present"]] == [n not in "ace" for n in names]
+    for one, other, equal in zip(*made, (False, True, True), strict=True):
+        same = [np.array_equal(one[name], other[name]) for name in one]
+        assert all(same) == equal
+
+
+def test_nameless_records_are_forgotten_where_they_are(tmp_path: Path) -> None:
+    rows = np.random.default_rng(5).random((12, 6)).astype(np.float32)
+    rows[7] = rows[1]  # two people with one record, of one label
+    data = nameless(rows)
+    first, second = tmp_path / "1", tmp_path / "2"
+    train_ensemble(data, first, name="few", teachers=3, config=HEADS, seed=3, key=KEY)
+    who = record_digests(nameless(rows[:2]), KEY)[1:]
+    left = forget_taught(first, second, who, data, KEY)
+    assert left is not None
+    assert left.slots == (1, 7), "both, as nothing tells them apart"
+    without = np.setdiff1d(np.arange(12), [1, 7])
+    owner = teacher_of(12, 3, 3)
+    shards = Shards(
+        data,
+        {i: np.array([row for row in without if owner[row] == i]) for i in range(3)},
+        3,
+        HEADS.feature_map(data, None),
+        None,
+    )
+    kind = load_manifest(first).teacher
+    expected = kind.train(shards, range(3))
+    for name, each in teachers_of(second).items():
+        assert np.array_equal(each, expected[name].numpy())
+
+
+def test_who_cannot_be_forgotten_in_trained_teachers_is_said(tmp_path: Path) -> None:
+    table = persons("abcdef")
+    data, first, out = dataset(table), tmp_path / "1", tmp_path / "2"
+    train_ensemble(data, first, name="few", teachers=3, config=HEADS, key=KEY)
+
+    def refused(
+        *held: object,
+        who: str = "a",
+        given: Dataset = data,
+        key: bytes = KEY,
+        by: type[Exception] = DataError,
+    ) -> None:
+        with refuses(by, *held):
+            forget_taught(first, out, name_digests(who, KEY), given, key)
+        assert not out.exists()
+        assert not list(tmp_path.glob(".2*"))
+
+    refused(1, 2, "few", who="ax")
+    owner = teacher_of(6, 3, 0)
+    refused(
+        "no teacher learns from nobody", "".join(n for i, n in enumerate("abcdef") if not owner[i])
+    )
+    refused(1, "few", given=people_of(data, "abcde"))
+    refused("group", given=nameless(data.inputs[:3].astype(np.float32)))
+    refused("key", key=b"another key" * 4, by=StoreError)
+    train_ensemble(data, tmp_path / "keyless", name="few", teachers=3, config=HEADS)
+    with refuses(StoreError, "key"):
+        forget_taught(tmp_path / "keyless", out, name_digests("a", KEY), data, KEY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -226,3 +227,32 @@ def test_adult_needs_no_word(terrine: Terrine, hospital: Path, shared_data: Path
     train = ("ensemble", "train", adult / "adult.data.gz", "--name", "t", "--teachers", 20)
     known = ("--public", adult / "adult.test.gz", "--schema", schema)
     assert "32561" in terrine(*train, *known).fine
+
+
+def test_what_is_made_of_the_same_people_shares_a_cap(terrine: Terrine, hospital: Path) -> None:
+    """Other labels, other columns, another kind, and after its first files are gone."""
+    terrine("init")
+    for name, label in (("one", "readmitted"), ("two", "ward")):
+        schema = ("ensemble", "schema", "sample.csv", "--label", label, "--out", f"{name}.json")
+        assert terrine(*schema).code == 0
+    train = ("ensemble", "train", "stays.csv", "--teachers", 20, "--name")
+    assert terrine(*train, "one", "--schema", "one.json").code == 0
+    register = ("--epsilon", 3, "--delta", "1e-5")
+    assert "share" not in terrine("ensemble", "register", "one", *register).fine
+    assert "shared with" not in terrine("ensemble", "list").fine
+    shutil.rmtree(hospital / "data" / "ensembles" / "one")
+    assert terrine(*train, "two", "--schema", "two.json").code == 0
+    refused = terrine("ensemble", "register", "two", "--epsilon", 2, "--delta", "1e-5").refused
+    assert "two is of the same people as one, so they share one cap, which is final" in refused
+    assert "--epsilon 3.0 --delta 1e-05 --rule rdp:7.62" in refused
+    said = terrine("ensemble", "register", "two", *register).fine
+    assert "It shares this cap with one: they are of the same people." in said
+    assert "shared with" in terrine("ensemble", "list").fine
+    rows = json.loads(terrine("--json", "ensemble", "list").out)
+    assert [row["shares_cap_with"] for row in rows] == [["two"], ["one"]]
+    log = json.loads(terrine("--json", "log", "show").out)
+    shared = [each for each in log if each["action"] == "data-recorded"]
+    assert [each["detail"]["cap_of"] for each in shared] == ["one", "one"]
+    key = (hospital / "data" / "records.key").read_text()
+    files = [path for path in hospital.rglob("*") if path.is_file() and path.name != "records.key"]
+    assert not [path for path in files if key.encode() in path.read_bytes()]

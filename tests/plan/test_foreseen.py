@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
+from terrine_server.owner import foreseen
 from terrine_server.owner.foreseen import Chosen, choose_way
 from terrine_server.planning.first_project import FirstProject
 
@@ -50,6 +52,18 @@ def test_noise_that_drowns_the_votes_of_teachers_is_foreseen_and_decides() -> No
     assert found.clear
     assert found.first.neighbours is not None
     assert found.other.neighbours is None
+
+
+@pytest.mark.parametrize(
+    ("lead", "trains"), [(0.03, False), (0.01, False), (-0.01, False), (-0.03, True)]
+)
+def test_teachers_are_trained_where_their_students_are_clearly_better(
+    lead: float, trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreseen, "_lead", lambda one, other: (lead, 0.01))
+    found = chosen(public(200))
+    assert (found.first.neighbours is None) == trains
+    assert found.clear == (abs(lead) > 0.02)
 
 
 def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() -> None:

@@ -17,8 +17,10 @@ from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.ledger import (
     Action,
     Actor,
+    EnsembleRecord,
     Ledger,
     NewProject,
+    PrivateData,
     ProjectRecord,
     Proposal,
     connect,
@@ -105,10 +107,29 @@ def open_ledger(url: str, epsilon: float = 20.0, key: bytes = SECRET_KEY) -> Led
     return ledger
 
 
-def register(ledger: Ledger, name: str, epsilon: float = 20.0) -> None:
-    ledger.register_ensemble(
-        name, f"ensembles/{name}", digest(name).hex(), FACTS, RECORDS, cap(epsilon, 1e-5)
+def register(
+    ledger: Ledger,
+    name: str,
+    epsilon: float = 20.0,
+    data: PrivateData | None = None,
+    shares_cap_of: str | None = None,
+    facts: EnsembleFacts = FACTS,
+) -> EnsembleRecord:
+    return ledger.register_ensemble(
+        name,
+        f"ensembles/{name}",
+        digest(name).hex(),
+        facts,
+        RECORDS,
+        cap(epsilon, 1e-5),
+        data=data,
+        shares_cap_of=shares_cap_of,
     )
+
+
+def private(*parts: object, key: object = "records") -> PrivateData:
+    """Data that are known by any of these."""
+    return PrivateData(digest(key).hex(), frozenset(digest(part).hex() for part in parts))
 
 
 def kept_keys(url: str) -> set[str]:

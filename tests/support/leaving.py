@@ -17,7 +17,8 @@ from sqlalchemy import event
 
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_models.teachers.neighbours import Neighbours, build, record_digests
+from terrine_models.teachers.neighbours import Neighbours, build
+from terrine_models.teachers.people import record_digests
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner import editions
 from terrine_server.settings import Settings

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection as PipeConnection
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import Any
 
 import numpy as np
 from between import come_between
-from books import GNMAX, abstained, answered, digest, terms
+from books import GNMAX, abstained, answered, digest, private, register, terms
 from migrated import SECRET_KEY
 from neighbour_workers import replica
 from neighbouring import numbered
 from processes import killed_before
 from sqlalchemy import Connection, event
 
-from terrine_protocol import Role
+from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
 from terrine_server.ledger import (
     Ledger,
@@ -190,3 +191,18 @@ def race(url: str, project_id: int, name: str, clients: int, connection: PipeCon
 
 def _results(receipt: Receipt) -> list[tuple[Any, ...]]:
     return [(str(r.outcome), r.label, r.seq, r.replayed, r.counts) for r in receipt.results]
+
+
+def open_projects_on(url: str, names: list[str], terms: Any, ensemble: str) -> None:
+    """Open projects on an ensemble until its cap is reached; close the first and open another."""
+    ledger = Ledger(connect(url), SECRET_KEY)
+    with suppress(CapExceeded):
+        for name in names:
+            ledger.open_project(NewProject(name, ensemble, GNMAX, terms))
+        ledger.set_status(names[0], ProjectStatus.CLOSED)
+        ledger.open_project(NewProject(f"{names[0]}-again", ensemble, GNMAX, terms))
+
+
+def register_data(url: str, name: str, data: str) -> None:
+    """Register an ensemble of these private data."""
+    register(Ledger(connect(url), SECRET_KEY), name, data=private(data))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from books import FACTS, RECORDS, digest
+from books import FACTS, RECORDS, digest, private
 from migrated import SECRET_KEY, migrated
 from numpy.typing import NDArray
 from sqlalchemy import select
@@ -141,7 +141,13 @@ def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
         }
     )
     ledger.register_ensemble(
-        "people", "ensembles/people", digest("people").hex(), facts, RECORDS, CAP
+        "people",
+        "ensembles/people",
+        digest("people").hex(),
+        facts,
+        RECORDS,
+        CAP,
+        data=private("people"),
     )
 
 

@@ -18,6 +18,7 @@ from books import (
     counted,
     digest,
     open_project,
+    private,
     register,
     terms,
 )
@@ -54,12 +55,12 @@ class World:
     def __init__(self, url: str) -> None:
         self.url = url
         ledger = self.prepared()
-        register(ledger, "mnist")
-        register(ledger, "spare")
+        register(ledger, "mnist", data=private("digits"))
         thousand = FACTS.model_copy(update={"teachers": TEACHERS})
         ledger.register_ensemble(
             "thousand", "ensembles/thousand", digest("thousand").hex(), thousand, RECORDS, CAP
         )
+        register(ledger, "spare", data=private("digits"))
         study = self.open_study()
         self.prices = {str(outcome): p.cost for outcome, p in study.terms.prices.items()}
         for name in ("other", "done", "resting"):
@@ -83,7 +84,10 @@ class World:
         ledger.charge(ledger.project("other").id, [answered("other")])
         ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
         self.ask_crowd(ledger, crowd)
-        ledger.make_edition("people", 2, digest("two").hex(), PEOPLE, [3])
+        self.of_first_editions = self.rows()["private_data"]
+        ledger.make_edition(
+            "people", 2, digest("two").hex(), PEOPLE, [3], data=private("people", "fewer")
+        )
         self.before = self.rows()
         self.ask_crowd(ledger, crowd, last=4)
         ledger.charge(study.id, [answered("last")])

@@ -78,7 +78,7 @@ class Source(Protocol):
 
     @property
     def sha256(self) -> str | None:
-        """Of the records' file, once all were read, if a schema might have been fitted on it."""
+        """Of the records' file, once all were read, if it is a table."""
 
     def blocks(self) -> Iterator[Records]:
         """Read all records, in order. Raises DataError."""
@@ -102,7 +102,7 @@ class Dataset:
     """How pictures were converted, if the inputs were made from some."""
     name: str = "data"
     sha256: str | None = None
-    """Of the records' file, if a schema might have been fitted on it."""
+    """Of the records' file, if it is a table."""
     people: tuple[str, ...] | None = None
     """[U], what each person is called, by number. It is kept nowhere."""
 

@@ -101,10 +101,10 @@ class Table:
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""
-        schema, people, fitted = self.encoding, Numbering(), self.encoding.fitted_on is not None
+        schema, people = self.encoding, Numbering()
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, *(c.name for c in (self._label, self._group) if c is not None)]
-        with _opened(self._path, schema, needed, self._note, fitted) as (file, read_blocks):
+        with _opened(self._path, schema, needed, self._note, True) as (file, read_blocks):
             for block in read_blocks(file, schema, needed, self._note, self._progress):
                 inputs, labels = encoder.encode(block), class_indices(self._label, block)
                 if self._group is None:

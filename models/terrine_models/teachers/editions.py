@@ -1,10 +1,11 @@
-"""Editions of neighbours: the same ensemble, from which people left or to which they came.
+"""Editions: the same ensemble, from which people left or to which they came.
 
     from terrine_models.teachers.editions import add, forget
-    from terrine_models.teachers.neighbours import name_digests
+    from terrine_models.teachers.people import name_digests
 
     forget(directory, out, name_digests(["Ada"], key), key)  # nobody's records but hers go
     add(directory, out, coming, key)
+    forget_taught(trained, out, name_digests(["Ada"], key), private, key)
 
 Who somebody is, is kept as a digest under a key of the owner's: of the name where records have a
 group, and otherwise of the record itself. Whether a person is admitted or erased follows from that
@@ -16,7 +17,8 @@ from __future__ import annotations
 import hmac
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
+from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import (
     StoreError,
     save_tensors,
@@ -32,24 +35,25 @@ from terrine_models.storage.manifests import (
     write_atomically,
 )
 from terrine_models.teachers.heads import load_map
+from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
+    KnownData,
     Manifest,
     Stored,
-    check_shapes,
-    load_manifest,
+    TeacherKind,
+    Trained,
     save_manifest,
 )
-from terrine_models.teachers.neighbours import (
+from terrine_models.teachers.neighbours import RECORDS, NeighbourTeachers, placed
+from terrine_models.teachers.people import (
     IDENTITIES,
-    RECORDS,
     Digests,
-    NeighbourTeachers,
-    key_check,
-    placed,
+    People,
+    known_data,
     record_digests,
-    save_identities,
 )
-from terrine_models.teachers.shards import check_encoding, unit_count
+from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
+from terrine_protocol.tables import PublicSource
 
 Records = dict[str, NDArray[np.generic]]
 
@@ -70,16 +74,13 @@ class Change:
 
 @dataclass(frozen=True)
 class _Opened:
-    """An edition, and what its next one is made of."""
+    """An edition of neighbours, and what its next one is made of."""
 
     directory: Path
     manifest: Manifest
     kind: NeighbourTeachers
     records: Records
-    present: Digests
-    """uint8[U, 32], who is in each slot; zeros for those who left."""
-    erased: Digests
-    """uint8[E, 32], who left, in an order that tells nothing."""
+    people: People
 
 
 def forget(directory: Path, out: Path, who: Digests, key: bytes) -> Change | None:
@@ -91,17 +92,7 @@ def forget(directory: Path, out: Path, who: Digests, key: bytes) -> Change | Non
     and StoreError.
     """
     old = _opened(directory, key)
-    gone = {bytes(row) for row in old.erased}
-    leaving = {bytes(row) for row in who}
-    here = [bytes(row) in leaving for row in old.present]
-    slots = np.flatnonzero(here)
-    found = {bytes(row) for row in old.present[slots]}
-    unknown = [place + 1 for place, row in enumerate(who) if bytes(row) not in found | gone]
-    if unknown:
-        raise DataError(
-            f"{len(unknown)} of {len(who)} to be forgotten are not in {old.manifest.name}, the "
-            f"first of them number {unknown[0]}. Nobody was forgotten."
-        )
+    slots, people = old.people.without(who, old.manifest.name)
     if not len(slots):
         return None
     stays = ~np.isin(old.records["units"], slots)
@@ -110,11 +101,8 @@ def forget(directory: Path, out: Path, who: Digests, key: bytes) -> Change | Non
             f"Nobody would be left in {old.manifest.name}. Close its projects and remove "
             f"{old.directory} instead."
         )
-    present = old.present.copy()
-    present[slots] = 0
-    erased = np.unique(np.concatenate([old.erased, _rows(found)]), axis=0)
     records = {name: values[stays] for name, values in old.records.items()}
-    manifest = _saved(old, out, records, present, erased, old.kind.added, key)
+    manifest = _next(old, out, records, people, old.kind.added, people.known(key), key)
     return Change(manifest, tuple(map(int, slots)), len(slots))
 
 
@@ -126,24 +114,15 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
     """
     old = _opened(directory, key)
     manifest, kind = old.manifest, old.kind
-    check_encoding(data)
-    if (data.spec, data.classes) != (manifest.input, manifest.classes):
-        raise DataError(
-            f"{data.name}: inputs or classes are not those of {manifest.name}: {data.spec} and "
-            f"{', '.join(data.classes)}, expected {manifest.input} and "
-            f"{', '.join(manifest.classes)}."
-        )
     grouped = manifest.partition is not None
-    if (data.groups is not None) != grouped:
-        wanted = "with a group, as" if grouped else "without one, as"
-        raise DataError(f"{data.name}: expected records {wanted} {manifest.name} has them.")
+    _check_same_kind(data, manifest, grouped)
     digest = hmac.digest(key, b"terrine/added/1" + bytes.fromhex(data.digest()), "sha256").hex()
     if digest in kind.added:
         return None
-    who = record_digests(data, key)
-    gone = {bytes(row) for row in old.erased}
+    who, present = record_digests(data, key), old.people.present
+    gone = {bytes(row) for row in old.people.erased}
     # Only names are compared with those of others: equal records may be of two people.
-    known = {bytes(row): slot for slot, row in enumerate(old.present)} if grouped else {}
+    known = {bytes(row): slot for slot, row in enumerate(present)} if grouped else {}
     slots = np.full(unit_count(data), -1)
     came: list[NDArray[np.uint8]] = []
     for unit, row in enumerate(who):
@@ -152,7 +131,7 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
         if bytes(row) in known:
             slots[unit] = known[bytes(row)]
         else:
-            slots[unit] = len(old.present) + len(came)
+            slots[unit] = len(present) + len(came)
             came.append(row)
     stored = Stored(old.directory, manifest, manifest.teacher_files)
     # All are placed, and then some left out: where a record is placed must not depend on others.
@@ -166,10 +145,115 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
     }
     order = np.lexsort((records["labels"], records["units"]))
     records = {name: values[order] for name, values in records.items()}
-    present = np.concatenate([old.present, np.array(came, np.uint8).reshape(-1, 32)])
-    added = (*kind.added, digest)
-    saved = _saved(old, out, records, present, old.erased, added, key)
+    people = replace(
+        old.people, present=np.concatenate([present, np.array(came, np.uint8).reshape(-1, 32)])
+    )
+    now = known_data(data, who, key).with_more(people.known(key).digests)
+    saved = _next(old, out, records, people, (*kind.added, digest), now, key)
     return Change(saved, (), len(came), int((slots < 0).sum()))
+
+
+def forget_taught(
+    directory: Path,
+    out: Path,
+    who: Digests,
+    data: Dataset,
+    key: bytes,
+    public: PublicData | None = None,
+) -> Change | None:
+    """Save in `out` the edition of trained teachers that never saw the people `who`, uint8[k, 32].
+
+    The teachers whose shards held them, and those in the same files, are trained anew, each from
+    what is left of its shard, as if the others had never been there. `data`: the records that all
+    were trained on, or what is left of them; who left before, or was never there, is passed over.
+    `public`: the public rows that teachers of tables match their prior on. None if all of them left
+    before. Raises DataError (somebody is not there, a shard would be empty, records of those who
+    stay are missing, other public rows) and StoreError.
+    """
+    manifest = load_manifest(directory)
+    kind, partition = manifest.teacher, manifest.partition
+    stored = Stored(directory, manifest, manifest.teacher_files)
+    old = People.load(stored, key)
+    if partition is None or not kind.partitioned:
+        raise StoreError(f"Nobody knows whose records taught which teacher of {manifest.name}.")
+    _check_same_kind(data, manifest, partition.recipe == "groups")
+    _check_public(kind, public)
+    slots, people = old.without(who, manifest.name)
+    if not len(slots):
+        return None
+    owner = teacher_of(manifest.units, manifest.teachers, partition.seed)
+    left = np.bincount(owner[people.present.any(1)], minlength=manifest.teachers)
+    empty = [int(teacher) for teacher in np.unique(owner[slots]) if not left[teacher]]
+    if empty:
+        raise DataError(
+            f"Nobody would be left in the shards of {len(empty)} teachers of {manifest.name}, and "
+            "no teacher learns from nobody. Train another ensemble, of fewer teachers; it shares "
+            "this one's cap."
+        )
+    files = {
+        file: range(at, min(at + kind.per_file, manifest.teachers))
+        for file, at in zip(
+            manifest.teacher_files, range(0, manifest.teachers, kind.per_file), strict=True
+        )
+    }
+    touched = {file: run for file, run in files.items() if np.isin(owner[slots], run).any()}
+    place = _places(record_digests(data, key), people.present)
+    taught = np.isin(owner, [teacher for run in touched.values() for teacher in run])
+    missing = int((people.present.any(1) & taught & ~np.isin(np.arange(len(owner)), place)).sum())
+    if missing:
+        raise DataError(
+            f"{data.name}: {missing} of those who stay, whose shards are to be learned anew, are "
+            f"not in it. Give the records that {manifest.name} was trained on."
+        )
+    unit_of = np.arange(len(data)) if data.groups is None else data.groups
+    features = None if kind.features is None else load_map(stored, kind.features)
+    trained = {}
+    for file, run in touched.items():
+        slot = place[unit_of]
+        rows = {i: np.flatnonzero((slot >= 0) & (owner[slot] == i)) for i in run}
+        trained[file] = kind.train(Shards(data, rows, partition.seed, features, public), run)
+    known = people.known(key)
+    changed = {"data": known if manifest.data is None else manifest.data.with_more(known.digests)}
+    saved = _saved(directory, manifest, out, trained, people, key, changed)
+    return Change(saved, tuple(map(int, slots)), len(slots))
+
+
+def _places(who: Digests, present: Digests) -> NDArray[np.int64]:
+    """Return the slot of each person [U]; of several with one digest the first has the first.
+
+    −1 for who is not there.
+    """
+    free: dict[bytes, list[int]] = {}
+    for slot in reversed(range(len(present))):
+        free.setdefault(bytes(present[slot]), []).append(slot)
+    free.pop(bytes(32), None)
+    return np.array([slots.pop() if (slots := free.get(bytes(row))) else -1 for row in who])
+
+
+def _check_public(kind: TeacherKind, public: PublicData | None) -> None:
+    if not kind.matches_prior:
+        return
+    fitted = kind.features.fitted_on if kind.features else None
+    known: PublicSource | None = getattr(kind, "matched_on", fitted)
+    if known is not None and (public is None or public.source.sha256 != known.sha256):
+        raise DataError(
+            f"Its teachers match their prior on the public rows of {known.name}: give these very "
+            "rows (--public)."
+        )
+
+
+def _check_same_kind(data: Dataset, manifest: Manifest, grouped: bool) -> None:
+    """Raise DataError unless records are of the kind of an ensemble's."""
+    check_encoding(data)
+    if (data.spec, data.classes) != (manifest.input, manifest.classes):
+        raise DataError(
+            f"{data.name}: inputs or classes are not those of {manifest.name}: {data.spec} and "
+            f"{', '.join(data.classes)}, expected {manifest.input} and "
+            f"{', '.join(manifest.classes)}."
+        )
+    if (data.groups is not None) != grouped:
+        wanted = "with a group, as" if grouped else "without one, as"
+        raise DataError(f"{data.name}: expected records {wanted} {manifest.name} has them.")
 
 
 def _opened(directory: Path, key: bytes) -> _Opened:
@@ -177,51 +261,55 @@ def _opened(directory: Path, key: bytes) -> _Opened:
     kind = manifest.teacher
     if not isinstance(kind, NeighbourTeachers):
         raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
-    if IDENTITIES not in manifest.files:
-        raise StoreError(
-            f"{directory} was built without a key, so nobody in it can be found. Build it again "
-            "with `terrine neighbours build`."
-        )
     stored = Stored(directory, manifest, manifest.teacher_files)
-    who = stored.tensors(IDENTITIES)
-    erased = len(who.get("erased", ()))
-    shapes = {"present": (manifest.units, 32), "erased": (erased, 32), "check": (32,)}
-    check_shapes(str(directory / IDENTITIES), who, shapes)
-    if not hmac.compare_digest(who["check"].numpy().tobytes(), key_check(key)):
-        raise StoreError(
-            f"The key of the records is not the one that {directory} was built with, so nobody in "
-            "it can be found. Restore records.key from a backup."
-        )
+    people = People.load(stored, key)
     records: Records = {name: each.numpy() for name, each in stored.tensors(RECORDS).items()}
-    present, left = who["present"].numpy(), who["erased"].numpy()
-    return _Opened(directory, manifest, kind, records, present, left)
+    return _Opened(directory, manifest, kind, records, people)
 
 
-def _saved(
+def _next(
     old: _Opened,
     out: Path,
     records: Records,
-    present: Digests,
-    erased: Digests,
+    people: People,
     added: tuple[str, ...],
+    known: KnownData,
     key: bytes,
 ) -> Manifest:
-    """Save an edition in `out`, which must not exist, completely or not at all."""
+    kind = old.kind.model_copy(update={"edition": old.kind.edition + 1, "added": added})
+    changed = {
+        "teacher": kind,
+        "teachers": len(people.present),
+        "units": len(people.present),
+        "data": (old.manifest.data or known).with_more(known.digests),
+    }
+    tensors = {RECORDS: {name: torch.from_numpy(each) for name, each in records.items()}}
+    return _saved(old.directory, old.manifest, out, tensors, people, key, changed)
+
+
+def _saved(
+    directory: Path,
+    before: Manifest,
+    out: Path,
+    tensors: Mapping[str, Trained],
+    people: People,
+    key: bytes,
+    changed: Mapping[str, object],
+) -> Manifest:
+    """Save an edition in `out`, which must not exist, completely or not at all.
+
+    `tensors`: of the files that are new; all others, but for identities, stay as they are.
+    """
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
     try:
-        files = dict(old.manifest.files)
+        files = dict(before.files)
         for name, digest in files.items():
-            if name not in (RECORDS, IDENTITIES):  # what is public stays as it is
-                write_atomically(work / name, verified_bytes(old.directory, name, digest))
-        files[RECORDS] = save_tensors(
-            work / RECORDS, {name: torch.from_numpy(each) for name, each in records.items()}
-        )
-        files[IDENTITIES] = save_identities(work, present, erased, key)
-        kind = old.kind.model_copy(update={"edition": old.kind.edition + 1, "added": added})
-        changed = {"teacher": kind, "teachers": len(present), "units": len(present), "files": files}
-        manifest = Manifest.model_validate(
-            {**{name: getattr(old.manifest, name) for name in Manifest.model_fields}, **changed}
-        )
+            if name not in (*tensors, IDENTITIES):
+                write_atomically(work / name, verified_bytes(directory, name, digest))
+        files |= {name: save_tensors(work / name, new) for name, new in tensors.items()}
+        files[IDENTITIES] = people.save(work, key)
+        fields = {name: getattr(before, name) for name in Manifest.model_fields}
+        manifest = Manifest.model_validate({**fields, **changed, "files": files})
         save_manifest(work, manifest)
         sync_directory(work)
         work.rename(out)
@@ -229,8 +317,3 @@ def _saved(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return manifest
-
-
-def _rows(digests: set[bytes]) -> Digests:
-    found: Digests = np.frombuffer(b"".join(sorted(digests)), np.uint8).reshape(-1, 32)
-    return found

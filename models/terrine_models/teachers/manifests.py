@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, Union
@@ -189,6 +189,19 @@ def _of_its_kind(value: Any) -> TeacherKind:
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
+class KnownData(Record):
+    """What tells private data when they come again, and nothing to who lacks the owner's key."""
+
+    key: Sha256
+    """Tells whether digests are of one key."""
+    digests: Annotated[tuple[Sha256, ...], Field(min_length=1)]
+    """Data that have any of them in common are the same."""
+
+    def with_more(self, digests: Iterable[str]) -> KnownData:
+        """The same, and data of these digests are it, too."""
+        return KnownData(key=self.key, digests=tuple(sorted({*self.digests, *digests})))
+
+
 class EnsemblePlan(Record):
     """Everything about an ensemble that is fixed before its teachers are trained."""
 
@@ -203,6 +216,8 @@ class EnsemblePlan(Record):
     teachers: Annotated[int, Field(ge=1, le=100_000_000)]
     units: Annotated[int, Field(ge=1, description="Units in all: rows, or people if grouped.")]
     partition: Partition | None = None
+    data: Annotated[KnownData | None, Field(exclude_if=absent)] = None
+    """Which private data these are. None if nobody knows, as of teachers from elsewhere."""
     versions: dict[str, str]
 
     @model_validator(mode="after")

@@ -15,10 +15,8 @@ whole numbers, so small that no sum of their products leaves what float32 holds 
 
 from __future__ import annotations
 
-import hmac
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass as record
 from dataclasses import field
 from pathlib import Path
@@ -67,12 +65,11 @@ from terrine_models.teachers.manifests import (
     save_manifest,
     teacher_kind,
 )
+from terrine_models.teachers.people import IDENTITIES, People, known_data
 from terrine_models.teachers.shards import TrainingError, check_encoding, unit_count
 from terrine_protocol.tables import Sha256
 
 RADIUS, RECORDS = "radius.safetensors", "teachers-00000.safetensors"
-IDENTITIES = "identities.safetensors"
-"""Who is in each slot, and who left: keyed digests. Not there if the ensemble was built without."""
 LENGTH, MOST_COORDINATES = 3300, 4096
 """The longest point, in whole numbers: rounded it is shorter than 3,344, so a product of two and
 half the square of one stay below 2 ** 24, up to which float32 holds every whole number. So sums are
@@ -92,8 +89,6 @@ STAND_INS = 2000
 SHADOWS = 2000
 """Public points that are charged as if they were private, at most."""
 Points = NDArray[np.int16]
-Digests = NDArray[np.uint8]
-"""Keyed digests [n, 32] of who people are."""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -430,9 +425,11 @@ def build(
             RECORDS: save_tensors(work / RECORDS, records),
             RADIUS: save_tensors(work / RADIUS, points),
         }
+        known = None
         if key is not None:
-            present, nobody = record_digests(data, key), np.empty((0, 32), np.uint8)
-            files[IDENTITIES] = save_identities(work, present, nobody, key)
+            people = People.of(data, key)
+            known = known_data(data, people.present, key)
+            files[IDENTITIES] = people.save(work, key)
         if features.tensors:
             files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         if features.backbone is not None:
@@ -447,6 +444,7 @@ def build(
             classes=data.classes,
             teachers=units,
             units=units,
+            data=known,
             partition=partition,
             versions=versions(),
             files=dict(sorted(files.items())),
@@ -458,46 +456,6 @@ def build(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return manifest
-
-
-def save_identities(directory: Path, present: Digests, erased: Digests, key: bytes) -> str:
-    """Save who is in each slot, and who left; return the SHA-256 of the file."""
-    tensors = {
-        "present": torch.from_numpy(present),
-        "erased": torch.from_numpy(erased),
-        "check": torch.from_numpy(np.frombuffer(key_check(key), np.uint8).copy()),
-    }
-    return save_tensors(directory / IDENTITIES, tensors)
-
-
-def key_check(key: bytes) -> bytes:
-    """What tells whether digests are of this key, and nothing about it."""
-    return hmac.digest(key, b"terrine/people/check/1", "sha256")
-
-
-def name_digests(names: Sequence[str], key: bytes) -> Digests:
-    """Digests [U, 32] of people by what they are called."""
-    return _digests(b"terrine/people/name/1\0", [name.encode() for name in names], key)
-
-
-def record_digests(data: Dataset, key: bytes) -> Digests:
-    """Digests [U, 32] of the people of some records: by name, or else by their one record.
-
-    Raises DataError if records have groups, and nobody knows what these are called.
-    """
-    if data.groups is not None:
-        if data.people is None or len(data.people) != unit_count(data):
-            raise DataError(f"{data.name}: it is not known what its people are called.")
-        return name_digests(data.people, key)
-    labels = data.labels.astype("<i8")
-    rows = (x.tobytes() + label.tobytes() for x, label in zip(data.inputs, labels, strict=True))
-    kind = f"terrine/people/record/1 {data.inputs.dtype.str} {data.inputs.shape[1:]}\0".encode()
-    return _digests(kind, rows, key)
-
-
-def _digests(kind: bytes, parts: Iterable[bytes], key: bytes) -> Digests:
-    made = b"".join(hmac.digest(key, kind + part, "sha256") for part in parts)
-    return np.frombuffer(made, np.uint8).reshape(-1, 32).copy()
 
 
 def placed(

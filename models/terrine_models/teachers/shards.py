@@ -96,6 +96,14 @@ def unit_count(data: Units) -> int:
     return len(data) if data.groups is None else int(data.groups.max()) + 1
 
 
+def teacher_of(units: int, teachers: int, seed: int) -> NDArray[np.int64]:
+    """Return whose shard each unit is in [U]."""
+    order = np.random.Generator(np.random.Philox(seed)).permutation(units)
+    found = np.empty(units, dtype=np.int64)
+    found[order] = np.arange(units) * teachers // units
+    return found
+
+
 def partition_records(
     data: Units, teachers: int, seed: int
 ) -> tuple[list[NDArray[np.int64]], Partition]:
@@ -114,10 +122,7 @@ def partition_records(
             f"{teachers} teachers cannot be trained on {units} {what}: each needs at least one "
             "of its own."
         )
-    order = np.random.Generator(np.random.Philox(seed)).permutation(units)
-    teacher_of = np.empty(units, dtype=np.int64)
-    teacher_of[order] = np.arange(units) * teachers // units
-    owner = teacher_of[unit_of]
+    owner = teacher_of(units, teachers, seed)[unit_of]
     rows = np.argsort(owner, kind="stable")
     shards = np.split(rows, np.searchsorted(owner[rows], np.arange(1, teachers)))
     partition = Partition(

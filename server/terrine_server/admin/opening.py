@@ -271,8 +271,8 @@ def _suggested(services: Services, given: Fields) -> dict[str, str]:
     classes, delta = len(facts.classes), delta_for(ensemble.units)
     if not isinstance(rows, int) or not FEW * classes <= rows <= MOST_ROWS:
         raise ParameterError(
-            f"Public rows: give how many rows students will ask about, as a whole number of at "
-            f"least {FEW * classes:,}, ten for each class, and at most {MOST_ROWS:,}."
+            "Public rows: give how many different rows students will ask about, as a whole number "
+            f"of at least {FEW * classes:,}, ten for each class, and at most {MOST_ROWS:,}."
         )
     wanted = number(budget)
     if isinstance(wanted, str):

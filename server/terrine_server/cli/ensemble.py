@@ -15,8 +15,16 @@ from rich.table import Table
 
 from terrine_protocol import EnsembleRegister
 from terrine_server.bars import stages_bar, teachers_bar
-from terrine_server.cli import arrays, preview, tables
-from terrine_server.cli.console import as_json, console, fail, output, print_json, with_json
+from terrine_server.cli import arrays, people, preview, tables
+from terrine_server.cli.console import (
+    as_json,
+    console,
+    fail,
+    opened_ledger,
+    output,
+    print_json,
+    with_json,
+)
 from terrine_server.cli.derived import takes
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, split_
@@ -120,11 +128,12 @@ def train(
     from terrine_models.teachers.kinds import trainable
     from terrine_models.teachers.manifests import KINDS
     from terrine_models.teachers.training import train_ensemble
+    from terrine_server.owner.editions import records_key
+    from terrine_server.owner.operations import make_directories
+    from terrine_server.settings import Settings
 
-    if out is None:
-        from terrine_server.settings import Settings
-
-        out = Settings().ensembles_dir / name
+    own = Settings()
+    out = out or own.ensembles_dir / name
     config = built("--kind", kind, trainable())
     if is_table(data):
         if classes or images:
@@ -138,6 +147,8 @@ def train(
     seen = preview.show(private, teachers, seed)
     if labelled is not None and KINDS[config.kind].previewed:
         preview.show_agreement(labelled, seen, config, seed)
+    make_directories(own)
+    key = records_key(own, make=True)
     with trainer(on) as where, teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,
@@ -149,6 +160,7 @@ def train(
             seed=seed,
             on_trained=on_trained,
             trainer=where,
+            key=key,
         )
     show_manifest(out, manifest)
 
@@ -226,6 +238,9 @@ def register(
 ) -> None:
     """Allow projects on an ensemble, under a cap that they share. The cap is final.
 
+    It belongs to the private data: ensembles that were made of the same data share one cap. Of data
+    that only overlap nobody can see it: say so, by --shares-cap-of.
+
     [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
     """
     from terrine_server.owner.operations import open_ledger, register_ensemble
@@ -239,12 +254,76 @@ def register(
     )
     settings = Settings()
     record = register_ensemble(open_ledger(settings), settings, wanted)
+    others = ", ".join(record.shares_with)
+    shared = f" It shares this cap with {others}: they are of the same people." if others else ""
     console.print(
         f"Registered {record.name}: its projects together stay within "
-        f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}. "
+        f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}.{shared} "
         f"Next: terrine project open --ensemble {record.name} …",
         soft_wrap=True,
     )
+
+
+@app.command()
+def forget(
+    ensemble: Annotated[
+        str, typer.Argument(metavar="ENSEMBLE", help="A registered ensemble of trained teachers.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PRIVATE",
+            help="The records that it was trained on, or what is left of them without who leaves.",
+        ),
+    ],
+    who: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Who leaves. Where records have a group: a table with its column, or an .npz with "
+            "`group`. Otherwise the records themselves, as they were given.",
+        ),
+    ],
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="The public table of `train`, where teachers match their prior on its rows.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Forget people: the teachers that learned from them are trained anew without them.
+
+    All others stay as they are. The service runs on, and answers the next query without them, under
+    the same cap, projects and tokens. If this is interrupted, run it again. Backups, PRIVATE and
+    FILE are yours to clean.
+
+    [bold]Example[/bold]: terrine ensemble forget wards patients.csv --who withdrawn.csv
+        --public census-sample.csv
+    """
+    from terrine_models.features.maps import PublicData
+    from terrine_models.tables.loading import encode_table
+    from terrine_server.owner import editions
+    from terrine_server.settings import Settings
+
+    settings, ledger = Settings(), opened_ledger()
+    key, manifest = editions.records_key(settings), people.newest(ledger, settings, ensemble)
+    if not manifest.teacher.partitioned:
+        fail(f"In {ensemble} people vote themselves: `terrine neighbours forget` forgets them.")
+    grouped = manifest.partition is not None and manifest.partition.recipe == "groups"
+    digests = people.digests(manifest, who, key, grouped=grouped)
+    private, pool = people.records(manifest, data), None
+    if public is not None:
+        if manifest.encoding is None:
+            fail("--public is for tables: only their teachers match a prior on public rows.")
+        rows = encode_table(public, manifest.encoding, tables.note, accept_clipped=True)
+        pool = PublicData.declare(public.name, rows)
+    if not yes:
+        typer.confirm(f"Forget {len(digests)} people in {ensemble} for good?", abort=True)
+    with console.status("Training anew"):
+        made = editions.forget_taught(ledger, settings, ensemble, digests, private, pool)
+    people.say_who_left(made, ensemble, settings)
 
 
 @app.command("list")
@@ -262,7 +341,8 @@ def list_ensembles() -> None:
         voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
-    people = [
+    shared = any(record.shares_with for record in records)
+    listed = [
         {
             "ensemble": record.name,
             "protects": record.protects,
@@ -271,11 +351,12 @@ def list_ensembles() -> None:
             "cap ε": record.epsilon,
             "cap δ": record.delta,
             "order": record.rdp_order,
+            **({"shared with": ", ".join(record.shares_with)} if shared else {}),
             "reserved": f"{record.reserved / record.cap:.1%}",
         }
         for record in records
     ]
-    output(None, people)
+    output(None, listed)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli import arrays, tables
+from terrine_server.cli import arrays, people, tables
 from terrine_server.cli.console import console, fail, opened_ledger
 from terrine_server.cli.ensemble import show_manifest
 
@@ -140,25 +140,16 @@ def forget(
 
     [bold]Example[/bold]: terrine neighbours forget wards --who withdrawn.csv
     """
-    from terrine_models.teachers.neighbours import name_digests, record_digests
     from terrine_server.owner import editions
     from terrine_server.settings import Settings
 
     settings, ledger = Settings(), opened_ledger()
     key = editions.records_key(settings)
     manifest, grouped = _current(ledger, settings, ensemble)
-    if grouped:
-        digests = name_digests(_names(manifest, who), key)
-    else:
-        digests = record_digests(_records(manifest, who), key)
+    digests = people.digests(manifest, who, key, grouped=grouped)
     if not yes:
         typer.confirm(f"Forget {len(digests)} people in {ensemble} for good?", abort=True)
-    made = editions.forget(ledger, settings, ensemble, digests)
-    if made.new:
-        say = f"Edition {made.edition} of {ensemble} serves, without {made.people} people."
-    else:
-        say = f"They left {ensemble} before; edition {made.edition} serves."
-    console.print(f"{say} Their records are gone from {settings.ensembles_dir}.", soft_wrap=True)
+    people.say_who_left(editions.forget(ledger, settings, ensemble, digests), ensemble, settings)
 
 
 @app.command()
@@ -180,7 +171,7 @@ def add(
     from terrine_server.settings import Settings
 
     settings, ledger = Settings(), opened_ledger()
-    records = _records(_current(ledger, settings, ensemble)[0], more)
+    records = people.records(_current(ledger, settings, ensemble)[0], more)
     made = editions.add(ledger, settings, ensemble, records)
     if not made.new:
         say = f"These very records were added before; edition {made.edition} serves."
@@ -193,40 +184,16 @@ def add(
 
 def _current(ledger: Ledger, settings: Settings, ensemble: str) -> tuple[Manifest, bool]:
     """Return the manifest of the newest edition, and whether its people have names."""
-    from terrine_models.teachers.kinds import load_manifest
-    from terrine_server.owner.editions import living
+    from terrine_models.teachers.neighbours import NeighbourTeachers
 
-    record, _ = living(ledger, ensemble)
-    manifest = load_manifest(settings.data_dir / record.current.path)
+    manifest = people.newest(ledger, settings, ensemble)
+    kind = manifest.teacher
+    if not isinstance(kind, NeighbourTeachers):
+        fail(
+            f"{ensemble} has trained teachers, of the kind {kind.kind}. People leave it by "
+            "`terrine ensemble forget`; to let people join, train another ensemble."
+        )
     return manifest, manifest.partition is not None
-
-
-def _names(manifest: Manifest, who: Path) -> list[str]:
-    """Return what the people in a file are called."""
-    from terrine_models.data.arrays import load_groups
-    from terrine_models.tables.loading import load_people
-
-    if manifest.encoding is not None:
-        return load_people(who, manifest.encoding, tables.note)
-    return load_groups(who)
-
-
-def _records(manifest: Manifest, path: Path) -> Dataset:
-    """Return records in the format of an ensemble's."""
-    from terrine_models.data.arrays import DataError, load_idx, load_npz
-    from terrine_models.data.images import load_image_classes
-    from terrine_models.tables.loading import load_table
-
-    if manifest.encoding is not None:
-        return load_table(path, manifest.encoding, tables.note)
-    if manifest.image is not None:
-        return load_image_classes(path, manifest.image, classes=manifest.classes)
-    if path.suffix != ".npz":
-        return load_idx(path, classes=manifest.classes)
-    try:
-        return load_npz(path)
-    except DataError:  # it does not name its classes
-        return load_npz(path, classes=manifest.classes)
 
 
 def loaded(

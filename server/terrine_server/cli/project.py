@@ -63,7 +63,7 @@ def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
     allowance = record.terms.allowance
     if allowance is None:
         return
-    manifest, found = neighbours_of(settings.data_dir / record.ensemble.path)
+    manifest, found = neighbours_of(settings.data_dir / record.ensemble.current.path)
     lasting = foretold(
         found.shares,
         units=manifest.units,

@@ -212,7 +212,7 @@ def _made(
     from terrine_models.teachers.training import train_ensemble
     from terrine_server.owner.editions import records_key
 
-    foretold = first.neighbours
+    foretold, key = first.neighbours, records_key(settings, make=True)
     if foretold is not None:
         _ask(f"Copy the records, as points with labels, to {directory}?", yes)
         with console.status("Placing the records"):
@@ -222,7 +222,7 @@ def _made(
                 name=name,
                 public=pool,
                 settings=Neighbours(near=foretold.near),
-                key=records_key(settings, make=True),
+                key=key,
             )
         return
     _ask(f"Train {first.teachers:,} teachers in {directory}?", yes)
@@ -234,6 +234,7 @@ def _made(
             teachers=first.teachers,
             public=pool,
             on_trained=on_trained,
+            key=key,
         )
 
 
@@ -353,8 +354,12 @@ def _why(chosen: Chosen) -> str:
     other = "trained teachers" if first.neighbours else "neighbours"
     if chosen.clear:
         return f"Its simulated students were clearly better than those of {other}."
-    tried = "simulated students were alike" if chosen.trained else "neither could be simulated"
-    return f"Its votes have less noise than those of {other}; {tried}."
+    if chosen.trained:
+        return (
+            f"Its simulated students were about as good as those of {other}, and gain more from "
+            "all private records than from few public ones."
+        )
+    return f"Its votes have less noise than those of {other}; neither could be simulated."
 
 
 def _foreseen(labelled: Dataset | None, chosen: Chosen) -> str:

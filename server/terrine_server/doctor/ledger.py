@@ -38,7 +38,8 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
                     check,
                     State.PROBLEM,
                     f"{named}: private records of an edition that does not serve.",
-                    "the `terrine neighbours forget` or `add` that was interrupted, once more",
+                    "the `forget` or `add` that was interrupted, once more: `terrine ensemble "
+                    "forget`, or of neighbours `terrine neighbours`",
                 )
         else:
             found = f"{directory} holds a different ensemble from the one registered."

@@ -100,7 +100,8 @@ def _parameters(facts: Facts) -> Iterator[Judged]:
         "Other releases from the same data",
         State.OWNER,
         facts.told["data.other_uses"],
-        "The owner's word. A second ensemble on the same records adds its own cap.",
+        "The owner's word. An ensemble of some of the same people adds its own cap, unless the "
+        "owner says so: then they share one.",
     )
 
 

@@ -318,7 +318,7 @@ def _ensemble(record: EnsembleRecord, spent: int, settings: Settings, verify: bo
     )
     from terrine_models.teachers.kinds import load_manifest
 
-    directory, trained, wrong = settings.data_dir / record.path, None, None
+    directory, trained, wrong = settings.data_dir / record.current.path, None, None
     try:
         if is_federation(directory):
             identity = federation_digest
@@ -327,7 +327,7 @@ def _ensemble(record: EnsembleRecord, spent: int, settings: Settings, verify: bo
             identity = manifest_digest
             trained = _trained(load_manifest(directory), record)
         digest = (verified_digest if verify else identity)(directory)
-        if digest != record.manifest_sha256:
+        if digest != record.current.manifest_sha256:
             wrong = "another manifest than the one that was registered"
     except (StoreError, OSError) as error:
         wrong = str(error)

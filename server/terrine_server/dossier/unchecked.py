@@ -64,8 +64,8 @@ def unchecked(facts: Facts) -> Iterator[Unchecked]:
         )
     yield Unchecked(
         "Whether anything else was ever released from these records",
-        "the ledger knows its own releases alone; a second ensemble on the same records, or a "
-        "statistic, adds to what is lost",
+        "the ledger knows its own releases alone; a statistic, or an ensemble of some of the same "
+        "people that does not share their cap, adds to what is lost",
         "Ask the owner; the answer is in the section on other uses.",
     )
     for each in facts.ensembles:

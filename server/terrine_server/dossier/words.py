@@ -23,8 +23,9 @@ NOT_PROMISED = (
     "People with several records, unless the owner names who belongs together (--group). Without "
     "it the promise is for a record, and with k records in k shards a person's ε can be k times as "
     "large.",
-    "Anything else that is done with the data: a second ensemble on the same records has a second "
-    "cap, and the two add up.",
+    "Anything else that is done with the data. Ensembles of the same people share one cap, if "
+    "their data are the same or the owner says that they overlap; what is done elsewhere adds up "
+    "with it.",
     "Protection from the data owner, or from whoever runs its machine. They also see the inputs "
     "that outsiders send.",
     "Right answers. Errors can be more frequent for small groups; the owner can measure that on "

@@ -24,6 +24,7 @@ from terrine_server.ledger.records import (
     LogRecord,
     LogVerificationRecord,
     OnRecord,
+    PrivateData,
     ProjectRecord,
     Proposal,
     Publication,

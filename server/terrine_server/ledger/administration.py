@@ -2,8 +2,8 @@
 
 An entry says who did what to which subject, and when. Entry k's hash covers entry k-1's hash and
 every other column of entry k, framed as in `chain`. An entry about an ensemble, an edition of one,
-a project, a token or a request has all of its `FACTS` as they were afterwards, so the last entry
-about it says how it must be now.
+its private data, a project, a token or a request has all of its `FACTS` as they were then, so the
+last entry about it says how it must be now.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Action(StrEnum):
     ENSEMBLE_ADOPTED = "ensemble-adopted"
     EDITION_MADE = "edition-made"
     EDITION_ADOPTED = "edition-adopted"
+    DATA_RECORDED = "data-recorded"
+    DATA_ADOPTED = "data-adopted"
     PROJECT_OPENED = "project-opened"
     PROJECT_RESUMED = "project-resumed"
     PROJECT_PAUSED = "project-paused"
@@ -69,6 +71,7 @@ FACTS: dict[str, tuple[str, ...]] = {
         "registered_at",
     ),
     "edition": ("manifest_sha256", "units", "made_at"),
+    "data": ("cap_of", "edition"),
     "project": (
         "ensemble",
         "status",
@@ -97,8 +100,9 @@ FACTS: dict[str, tuple[str, ...]] = {
     ),
 }
 """By kind of subject: what an entry about it says. An ensemble's and a project's `subject` is its
-name, an edition's `ENSEMBLE/NUMBER`, a token's and a request's its id. How many slots an edition
-has, and whose it emptied, is in no entry."""
+name, that of private data the ensemble's, an edition's `ENSEMBLE/NUMBER`, a token's and a request's
+its id. How many slots an edition has, and whose it emptied, is in no entry, nor is any digest of
+private data."""
 
 ABOUT = {
     kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS

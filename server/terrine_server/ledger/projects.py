@@ -17,8 +17,8 @@ from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accoun
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
 from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.handle import Handle
-from terrine_server.ledger.records import Edition, EnsembleRecord, ProjectRecord
-from terrine_server.ledger.store import editions, log, rows
+from terrine_server.ledger.records import Edition, EnsembleRecord, PrivateData, ProjectRecord
+from terrine_server.ledger.store import editions, log, rows, shared_caps
 from terrine_server.ledger.store.database import reading
 from terrine_server.ledger.store.tables import editions as editions_table
 from terrine_server.ledger.store.tables import ensembles, projects
@@ -107,8 +107,9 @@ class Projects(Handle):
             return list(connection.execute(names).scalars())
 
     def spent_of_caps(self) -> dict[int, int]:
-        """Return what all projects on each ensemble have spent of its cap, by the ensemble's id.
+        """Return what has been spent of the cap of each ensemble, by the ensemble's id.
 
+        By its projects, and by those of the ensembles that share the cap.
         Each project's seal is checked. Raises LedgerCorrupted.
         """
         spent: dict[int, int] = {}
@@ -117,7 +118,11 @@ class Projects(Handle):
                 with rows.readable(f"The account of project {row.name!r}", str(row.name)):
                     self._seals.check("projects", row._mapping)
                 spent[row.ensemble_id] = spent.get(row.ensemble_id, 0) + row.cap_spent
-        return spent
+            recorded = shared_caps.known(connection, self._seals)
+        shared: dict[int, int] = {}
+        for each in recorded:
+            shared[each.cap_id] = shared.get(each.cap_id, 0) + spent.get(each.ensemble_id, 0)
+        return spent | {each.ensemble_id: shared[each.cap_id] for each in recorded}
 
     def open_project(self, new: NewProject, by: Actor | None = None) -> ProjectRecord:
         """Open a project and reserve its budget from the ensemble's cap.
@@ -171,24 +176,28 @@ class Projects(Handle):
         slots: int,
         erased: Collection[int],
         by: Actor | None = None,
+        *,
+        data: PrivateData | None = None,
     ) -> EnsembleRecord:
-        """Record that people left or came: edition `number` of an ensemble of `neighbours`.
+        """Record that people left or came: edition `number` of an ensemble.
 
-        `slots`: how many accounts each project has now. `erased`: the slots of all who ever left.
-        In one transaction, the accounts of all projects follow, and the log says that an edition
-        was made. How many people there are is published anew with the first edition of a calendar
-        month (UTC): as it was when the month began. Raises NotFound, Conflict unless it follows the
-        newest edition, and InvalidTerms for one that takes slots away or brings anybody back.
+        `slots`: how many people there are or were; a project of `neighbours` has as many accounts.
+        `erased`: the slots of all who ever left. `data`: what tells the private data now, if that
+        is known. In one transaction, the accounts of all projects follow, and the log says that an
+        edition was made. How many people there are is published anew with the first edition of a
+        calendar month (UTC): as it was when the month began. Raises NotFound, Conflict unless it
+        follows the newest edition, or if the data have another cap, and InvalidTerms for one that
+        takes slots away or brings anybody back.
         """
         with self._writing(by) as tx:
             row = rows.lock_ensemble(tx.connection, ensembles.c.name == name)
             if row is None:
                 raise NotFound(f"There is no ensemble called {name}.")
             found = rows.ensemble_record(row, tx.seals)
-            ensemble = editions.living(tx.connection, tx.seals, found)
+            ensemble = rows.living_ensemble(tx.connection, tx.seals, found)
             before = ensemble.edition
             if before is None:
-                raise Conflict(f"Nobody leaves or joins {name}: its people do not vote themselves.")
+                raise Conflict(f"Nobody leaves or joins {name}: nobody knows who is in it.")
             if number != before.number + 1:
                 raise Conflict(
                     f"{name} is in edition {before.number} by now. Run the command again."
@@ -212,11 +221,14 @@ class Projects(Handle):
                 made_at=tx.now,
             )
             for project in on_it:
-                unit_accounts.move(tx, project, edition)
+                if project.terms.allowance is not None:
+                    unit_accounts.move(tx, project, edition)
             made = editions.row_of(ensemble, edition)
             tx.insert(editions_table, made)
             log.record_row(tx, Action.EDITION_MADE, f"{name}/{number}", made)
-            return editions.living(tx.connection, tx.seals, found)
+            if data is not None:
+                shared_caps.extend(tx, found, number, data)
+            return rows.living_ensemble(tx.connection, tx.seals, found)
 
     def fill_accounts(self, by: Actor | None = None) -> Filled:
         """After a restore: pause every active project, and count every account as spent.
@@ -260,7 +272,7 @@ def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     row = rows.lock_ensemble(tx.connection, ensembles.c.name == new.ensemble)
     if row is None:
         raise NotFound(f"There is no ensemble called {new.ensemble}.")
-    ensemble = editions.living(tx.connection, tx.seals, rows.ensemble_record(row, tx.seals))
+    ensemble = rows.living_ensemble(tx.connection, tx.seals, rows.ensemble_record(row, tx.seals))
     _check_reserved(tx, ensemble)
     newest = ensemble.edition
     units = ensemble.units if newest is None else max(ensemble.units, newest.units)
@@ -322,21 +334,23 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
 
 
 def _reserve(tx: Transaction, ensemble: EnsembleRecord, cost: int, delta_cost: int) -> None:
+    counts = ensemble.cap_id or ensemble.id
     reserved = select(ensembles.c.reserved, ensembles.c.delta_reserved)
-    row = tx.connection.execute(reserved.where(ensembles.c.id == ensemble.id)).one()
+    row = tx.connection.execute(reserved.where(ensembles.c.id == counts)).one()
     changed = {
         "reserved": row.reserved + cost,
         "delta_reserved": row.delta_reserved + delta_cost,
     }
-    tx.change(ensembles, ensemble.id, changed)
+    tx.change(ensembles, counts, changed)
 
 
 def _check_reserved(tx: Transaction, ensemble: EnsembleRecord) -> None:
-    """Raise LedgerCorrupted unless a locked ensemble has reserved the sum over its projects: the
+    """Raise LedgerCorrupted unless of a locked cap there is reserved the sum over its projects: the
     budget of each open one, the spend of each closed one. Reading them also checks that each was
-    opened on this ensemble as it is now."""
+    opened on its ensemble as it is now."""
     cost = delta_cost = 0
-    on_it = rows.select_projects().where(ensembles.c.id == ensemble.id)
+    sharing = (ensemble.name, *ensemble.shares_with)
+    on_it = rows.select_projects().where(ensembles.c.name.in_(sharing))
     for row in tx.connection.execute(on_it):
         project = rows.project_record(row, tx.seals)
         closed = project.status is ProjectStatus.CLOSED
@@ -344,7 +358,7 @@ def _check_reserved(tx: Transaction, ensemble: EnsembleRecord) -> None:
         delta_cost += project.delta_spent if closed else project.terms.delta_budget
     if (ensemble.reserved, ensemble.delta_reserved) != (cost, delta_cost):
         raise LedgerCorrupted(
-            f"What is reserved of the ensemble {ensemble.name} is not what it was."
+            f"What is reserved of the cap of the ensemble {ensemble.name} is not what it was."
         )
 
 
@@ -366,7 +380,8 @@ def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
             of = ensemble.delta_cap
         raise CapExceeded(
             f"This budget takes {needs / of:.3%} of the {what}cap of the ensemble {ensemble.name} "
-            f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}), and {has / of:.3%} is free. "
+            f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}){ensemble.sharing}, and "
+            f"{has / of:.3%} is free. "
             "Ask for less, or close a project that no longer needs its budget.",
             required=terms.cap_budget,
             available=left,

@@ -1,5 +1,6 @@
 """The arguments and results of the ledger: frozen, and free of SQL.
 
+PrivateData         what tells private data when they come again
 EnsembleRecord      an ensemble and how much of its cap is reserved
 ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
@@ -62,6 +63,17 @@ class Edition:
 
 
 @dataclass(frozen=True)
+class PrivateData:
+    """What tells private data when they come again: digests under the owner's key of records.
+
+    `key` tells whether two are of one key. Data that have a digest in common are the same.
+    """
+
+    key: str
+    digests: frozenset[str] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class EnsembleRecord:
     """A registered ensemble. Costs are in units of 1e-12 of the rule's quantity, δ in 1e-18."""
 
@@ -81,6 +93,10 @@ class EnsembleRecord:
     registered_at: datetime
     edition: Edition | None = None
     """The newest; None if it was not asked for. `path` and digest are those of the first."""
+    cap_id: int | None = None
+    """Whose row counts what is reserved, if ensembles of the same private data share a cap."""
+    shares_with: tuple[str, ...] = ()
+    """The others. `reserved` is what all of them have reserved."""
 
     @property
     def current(self) -> EnsembleRecord:
@@ -95,6 +111,12 @@ class EnsembleRecord:
     def rule(self) -> Rule:
         """The rule by which the spends of its projects add up."""
         return GDP if self.rdp_order is None else Rule("rdp", self.rdp_order)
+
+    @property
+    def sharing(self) -> str:
+        """Whose cap it is, in words, to follow its name."""
+        others = ", ".join(self.shares_with)
+        return f", which it shares with {others}: they are of the same people" if others else ""
 
     @property
     def unit(self) -> str:

@@ -23,6 +23,7 @@ from terrine_server.ledger.store.tables import (
     ensembles,
     idempotency,
     log_head,
+    private_data,
     projects,
     requests,
     secret_spends,
@@ -37,6 +38,7 @@ from terrine_server.ledger.verifying.walk import verify_project
 _ADOPTED = {
     "ensemble": Action.ENSEMBLE_ADOPTED,
     "edition": Action.EDITION_ADOPTED,
+    "data": Action.DATA_ADOPTED,
     "project": Action.PROJECT_ADOPTED,
     "token": Action.TOKEN_ADOPTED,
     "request": Action.REQUEST_ADOPTED,
@@ -106,6 +108,7 @@ def seal_rows(connection: Connection, seals: Seals) -> None:
         unit_accounts,
         shadow_accounts,
         editions,
+        private_data,
         idempotency,
     ):
         keys = [column.name for column in table.primary_key]

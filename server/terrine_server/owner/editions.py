@@ -1,4 +1,4 @@
-"""People leave an ensemble of neighbours, or join it, while it serves.
+"""People leave an ensemble, or join one of neighbours, while it serves.
 
 An edition is a directory beside the files that were registered, and a row of the ledger that names
 its digest. First the directory is complete and durable, then one transaction makes it the newest
@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING
 
 from terrine_server.errors import Conflict
 from terrine_server.ledger import Actor, Edition, EnsembleRecord, Ledger
+from terrine_server.owner.operations import private_data
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
+    from terrine_models.features.maps import PublicData
     from terrine_models.teachers.editions import Change
-    from terrine_models.teachers.neighbours import Digests
+    from terrine_models.teachers.people import Digests
 
 _OF_AN_EDITION = re.compile(r"\.?edition-\d+(\..*)?|\.?manifest\.json.*|.*\.(safetensors|onnx|tmp)")
 
@@ -63,7 +65,7 @@ def records_key(settings: Settings, *, make: bool = False) -> bytes:
 def forget(
     ledger: Ledger, settings: Settings, name: str, who: Digests, by: Actor | None = None
 ) -> Made:
-    """Forget people, uint8[k, 32] as `neighbours.name_digests` or `record_digests` has them.
+    """Forget people, uint8[k, 32] as `people.name_digests` or `record_digests` has them.
 
     When it returns, their records are on no disk of this service, and they vote in no query that is
     charged from now on. Raises Conflict (an ensemble of another kind, another edition was made
@@ -73,6 +75,30 @@ def forget(
 
     key = records_key(settings)
     return _next(ledger, settings, name, lambda old, out: editions.forget(old, out, who, key), by)
+
+
+def forget_taught(
+    ledger: Ledger,
+    settings: Settings,
+    name: str,
+    who: Digests,
+    data: Dataset,
+    public: PublicData | None = None,
+    by: Actor | None = None,
+) -> Made:
+    """Forget people in trained teachers: the teachers that saw them are trained anew without them.
+
+    `data`, `public`: see `terrine_models.teachers.editions.forget_taught`. A query that is being
+    answered meanwhile ends on the edition it began with. Raises what `forget` raises.
+    """
+    from terrine_models.teachers import editions
+
+    key = records_key(settings)
+
+    def make(old: Path, out: Path) -> Change | None:
+        return editions.forget_taught(old, out, who, data, key, public)
+
+    return _next(ledger, settings, name, make, by)
 
 
 def add(
@@ -96,8 +122,8 @@ def living(ledger: Ledger, name: str) -> tuple[EnsembleRecord, Edition]:
     record = ledger.ensemble(name)
     if record.edition is None:
         raise Conflict(
-            f"{name} has trained teachers (kind {record.facts.kind}), and each learned from many "
-            "people. Only of an ensemble of neighbours can people leave, or join."
+            f"Nobody knows who is in {name} (kind {record.facts.kind}): its teachers were trained "
+            "elsewhere, or without a key of records. Whoever trained them can train them anew."
         )
     return record, record.edition
 
@@ -110,7 +136,7 @@ def _next(
     by: Actor | None,
 ) -> Made:
     from terrine_models.storage.manifests import manifest_digest
-    from terrine_models.teachers.neighbours import NeighbourEnsemble
+    from terrine_models.teachers.ensemble import load
 
     directory = settings.data_dir / living(ledger, name)[0].path
     with _alone(directory):
@@ -121,9 +147,14 @@ def _next(
         if change is None:
             return Made(newest.number, 0, 0, new=False)
         made = directory / f"edition-{number}"
-        NeighbourEnsemble.load(made)
+        load(made, device="cpu")
         erased, slots = {*newest.erased, *change.slots}, change.manifest.units
-        ledger.make_edition(name, number, manifest_digest(made), slots, erased, by)
+        digest, data = manifest_digest(made), private_data(change.manifest)
+        try:
+            ledger.make_edition(name, number, digest, slots, erased, by, data=data)
+        except Conflict:
+            _tidy(settings, ledger.ensemble(name))
+            raise
         _tidy(settings, ledger.ensemble(name))
         return Made(number, change.people, change.left_out, new=True)
 

@@ -17,6 +17,7 @@ from terrine_server.ledger import (
     EnsembleRecord,
     Ledger,
     NewProject,
+    PrivateData,
     ProjectRecord,
     SecretAccount,
     connect,
@@ -209,17 +210,19 @@ def register_ensemble(
 ) -> EnsembleRecord:
     """Verify an ensemble of the data directory and record it in the ledger, with its cap.
 
-    Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
-    (it, or one of its imported teachers, is registered already).
+    It shares the cap of ensembles of the same private data. Raises `StoreError` (its files),
+    `InvalidTerms` (the name or the cap), `NotFound` (whose cap it should share) or `Conflict` (it,
+    or one of its imported teachers, is registered already; it shares a cap, and this is another).
     """
     from terrine_models.teachers.federation import is_federation, verified_digest
     from terrine_models.teachers.kinds import load_manifest
 
     name, budget = wanted.name, (wanted.epsilon, wanted.delta)
     directory = settings.ensembles_dir / name
-    digest = verified_digest(directory)
+    digest, data = verified_digest(directory), None
     if not is_federation(directory):
         manifest = load_manifest(directory)
+        data = private_data(manifest)
         _refuse_teachers_of_others(ledger, settings, name, manifest)
         manifest.teacher.inspect(directory, manifest)
     units, facts = _facts(directory)
@@ -236,7 +239,15 @@ def register_ensemble(
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     path = str(Path("ensembles") / name)
-    return ledger.register_ensemble(name, path, digest, facts, units, limit, by)
+    return ledger.register_ensemble(
+        name, path, digest, facts, units, limit, by, data=data, shares_cap_of=wanted.shares_cap_of
+    )
+
+
+def private_data(manifest: Manifest) -> PrivateData | None:
+    """Return what tells the private data of an ensemble, if its manifest does."""
+    known = manifest.data
+    return None if known is None else PrivateData(known.key, frozenset(known.digests))
 
 
 def _facts(directory: Path) -> tuple[int, EnsembleFacts]:

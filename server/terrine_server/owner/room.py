@@ -61,14 +61,16 @@ def epsilon_that_fits(
 
 def gives_back(ledger: Ledger, ensemble: EnsembleRecord) -> tuple[ProjectRecord, float] | None:
     """Return the project that, closed, returns most to the cap, and the share of the cap."""
-    best, last = None, None
-    while found := ledger.projects(last, PAGE, ensemble=ensemble.name):
-        for record in found:
-            if record.status is not ProjectStatus.CLOSED:
-                back = (record.terms.cap_budget - record.cap_spent) / ensemble.cap
-                if back > (best[1] if best else 0):
-                    best = record, back
-        last = found[-1].name
+    best = None
+    for name in (ensemble.name, *ensemble.shares_with):
+        last = None
+        while found := ledger.projects(last, PAGE, ensemble=name):
+            for record in found:
+                if record.status is not ProjectStatus.CLOSED:
+                    back = (record.terms.cap_budget - record.cap_spent) / ensemble.cap
+                    if back > (best[1] if best else 0):
+                        best = record, back
+            last = found[-1].name
     return best
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, insert, select, update
 from terrine_server.errors import ConcurrentUpdate, Conflict, LedgerCorrupted
 from terrine_server.ledger.records import Cast, Edition, ProjectRecord
 from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import rows
+from terrine_server.ledger.store import editions
 from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
 from terrine_server.ledger.store.tables import projects, unit_accounts
@@ -150,8 +150,8 @@ def _edition_of(project: ProjectRecord) -> Edition:
 
 def _check_edition(connection: Connection, seals: Seals, project: ProjectRecord) -> None:
     """Raise ConcurrentUpdate if there is a newer edition than when a project was looked up."""
-    now = _edition_of(rows.living(connection, seals, project))
-    if now.number != _edition_of(project).number:
+    now = editions.living(connection, seals, project.ensemble).edition
+    if now != _edition_of(project):
         raise ConcurrentUpdate("People left or came meanwhile. Send the queries again.")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, String, cast, select
+from sqlalchemy import Connection, Select, String, bindparam, cast, select
 
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.administration import facts_text
@@ -31,13 +31,23 @@ def select_editions() -> Select[Any]:
     )
 
 
+_NEWEST = (
+    select_editions()
+    .where(editions.c.ensemble_id == bindparam("ensemble"))
+    .order_by(None)
+    .order_by(editions.c.number.desc())
+    .limit(1)
+)
+"""Selects the newest edition of an ensemble. Built once, as every request needs it."""
+
+
 def first(ensemble: EnsembleRecord) -> Edition:
     """Return the edition that was registered."""
     return Edition(
         number=1,
         manifest_sha256=ensemble.manifest_sha256,
         units=ensemble.units,
-        slots=ensemble.facts.teachers,
+        slots=ensemble.facts.teachers if ensemble.facts.kind == NEIGHBOURS else ensemble.units,
         erased=(),
         begins={},
         made_at=ensemble.registered_at,
@@ -45,15 +55,13 @@ def first(ensemble: EnsembleRecord) -> Edition:
 
 
 def living(connection: Connection, seals: Seals, ensemble: EnsembleRecord) -> EnsembleRecord:
-    """Return the ensemble with its newest edition, if it is of a kind that has any.
+    """Return the ensemble with its newest edition, if people can leave it.
 
     Raises LedgerCorrupted.
     """
-    if ensemble.facts.kind != NEIGHBOURS:
-        return ensemble
-    own = editions.c.ensemble_id == ensemble.id
-    newest = select_editions().where(own).order_by(None).order_by(editions.c.number.desc()).limit(1)
-    row = connection.execute(newest).one_or_none()
+    if ensemble.facts.kind != NEIGHBOURS and ensemble.cap_id is None:
+        return ensemble  # nobody knows who is in it
+    row = connection.execute(_NEWEST, {"ensemble": ensemble.id}).one_or_none()
     found = first(ensemble) if row is None else _edition(row, seals, ensemble)
     return replace(ensemble, edition=found)
 

@@ -27,7 +27,7 @@ from terrine_server.ledger.records import (
     TokenRecord,
 )
 from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import editions
+from terrine_server.ledger.store import editions, shared_caps
 from terrine_server.ledger.store.log import logged
 from terrine_server.ledger.store.searches import ACCOUNT
 from terrine_server.ledger.store.soundness import (
@@ -36,7 +36,14 @@ from terrine_server.ledger.store.soundness import (
     check_ensemble,
     check_types,
 )
-from terrine_server.ledger.store.tables import charges, ensembles, projects, requests, tokens
+from terrine_server.ledger.store.tables import (
+    charges,
+    ensembles,
+    private_data,
+    projects,
+    requests,
+    tokens,
+)
 from terrine_server.privacy import Terms
 
 # Both tables have columns of the same names, so those of the ensemble get a prefix.
@@ -96,8 +103,16 @@ def select_projects() -> Select[Any]:
 def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row[Any] | None:
     """Fetch an ensemble and lock it until the transaction ends.
 
-    To lock an ensemble and a project, lock the ensemble first.
+    Before it, the one whose row counts what is reserved of the cap that it shares. To lock an
+    ensemble and a project, lock the ensemble first.
     """
+    head = (  # which never changes
+        select(private_data.c.cap_id)
+        .join(ensembles, private_data.c.ensemble_id == ensembles.c.id)
+        .where(condition)
+    )
+    first = ensembles.c.id == connection.execute(head).scalar_one_or_none()
+    connection.execute(select(ensembles.c.id).where(first).with_for_update(key_share=True))
     connection.execute(select(ensembles.c.id).where(condition).with_for_update(key_share=True))
     return connection.execute(select_ensembles().where(condition)).one_or_none()
 
@@ -113,8 +128,21 @@ def fetch_project(
 
 
 def living(connection: Connection, seals: Seals, project: ProjectRecord) -> ProjectRecord:
-    """Return a project with the newest edition of its ensemble. Raises LedgerCorrupted."""
-    return replace(project, ensemble=editions.living(connection, seals, project.ensemble))
+    """Return a project with its ensemble as `living_ensemble`. Raises LedgerCorrupted."""
+    return replace(project, ensemble=living_ensemble(connection, seals, project.ensemble))
+
+
+def living_ensemble(
+    connection: Connection, seals: Seals, ensemble: EnsembleRecord
+) -> EnsembleRecord:
+    """Return an ensemble in its newest edition, and with what is reserved of the cap that it
+    shares. Raises LedgerCorrupted."""
+    group = shared_caps.known(connection, seals, ensemble)
+    if group:
+        head = group[0].cap_id
+        row = connection.execute(select_ensembles().where(ensembles.c.id == head)).one()
+        ensemble = shared_caps.shared(group, ensemble, ensemble_record(row, seals))
+    return editions.living(connection, seals, ensemble)
 
 
 @contextmanager

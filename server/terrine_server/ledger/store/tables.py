@@ -277,6 +277,23 @@ editions = Table(
     CheckConstraint("slots >= 1", name="slots"),
 )
 
+# Which private data an ensemble has: keyed digests, in JSON, and which key. `cap_id`: the ensemble
+# whose row counts what all of the same private data reserve: see `shared_caps`. `edition`: the last
+# that changed the data.
+private_data = Table(
+    "private_data",
+    metadata,
+    Column("ensemble_id", ForeignKey(ensembles.c.id), primary_key=True),
+    Column("cap_id", ForeignKey(ensembles.c.id), nullable=False),
+    Column("edition", BigInteger, nullable=False),
+    Column("key_check", LargeBinary, nullable=False),
+    Column("digests", Text, nullable=False),
+    *_seal(),
+    Index("ix_private_data_cap_id", "cap_id"),
+    CheckConstraint("length(key_check) IN (0, 32)", name="key_check_length"),
+    CheckConstraint("edition >= 1", name="edition"),
+)
+
 idempotency = Table(
     "idempotency",
     metadata,

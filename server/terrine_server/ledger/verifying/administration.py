@@ -20,11 +20,13 @@ from terrine_server.ledger.records import LogVerificationRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.editions import select_editions
+from terrine_server.ledger.store.shared_caps import select_private_data
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
 from terrine_server.ledger.store.tables import (
     administrative_log,
     editions,
     ensembles,
+    private_data,
     projects,
     requests,
     tokens,
@@ -36,6 +38,7 @@ MOST_PROBLEMS = 100
 TABLES = {
     "ensemble": ensembles,
     "edition": editions,
+    "data": private_data,
     "project": projects,
     "token": tokens,
     "request": requests,
@@ -50,6 +53,8 @@ def rows_of(kind: str) -> Select[Any]:
             return select(ensembles, ensembles.c.name.label("subject")).order_by(ensembles.c.id)
         case "edition":
             return select_editions()
+        case "data":
+            return select_private_data()
         case "project":
             return (
                 select(

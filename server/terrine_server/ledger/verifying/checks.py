@@ -32,7 +32,7 @@ from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
-from terrine_server.ledger.store.tables import idempotency, projects
+from terrine_server.ledger.store.tables import ensembles, idempotency, private_data, projects
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]
@@ -256,24 +256,33 @@ def check_keys(connection: Connection, seals: Seals, project: Raw) -> Iterator[s
 
 
 def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
-    """Check the ensemble's reservation: budgets of open projects, the spend of closed ones."""
+    """Check what is reserved of the cap: budgets of open projects, the spend of closed ones.
+
+    Of all ensembles that share it. That these are the right ones is for the log to say.
+    """
+    own, data = project["ensemble_id"], private_data.c
+    head = connection.execute(select(data.cap_id).where(data.ensemble_id == own)).scalar()
+    sharing = select(data.ensemble_id).where(data.cap_id == head)
     closed = projects.c.status == "closed"
     cost, delta = connection.execute(
         select(
             func.sum(case((closed, projects.c.cap_spent), else_=projects.c.cap_budget)),
             func.sum(case((closed, projects.c.delta_spent), else_=projects.c.delta_budget)),
-        ).where(projects.c.ensemble_id == project["ensemble_id"])
+        ).where((projects.c.ensemble_id == own) | projects.c.ensemble_id.in_(sharing))
     ).one()
+    counting = select(ensembles).where(ensembles.c.id == (own if head is None else head))
+    cap = connection.execute(counting).mappings().one_or_none()
+    if cap is None:
+        yield f"ensemble {project['ensemble__name']}: what its cap counts is gone"
+        return
     for name, recomputed in [("reserved", cost), ("delta_reserved", delta)]:
-        recorded = project[f"ensemble__{name}"]
-        if recorded != recomputed:
+        if cap[name] != recomputed:
             yield (
-                f"ensemble {project['ensemble__name']}: {name} is {recorded}, "
-                f"but its projects make {recomputed}"
+                f"ensemble {cap['name']}: {name} is {cap[name]}, but its projects make {recomputed}"
             )
-    for reserved, cap in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
-        if project[f"ensemble__{reserved}"] > project[f"ensemble__{cap}"]:
-            yield f"ensemble {project['ensemble__name']}: {reserved} exceeds {cap}"
+    for reserved, most in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
+        if cap[reserved] > cap[most]:
+            yield f"ensemble {cap['name']}: {reserved} exceeds {most}"
 
 
 @lru_cache(maxsize=1024)

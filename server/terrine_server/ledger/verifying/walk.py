@@ -69,7 +69,7 @@ def verify_project(
     if found.ok:
         # An account that every other reader refuses must not be reported as intact.
         try:
-            rows.project_record(row, seals)
+            rows.living(connection, seals, rows.project_record(row, seals))
         except LedgerCorrupted as error:
             return replace(found, problems=[f"account: {error.found} {error.cause}"])
     return found

@@ -1,0 +1,197 @@
+"""People leave trained teachers while these serve: over HTTP, by a command, and killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from caller import Caller
+from commands import Done, Terrine
+from digits import DigitsEnsemble
+from leaving import KEY, digits, save
+from numpy.typing import NDArray
+from server import RunningServer, running_server
+
+from terrine_models.data.arrays import Dataset
+from terrine_models.storage.manifests import load_tensors
+from terrine_models.teachers import editions as saving
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.heads import Heads
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.people import IDENTITIES, name_digests
+from terrine_models.teachers.training import train_ensemble
+from terrine_server.ledger import Ledger
+from terrine_server.owner import editions as owner
+
+PEOPLE, TEACHERS = 200, 20
+GONE = ["person 3", "person 17"]
+COUNTS = {"name": "noisy_votes", "sigma": 1.0}
+
+
+def private(shift: int = 0) -> Dataset:
+    """Two digits of each person. `shift`: so many classes on, and nobody else's."""
+    found = digits(slice(2 * PEOPLE))
+    names = tuple(f"person {n}" for n in range(PEOPLE))
+    groups = np.repeat(np.arange(PEOPLE), 2)
+    labels = (found.labels + shift) % 10
+    return replace(found, labels=labels, groups=groups, group_column="group", people=names)
+
+
+def saved(path: Path, data: Dataset) -> Path:
+    assert data.people is not None
+    return save(path, data, group=np.array(data.people)[data.groups])
+
+
+@dataclass(frozen=True)
+class World:
+    server: RunningServer
+    url: str
+    terrine: Terrine
+    tmp_path: Path
+
+    def run(self, *words: object) -> Done:
+        return self.terrine(
+            *words,
+            TERRINE_DATA_DIR=str(self.server.settings.data_dir),
+            TERRINE_DATABASE_URL=self.url,
+        )
+
+    def forget(self, data: Dataset, *names: str) -> Done:
+        given = saved(self.tmp_path / "private.npz", data)
+        who = self.tmp_path / "who.npz"
+        np.savez(who, group=np.array(names))
+        return self.run("ensemble", "forget", "taught", given, "--who", who, "--yes")
+
+    @property
+    def directory(self) -> Path:
+        return self.server.settings.ensembles_dir / "taught"
+
+
+def decided(directory: Path, of: DigitsEnsemble) -> dict[int, int]:
+    """The label of each public input of which 12 more teachers say so than any other.
+
+    Noise of σ = 1 in each count changes it less often than once in 10¹⁵ times.
+    """
+    votes = Ensemble.load(directory, "cpu").votes(of.public)
+    second, most = np.sort(votes, axis=1)[:, -2:].T
+    return {int(i): int(votes[i].argmax()) for i in np.flatnonzero(most - second >= 12)}
+
+
+def labels(student: Caller, inputs: NDArray[np.uint8]) -> list[int]:
+    return [each["label"] for each in student.label(inputs).json()["results"]]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble) -> Any:
+    out = tmp_path_factory.mktemp("taught") / "taught"
+    config = Heads(width=20, augmentations=0)
+    manifest = train_ensemble(
+        private(), out, name="taught", teachers=TEACHERS, config=config, key=KEY
+    )
+    return replace(digits_ensemble, directory=out, manifest=manifest)
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, database_url: str, taught: DigitsEnsemble, terrine: Terrine
+) -> Iterator[World]:
+    with running_server(tmp_path / "data", database_url, taught) as server:
+        server.settings.records_key_path.write_bytes(KEY)
+        server.settings.records_key_path.chmod(0o600)
+        server.open_project(mechanism=COUNTS, epsilon=40.0)
+        yield World(server, database_url, terrine, tmp_path)
+
+
+@pytest.mark.usefixtures("each_database_url")
+def test_people_leave_trained_teachers_while_these_serve(
+    world: World, taught: DigitsEnsemble
+) -> None:
+    """What is trained anew follows from what is given: here labels that are one class on, which
+    shows who votes."""
+    student, old = Caller(world.server, world.server.token()), decided(taught.directory, taught)
+    first = taught.public[list(old)[:4]]
+    assert labels(student, first) == list(old.values())[:4]
+    before = student.http.get("/budget").json()
+    assert [path.name for path in world.directory.iterdir() if path.is_dir()] == []
+    done = world.forget(private(shift=1), *GONE)
+    assert "Edition 2 of taught serves, without 2 people" in done.fine
+    assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
+    manifest = load_manifest(world.directory / "edition-2")
+    who = load_tensors(world.directory / "edition-2", IDENTITIES, manifest.files[IDENTITIES])
+    assert np.flatnonzero(~who["present"].numpy().any(1)).tolist() == [3, 17]
+    gone = sorted(map(bytes, name_digests(GONE, KEY)))
+    assert sorted(map(bytes, who["erased"].numpy())) == gone
+
+    assert labels(student, first) == list(old.values())[:4]
+    assert student.http.get("/budget").json() == before, "what was answered is repeated for free"
+    new = decided(world.directory / "edition-2", taught)
+    asked = [query for query in list(old)[4:] if new.get(query, old[query]) != old[query]][:4]
+    assert asked, "which tell the editions apart"
+    assert labels(student, taught.public[asked]) == [new[query] for query in asked]
+
+    assert "They left taught before; edition 2" in world.forget(private(), *GONE).fine
+    assert "who stay" not in world.forget(private(), "person 4").fine
+    assert world.server.ledger.ensemble("taught").units == PEOPLE
+    assert world.run("ledger", "verify", "all").code == 0
+    assert "person 3" not in world.run("log", "export").out
+    found = world.run("doctor").out
+    assert "does not serve" not in found
+    assert world.run("ensemble", "verify", "taught").code == 0
+
+
+def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> None:
+    assert "1 of 1 to be forgotten are not in taught" in world.forget(private(), "nobody").err
+    few = private()
+    stays = few.groups != 9 if few.groups is not None else None
+    assert stays is not None
+    assert few.people is not None
+    assert few.groups is not None
+    groups = few.groups[stays] - (few.groups[stays] > 9)
+    names = (*few.people[:9], *few.people[10:])
+    less = replace(
+        few, inputs=few.inputs[stays], labels=few.labels[stays], groups=groups, people=names
+    )
+    assert "1 of those who stay" in world.forget(less, *GONE).err
+    refused = world.run("neighbours", "forget", "taught", "--who", "x", "--yes").refused
+    assert "terrine ensemble forget" in refused
+    assert len(world.server.ledger.editions("taught")) == 1
+    assert not list(world.directory.glob("*edition*"))
+
+
+class KilledError(BaseException):
+    """Not an Exception: nothing catches it, as nothing catches SIGKILL."""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "made"),
+    [(saving, "save_manifest", False), (Ledger, "make_edition", False), (owner, "_tidy", True)],
+)
+def test_whatever_dies_in_between_the_next_run_finishes(
+    world: World, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, made: bool
+) -> None:
+    ledger, settings = world.server.ledger, world.server.settings
+    usual, calls = getattr(module, name), count()
+    who = name_digests(GONE, KEY)
+
+    def die(*given: Any, **named: Any) -> Any:
+        if next(calls) < made:  # the one before the edition is made
+            return usual(*given, **named)
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, die)
+        with pytest.raises(KilledError):
+            owner.forget_taught(ledger, settings, "taught", who, private())
+    assert len(ledger.editions("taught")) == 1 + made
+    student = Caller(world.server, world.server.token())
+    assert student.label(world.server.ensemble.public[:2]).status_code == 200
+    done = owner.forget_taught(ledger, settings, "taught", who, private())
+    assert done.new is not made
+    assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
+    assert student.label(world.server.ensemble.public[2:4]).status_code == 200
+    assert ledger.verify("study").problems == []
