@@ -15,6 +15,7 @@ from commands import Done, Terrine
 from digits import DigitsEnsemble
 from leaving import KEY, digits, save
 from numpy.typing import NDArray
+from refusals import holds
 from server import RunningServer, running_server
 
 from terrine_models.data.arrays import Dataset
@@ -119,7 +120,7 @@ def test_people_leave_trained_teachers_while_these_serve(
     before = student.http.get("/budget").json()
     assert [path.name for path in world.directory.iterdir() if path.is_dir()] == []
     done = world.forget(private(shift=1), *GONE)
-    assert "Edition 2 of taught serves, without 2 people" in done.fine
+    holds(done.fine, "Edition", 2, "taught", "people")
     assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
     manifest = load_manifest(world.directory / "edition-2")
     who = load_tensors(world.directory / "edition-2", IDENTITIES, manifest.files[IDENTITIES])
@@ -134,7 +135,7 @@ def test_people_leave_trained_teachers_while_these_serve(
     assert asked, "which tell the editions apart"
     assert labels(student, taught.public[asked]) == [new[query] for query in asked]
 
-    assert "They left taught before; edition 2" in world.forget(private(), *GONE).fine
+    holds(world.forget(private(), *GONE).fine, "left", "taught", 2)
     assert "who stay" not in world.forget(private(), "person 4").fine
     assert world.server.ledger.ensemble("taught").units == PEOPLE
     assert world.run("ledger", "verify", "all").code == 0
@@ -145,7 +146,7 @@ def test_people_leave_trained_teachers_while_these_serve(
 
 
 def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> None:
-    assert "1 of 1 to be forgotten are not in taught" in world.forget(private(), "nobody").err
+    holds(world.forget(private(), "nobody").err, 1, "forgotten", "taught")
     few = private()
     stays = few.groups != 9 if few.groups is not None else None
     assert stays is not None
@@ -156,7 +157,7 @@ def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> N
     less = replace(
         few, inputs=few.inputs[stays], labels=few.labels[stays], groups=groups, people=names
     )
-    assert "1 of those who stay" in world.forget(less, *GONE).err
+    holds(world.forget(less, *GONE).err, 1, "stay")
     refused = world.run("neighbours", "forget", "taught", "--who", "x", "--yes").refused
     assert "terrine ensemble forget" in refused
     assert len(world.server.ledger.editions("taught")) == 1

@@ -149,6 +149,8 @@ def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPat
 def test_half_the_noise_in_the_service_is_caught(
     adversary: Adversary, students: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of 14 samples of 70 such students by their queries, each refuted the law at a level of 10⁻¹⁶:
+    at `LEVEL` none is missed by chance."""
     sample = NoiseTable.sample
 
     def half(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:

@@ -36,6 +36,7 @@ def ledger(
     """One project of six charges, and the log's key."""
     monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     key = tmp_path / "checkpoint.key"
     key.write_text(LOG.secret)
     monkeypatch.setenv("TERRINE_CHECKPOINT_KEY_FILE", str(key))
