@@ -4,7 +4,7 @@ A directory holds `manifest.json`, optionally `features.safetensors` (the public
 `teachers-00000.safetensors`, … (the parameters of consecutive teachers, stacked along axis 0).
 Teachers that were trained elsewhere are `teachers-00000.onnx`, …, one in each file. The manifest
 names every file with its SHA-256, so its own digest identifies the whole ensemble. Nothing is
-pickled, and nothing of the training data is stored.
+pickled, and nothing of the training data is stored but keyed digests of who is in them.
 """
 
 from __future__ import annotations
