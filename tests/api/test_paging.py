@@ -40,7 +40,7 @@ def items(admin: Caller, path: str, **query: Any) -> list[dict[str, Any]]:
         reply = admin.http.get(path, params=query | {"cursor": cursor})
         assert reply.status_code == 200, reply.text
         page = reply.json()
-        assert list(page) == ["items", "next"]
+        assert list(page)[:2] == ["items", "next"]
         assert 0 < len(page["items"]) <= query["limit"]
         assert page["items"][0] not in found
         found += page["items"]
@@ -80,7 +80,7 @@ def test_filters_apply_to_every_page(admin: Caller) -> None:
         paused = items(admin, path, limit=1, status="paused")
         assert [item[PATHS[path]] for item in paused] == ["b", "z"]
         nowhere = admin.http.get(path, params={"cursor": "", "ensemble": "nowhere"})
-        assert nowhere.json() == {"items": [], "next": None}
+        assert (nowhere.json()["items"], nowhere.json()["next"]) == ([], None)
 
 
 def test_without_a_cursor_a_list_begins_with_its_first_page(admin: Caller) -> None:

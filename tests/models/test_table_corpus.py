@@ -91,20 +91,16 @@ def test_a_csv_file_is_read_once_for_a_schema_and_once_to_encode(
     assert reads.of(lambda: encode_table(path, schema)) == once
 
 
-def test_a_parquet_file_is_read_twice_at_most_where_its_digest_is_wanted(
+def test_a_parquet_file_is_read_twice_at_most_as_its_digest_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.parquet"
     table_corpus.flights(50_000, 1).to_parquet(path)
     schema = propose_schema(path, label="late").schema
-    by_hand = schema.model_copy(update={"fitted_on": None})
     reads, size = Reads(monkeypatch), path.stat().st_size
-    opened, digested = reads.of(lambda: load_table(path, schema))
+    opened, bytes_read = reads.of(lambda: load_table(path, schema))
     assert opened == 1
-    opened, plain = reads.of(lambda: load_table(path, by_hand))
-    assert opened == 1
-    assert plain < 1.25 * size, "some of it is read ahead"
-    assert digested < 2.25 * size
+    assert bytes_read < 2.25 * size, "some of it is read ahead"
 
 
 def test_only_a_bad_file_is_read_again_to_find_the_line(

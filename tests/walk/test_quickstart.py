@@ -182,7 +182,8 @@ def test_killed_at_any_step_the_same_command_continues(digits: Machine, tmp_path
     assert [each.name for each in books.projects(None, 10)] == ["digits"]
     assert len(books.list_tokens()) == 1
     actions = [line.get("action") for line in books.export_log()]
-    assert actions[2:] == ["ensemble-registered", "project-opened", "token-created"]
+    made = ["ensemble-registered", "data-recorded", "project-opened", "token-created"]
+    assert actions[2:] == made
 
 
 def test_two_questions_and_no_is_an_answer(

@@ -309,7 +309,7 @@ def forget(
 
     settings, ledger = Settings(), opened_ledger()
     key, manifest = editions.records_key(settings), people.newest(ledger, settings, ensemble)
-    if not manifest.teacher.partitioned:
+    if manifest.kind == "neighbours":
         fail(f"In {ensemble} people vote themselves: `terrine neighbours forget` forgets them.")
     grouped = manifest.partition is not None and manifest.partition.recipe == "groups"
     digests = people.digests(manifest, who, key, grouped=grouped)
@@ -438,7 +438,7 @@ def show_manifest(directory: Path, manifest: Manifest) -> None:
         table.add_row(what, escape(text))
     grouped = partition is not None and partition.recipe == "groups"
     table.add_row("people" if grouped else "records", str(manifest.units))
-    if partition is not None and kind.partitioned:
+    if partition is not None and manifest.kind != "neighbours":
         unit = "people" if partition.recipe == "groups" else "records"
         table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
     table.add_row("manifest", f"SHA-256 {manifest_digest(directory)}")
