@@ -1,4 +1,4 @@
-"""Files that people name, read only if they are regular files, and files for secrets.
+"""Files that people name, read only if they are regular files; files for secrets; durable ones.
 
 A pipe would let a program wait for ever, and a device such as /dev/zero never ends.
 """
@@ -56,16 +56,29 @@ def write_secret(path: Path, text: str) -> bool:
     return True
 
 
-def replace(path: Path, text: str) -> None:
-    """Replace a file durably: whoever reads it, after a crash, too, finds all of the old or new."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
+    """Replace `path` by `data` so that a crash leaves the old or the new file, never a mixture.
+
+    public: everyone on this machine may read it, whatever the umask: a container's account, too.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        os.fsync(directory)
+        with scratch.open("wb") as file:
+            if public:
+                os.fchmod(file.fileno(), 0o644)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
     finally:
-        os.close(directory)
+        scratch.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in `directory` durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -30,12 +30,13 @@ from terrine_experiments.owner import open_books, open_study, trained
 from terrine_experiments.results import Result
 from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
-from terrine_models.storage.manifests import manifest_digest, write_atomically
+from terrine_models.storage.manifests import manifest_digest
 from terrine_models.students.answers import Answers
 from terrine_models.students.asking import asking_order
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
+from terrine_protocol.files import write_atomically
 from terrine_server.audit.world import serving
 from terrine_server.privacy import VoteOutcome, build_mechanism
 from terrine_server.privacy.published.noisy_max import laplace_log_tails, lnmax_rdp, union_bound

@@ -15,7 +15,7 @@ from rich.table import Table
 from terrine_client._picture import accuracy_scale
 from terrine_experiments.interval import half_width, shown
 from terrine_experiments.papers import PAPERS
-from terrine_models.storage.manifests import write_atomically
+from terrine_protocol.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

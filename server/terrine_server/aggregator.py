@@ -27,8 +27,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from terrine_models.storage.manifests import StoreError, write_atomically
+from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.federation import read_token
+from terrine_protocol.files import write_atomically
 from terrine_server.labeling import shares
 from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms, Shown
 from terrine_server.labeling.inference import ProtocolError

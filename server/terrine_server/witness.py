@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from terrine_protocol.files import read, replace
+from terrine_protocol.files import read, write_atomically
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
 from terrine_protocol.transparency.notes import (
     LARGEST,
@@ -150,7 +150,7 @@ class Witness:
         if last != checkpoint:
             # Of the signatures, only the log's is kept: others could fill the disk.
             own = [s for s in note.signatures if (s.name, s.key_id) == (log.name, log.key_id)]
-            replace(self.path(log.name), str(Note(note.text, (own[0],))))
+            write_atomically(self.path(log.name), str(Note(note.text, (own[0],))).encode())
         return Answer(HTTPStatus.OK, str(self._key.sign(note.text, int(time.time()))))
 
 

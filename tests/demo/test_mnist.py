@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import stamina
 from refusals import refuses
 from rich.console import Console
 from rich.progress import Progress
@@ -32,13 +32,19 @@ class Mirror:
     over: threading.Event = field(default_factory=threading.Event)
 
 
+@pytest.fixture(autouse=True)
+def once() -> Iterator[None]:
+    """What fails is not tried again, but where a test says so."""
+    with stamina.set_testing(True):
+        yield
+
+
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     """A local mirror of four small files, whose digests stand in for MNIST's."""
     contents = {name: (name * 1000).encode() for name in mnist.FILES}
     digests = {n: (len(b), hashlib.sha256(b).hexdigest()) for n, b in contents.items()}
     monkeypatch.setattr(mnist, "FILES", digests)
-    monkeypatch.setattr(mnist, "RETRIES", 0)
     site = Mirror(files={f"/{name}.gz": gzip.compress(body) for name, body in contents.items()})
 
     class Handler(BaseHTTPRequestHandler):
@@ -151,13 +157,10 @@ def test_a_mirror_that_hangs_up_half_way_leaves_nothing_half_written(
     assert leftovers(tmp_path) == []
 
 
-def test_a_download_that_breaks_off_is_tried_once_more(
-    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mnist, "RETRIES", 1)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+def test_a_download_that_breaks_off_is_tried_once_more(mirror: Mirror, tmp_path: Path) -> None:
     mirror.cut_once.add("/train-images-idx3-ubyte.gz")
-    fetch_mnist(mirror.url, tmp_path)
+    with stamina.set_testing(True, attempts=9, cap=True):
+        fetch_mnist(mirror.url, tmp_path)
     assert cached_mnist(tmp_path)
     assert mirror.served.count("/train-images-idx3-ubyte.gz") == 2
 
@@ -168,10 +171,7 @@ def test_a_mirror_may_declare_the_packing_as_its_own(mirror: Mirror, tmp_path: P
     assert cached_mnist(tmp_path)
 
 
-def test_no_mirror_at_all_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mnist, "RETRIES", 0)
+def test_no_mirror_at_all_is_an_error_that_names_it(tmp_path: Path) -> None:
     with refuses(FetchError, "refused"):
         fetch_mnist("http://127.0.0.1:9/", tmp_path)
 

@@ -27,7 +27,7 @@ from terrine_experiments.glyphs.records import (
     make_records,
 )
 from terrine_models.data.arrays import DataError
-from terrine_models.storage.manifests import write_atomically
+from terrine_protocol.files import write_atomically
 
 PRIVATE, PUBLIC, FACTS = "private.npz", "public.npz", "facts.json"
 PRIVATE_SHARE = 2 / 3

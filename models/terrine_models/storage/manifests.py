@@ -10,7 +10,6 @@ pickled, and nothing of the training data is stored but keyed digests of who is 
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as render_safetensors
 
-from terrine_protocol.files import read
+from terrine_protocol.files import read, write_atomically
 from terrine_protocol.tables import PublicSource, Record, Sha256
 
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
@@ -160,34 +159,6 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
     data = render_safetensors(contiguous, metadata={"salt": secrets.token_hex(32)})
     write_atomically(path, data)
     return sha256(data)
-
-
-def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
-    """Replace `path` by `data` so that a crash leaves the old or the new file, never a mixture.
-
-    public: everyone on this machine may read it, whatever the umask: a container's account, too.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with scratch.open("wb") as file:
-            if public:
-                os.fchmod(file.fileno(), 0o644)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames in `directory` durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def document_bytes(path: Path, kind: str, expected: str) -> bytes:

@@ -31,10 +31,9 @@ from terrine_models.storage.manifests import (
     load_tensors,
     save_tensors,
     versions,
-    write_atomically,
 )
 from terrine_models.tables.loading import Frame, encode_frame
-from terrine_protocol.files import read
+from terrine_protocol.files import read, write_atomically
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema
 

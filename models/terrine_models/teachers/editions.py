@@ -27,13 +27,7 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import (
-    StoreError,
-    save_tensors,
-    sync_directory,
-    verified_bytes,
-    write_atomically,
-)
+from terrine_models.storage.manifests import StoreError, save_tensors, verified_bytes
 from terrine_models.teachers.heads import load_map
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
@@ -53,6 +47,7 @@ from terrine_models.teachers.people import (
     record_digests,
 )
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
+from terrine_protocol.files import sync_directory, write_atomically
 from terrine_protocol.tables import PublicSource
 
 Records = dict[str, NDArray[np.generic]]

@@ -23,10 +23,9 @@ from terrine_models.storage.manifests import (
     manifest_digest,
     sha256,
     verified_bytes,
-    write_atomically,
 )
 from terrine_models.teachers.kinds import verify
-from terrine_protocol.files import read
+from terrine_protocol.files import read, write_atomically
 from terrine_protocol.tables import Record, Sha256
 
 FEDERATION = "federation.json"

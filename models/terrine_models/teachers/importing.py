@@ -31,14 +31,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from terrine_models.data.arrays import DataError, InputSpec
-from terrine_models.storage.manifests import (
-    Partition,
-    StoreError,
-    sha256,
-    sync_directory,
-    verified_bytes,
-    versions,
-)
+from terrine_models.storage.manifests import Partition, StoreError, sha256, verified_bytes, versions
 from terrine_models.storage.onnx_check import CheckRequest, FileFinding, read
 from terrine_models.storage.onnx_files import checked, refuse
 from terrine_models.storage.onnx_models import ModelError, block_of
@@ -53,6 +46,7 @@ from terrine_models.teachers.manifests import (
 )
 from terrine_models.teachers.onnx_guard import GuardedTeachers
 from terrine_models.teachers.shards import TrainingError
+from terrine_protocol.files import sync_directory
 from terrine_protocol.tables import Sha256, TableSchema
 
 

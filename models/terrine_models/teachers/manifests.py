@@ -39,10 +39,10 @@ from terrine_models.storage.manifests import (
     StoreError,
     load_tensors,
     manifest_bytes,
-    write_atomically,
 )
 from terrine_models.teachers.shards import Shards
 from terrine_protocol.base import absent
+from terrine_protocol.files import write_atomically
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema
 

@@ -49,9 +49,7 @@ from terrine_models.storage.manifests import (
     Partition,
     StoreError,
     save_tensors,
-    sync_directory,
     versions,
-    write_atomically,
 )
 from terrine_models.teachers.heads import load_map
 from terrine_models.teachers.manifests import (
@@ -68,6 +66,7 @@ from terrine_models.teachers.manifests import (
 )
 from terrine_models.teachers.people import IDENTITIES, People, known_data
 from terrine_models.teachers.shards import TrainingError, check_encoding, unit_count
+from terrine_protocol.files import sync_directory, write_atomically
 from terrine_protocol.tables import Sha256
 
 RADIUS, RECORDS = "radius.safetensors", "teachers-00000.safetensors"

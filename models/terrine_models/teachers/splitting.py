@@ -24,14 +24,14 @@ from pydantic import Field, ValidationError
 from terrine_models.data.arrays import DataError, InputSpec, Source
 from terrine_models.data.blocks import Growing
 from terrine_models.data.reading import Progress, unseen
-from terrine_models.storage.manifests import Partition, sync_directory, write_atomically
+from terrine_models.storage.manifests import Partition
 from terrine_models.teachers.shards import (
     TrainingError,
     check_encoding,
     partition_records,
     unit_count,
 )
-from terrine_protocol.files import opened
+from terrine_protocol.files import opened, sync_directory, write_atomically
 from terrine_protocol.tables import Record, TableSchema
 
 PARTITION = "partition.json"

@@ -30,10 +30,8 @@ from terrine_models.storage.manifests import (
     FEATURES,
     load_tensors,
     save_tensors,
-    sync_directory,
     verified_bytes,
     versions,
-    write_atomically,
 )
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.manifests import (
@@ -52,6 +50,7 @@ from terrine_models.teachers.shards import (
     partition_records,
     unit_count,
 )
+from terrine_protocol.files import sync_directory, write_atomically
 
 PROGRESS = "training.json"
 

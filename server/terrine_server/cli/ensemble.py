@@ -388,8 +388,8 @@ def schema(
 
     [bold]Example[/bold]: terrine ensemble schema census-sample.csv --label income --out schema.json
     """
-    from terrine_models.storage.manifests import write_atomically
     from terrine_models.tables.roles import propose_schema
+    from terrine_protocol.files import write_atomically
 
     if out.exists():
         fail(f"{out} already exists; remove it or choose another file.")

@@ -97,8 +97,8 @@ def serve(
 
     [bold]Example[/bold]: TERRINE_TEACHER_TOKEN_FILE=wards.token terrine teacher serve wards
     """
-    from terrine_models.storage.manifests import write_atomically
     from terrine_models.teachers.kinds import load_manifest
+    from terrine_protocol.files import write_atomically
     from terrine_server.settings import TeacherServer
     from terrine_server.teacher import LIMITS, Teacher
 

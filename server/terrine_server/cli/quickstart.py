@@ -279,9 +279,9 @@ def _registered(ledger: Ledger, cap: EnsembleRegister) -> bool:
 
 def _schema(given: Given, settings: Settings, name: str) -> Path | None:
     """Return the schema of a table, which is proposed if there is none yet."""
-    from terrine_models.storage.manifests import write_atomically
     from terrine_models.tables.loading import is_table
     from terrine_models.tables.roles import propose_schema
+    from terrine_protocol.files import write_atomically
 
     if not is_table(given.private):
         if given.label or given.group or given.columns:

@@ -8,13 +8,14 @@ import zlib
 from pathlib import Path
 
 import httpx
-from rich.progress import Progress
+import stamina
+from rich.progress import Progress, TaskID
 
-from terrine_models.storage.manifests import write_atomically
+from terrine_protocol.files import write_atomically
 
 TIMEOUT = (10.0, 20.0)
 """Seconds to connect, and seconds without a byte."""
-RETRIES = 1
+ATTEMPTS = 2
 MOST = 16 * 2**20
 """Bytes of a packed file, of which the largest has ten million."""
 FILES = {
@@ -64,7 +65,8 @@ def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
         if _is_there(path):
             continue
         try:
-            data = _unpacked(_downloaded(source, bar), size)
+            task = bar.add_task(name, total=None, visible=False)
+            data = _unpacked(_downloaded(source, bar, task), size)
         except httpx.HTTPStatusError as error:
             status = f"{error.response.status_code} {error.response.reason_phrase}"
             raise FetchError(f"{source} responded with HTTP {status}") from None
@@ -91,29 +93,21 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _downloaded(source: str, bar: Progress) -> bytes:
+@stamina.retry(on=httpx.TransportError, attempts=ATTEMPTS)
+def _downloaded(source: str, bar: Progress, task: TaskID) -> bytes:
     """Return what a mirror sends, as it is packed. Raises httpx.HTTPError."""
     connect, read = TIMEOUT
-    task = bar.add_task(source.rpartition("/")[2].removesuffix(".gz"), total=None, visible=False)
-    for left in reversed(range(1 + RETRIES)):
-        sent = bytearray()
-        try:
-            with httpx.stream(
-                "GET", source, timeout=httpx.Timeout(read, connect=connect), follow_redirects=True
-            ) as reply:
-                reply.raise_for_status()
-                total = int(reply.headers.get("content-length", 0)) or None
-                bar.reset(task, total=total, visible=True)
-                for part in reply.iter_raw():
-                    sent += part
-                    bar.update(task, completed=len(sent))
-                    if len(sent) > MOST:
-                        break
-                return bytes(sent)
-        except httpx.TransportError:
-            if not left:
-                raise
-    raise AssertionError("it was returned or raised")
+    timeout, sent = httpx.Timeout(read, connect=connect), bytearray()
+    with httpx.stream("GET", source, timeout=timeout, follow_redirects=True) as reply:
+        reply.raise_for_status()
+        total = int(reply.headers.get("content-length", 0)) or None
+        bar.reset(task, total=total, visible=True)
+        for part in reply.iter_raw():
+            sent += part
+            bar.update(task, completed=len(sent))
+            if len(sent) > MOST:
+                break
+    return bytes(sent)
 
 
 def _unpacked(data: bytes, size: int) -> bytes:

@@ -19,7 +19,7 @@ import httpx
 import structlog
 
 from terrine_protocol import LogState
-from terrine_protocol.files import read, replace, write_secret
+from terrine_protocol.files import read, write_atomically, write_secret
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
 from terrine_protocol.transparency.notes import (
     LARGEST,
@@ -172,7 +172,7 @@ class Publisher:
             note = self._cosigned(note)
             if str(note) != kept:
                 if self._file is not None:
-                    replace(self._file, str(note))
+                    write_atomically(self._file, str(note).encode())
                 self._ledger.keep_checkpoint(str(note), kept)
         return True
 

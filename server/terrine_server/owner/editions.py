@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terrine_protocol.files import sync_directory
 from terrine_server.errors import Conflict
 from terrine_server.ledger import Actor, Edition, EnsembleRecord, Ledger
 from terrine_server.owner.operations import private_data
@@ -164,7 +165,7 @@ def _tidy(settings: Settings, record: EnsembleRecord) -> None:
 
     Raises StoreError, with nothing removed, unless the newest is there.
     """
-    from terrine_models.storage.manifests import StoreError, manifest_digest, sync_directory
+    from terrine_models.storage.manifests import StoreError, manifest_digest
 
     directory = settings.data_dir / record.path
     kept = settings.data_dir / record.current.path

@@ -82,9 +82,7 @@ def choose_way(
     accuracy is better by two standard errors; else neighbours vote. For these the simulation is too
     hard: of a share f of the units, f·k are near a query, and a share of so few votes is uncertain
     by √(p(1 − p)/(f·k)), whatever the noise; that of teachers by √(p(1 − p)/(f·n)), and n is larger
-    than k. (Among private records of Adult, Magic and Spambase, neighbours were ahead by 0.8, −0.2
-    and 5 points of 5,000 or fewer stand-ins and rows, and by 1.4, 0.4 and 7 of all.) Where nothing
-    can be simulated, it is the way whose votes have less noise.
+    than k. Where nothing can be simulated, it is the way whose votes have less noise.
     """
     own, asked = halves(sample, seed=0)
     near = near_for(first.units, first.rows, first.epsilon, first.delta)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from terrine_models.storage.manifests import StoreError, sha256, write_atomically
+from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.teachers.federation import (
     AggregatorAddress,
     Federation,
@@ -22,7 +22,7 @@ from terrine_models.teachers.federation import (
     peer_token,
     save_federation,
 )
-from terrine_protocol.files import read
+from terrine_protocol.files import read, write_atomically
 
 QUORUM = 0.75
 """The share of owners that must answer, unless the file says how many."""
