@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from digits import DigitsEnsemble, build_people
+from digits import DigitsEnsemble
 from house import House
 from in_process import InProcess
+from leaving import KEY, PEOPLE, build_people, digits
 from logged import LOG, publisher, signed
 from migrated import SECRET_KEY
 from server import GNMAX, installed
 from visitor import Visitor, text_of
 
+from terrine_models.teachers.neighbours import RECORDS
+from terrine_models.teachers.people import record_digests
 from terrine_protocol import Role
 from terrine_server.admin.opening import SPECS
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger
+from terrine_server.owner import editions
 from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.first_project import delta_for, right_at_most
@@ -153,20 +157,29 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         foretold = neighbours_of(people.directory)[1]
         found = lasting(
             foretold.shares,
-            units=1200,
+            units=PEOPLE,
             near=round(foretold.near),
             queries=400,
             epsilon=4.0,
-            delta=delta_for(1200),
+            delta=delta_for(PEOPLE),
         )
         spec = {"name": "neighbours", "sigma": found.sigma, "queries": 400, "norm": 1}
         assert record.mechanism == spec
         assert f"{found.retired:.0%} of them will have spent theirs" in text_of(page)
         terms = {"ensemble": name, "name": "by-hand", "mechanism": "neighbours", "queries": "400"}
-        proposed = admin.post("/admin/open", **terms, epsilon="4", delta="1e-5", action="propose")
+        terms |= {"epsilon": "4", "delta": f"{delta_for(PEOPLE):g}"}
+        proposed = admin.post("/admin/open", **terms, action="propose")
         assert f'value="{found.sigma!r}"' in proposed.text
         reply = admin.post("/admin/open", **(asked | {"epsilon": "0.01"}))
         assert (reply.status_code, "would drown" in text_of(reply)) == (422, True), text_of(reply)
+        settings.records_key_path.write_bytes(KEY)
+        settings.records_key_path.chmod(0o600)
+        editions.forget(house.ledger, settings, name, record_digests(digits(slice(3)), KEY))
+        page = admin.post("/admin/open", **asked)
+        assert page.status_code == 200, "by the newest edition: the files of others are gone"
+        (settings.data_dir / house.ledger.ensemble(name).current.path / RECORDS).unlink()
+        reply = admin.post("/admin/open", **asked)
+        assert (reply.status_code, "terrine doctor" in text_of(reply)) == (422, True), reply.text
     engine.dispose()
 
 

@@ -16,7 +16,7 @@ from terrine_models.storage.manifests import StoreError, load_tensors
 from terrine_models.teachers.editions import add, forget, forget_taught
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import KnownData
+from terrine_models.teachers.manifests import KnownData, ShardTeachers
 from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
 from terrine_models.teachers.networks import Networks
 from terrine_models.teachers.people import IDENTITIES, known_data, name_digests, record_digests
@@ -316,6 +316,7 @@ def test_nameless_records_are_forgotten_where_they_are(tmp_path: Path) -> None:
         None,
     )
     kind = load_manifest(first).teacher
+    assert isinstance(kind, ShardTeachers)
     expected = kind.train(shards, range(3))
     for name, each in teachers_of(second).items():
         assert np.array_equal(each, expected[name].numpy())

@@ -22,8 +22,8 @@ from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
     KINDS,
     Limits,
+    ShardTeachers,
     Stored,
-    TeacherKind,
     Trained,
     Voting,
     teacher_kind,
@@ -47,7 +47,7 @@ class Centroids:
         return CentroidTeachers(shrink=self.shrink)
 
 
-class CentroidTeachers(TeacherKind):
+class CentroidTeachers(ShardTeachers):
     kind: Literal["centroids"] = "centroids"
     features: None = None
     shrink: float

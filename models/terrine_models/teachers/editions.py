@@ -33,8 +33,8 @@ from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
     KnownData,
     Manifest,
+    ShardTeachers,
     Stored,
-    TeacherKind,
     Trained,
     save_manifest,
 )
@@ -48,7 +48,6 @@ from terrine_models.teachers.people import (
 )
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
 from terrine_protocol.files import sync_directory, write_atomically
-from terrine_protocol.tables import PublicSource
 
 Records = dict[str, NDArray[np.generic]]
 
@@ -169,7 +168,7 @@ def forget_taught(
     kind, partition = manifest.teacher, manifest.partition
     stored = Stored(directory, manifest, manifest.teacher_files)
     old = People.load(stored, key)
-    if partition is None or not kind.partitioned:
+    if partition is None or not isinstance(kind, ShardTeachers):
         raise StoreError(f"Nobody knows whose records taught which teacher of {manifest.name}.")
     _check_same_kind(data, manifest, partition.recipe == "groups")
     _check_public(kind, public)
@@ -225,11 +224,10 @@ def _places(who: Digests, present: Digests) -> NDArray[np.int64]:
     return np.array([slots.pop() if (slots := free.get(bytes(row))) else -1 for row in who])
 
 
-def _check_public(kind: TeacherKind, public: PublicData | None) -> None:
+def _check_public(kind: ShardTeachers, public: PublicData | None) -> None:
     if not kind.matches_prior:
         return
-    fitted = kind.features.fitted_on if kind.features else None
-    known: PublicSource | None = getattr(kind, "matched_on", fitted)
+    known = kind.public_rows
     if known is not None and (public is None or public.source.sha256 != known.sha256):
         raise DataError(
             f"Its teachers match their prior on the public rows of {known.name}: give these very "

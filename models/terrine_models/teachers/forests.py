@@ -25,8 +25,8 @@ from terrine_models.teachers.architectures import matched_biases
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
     Limits,
+    ShardTeachers,
     Stored,
-    TeacherKind,
     Trained,
     Voting,
     check_shapes,
@@ -75,7 +75,7 @@ class Forests:
 
 
 @teacher_kind
-class ForestTeachers(TeacherKind):
+class ForestTeachers(ShardTeachers):
     """Forests, as the manifest describes them."""
 
     kind: Literal["forest"] = "forest"
@@ -97,6 +97,11 @@ class ForestTeachers(TeacherKind):
     def matches_prior(self) -> bool:
         """With public rows."""
         return self.matched_on is not None
+
+    @property
+    def public_rows(self) -> PublicSource | None:
+        """As the manifest says."""
+        return self.matched_on
 
     def described(self) -> dict[str, str]:
         """The public rows."""

@@ -31,8 +31,8 @@ from terrine_models.teachers.manifests import (
     Choose,
     Limits,
     Manifest,
+    ShardTeachers,
     Stored,
-    TeacherKind,
     Trained,
     Voting,
     check_shapes,
@@ -152,7 +152,7 @@ class Heads:
 
 
 @teacher_kind
-class HeadTeachers(TeacherKind):
+class HeadTeachers(ShardTeachers):
     """Heads, as the manifest describes them."""
 
     kind: Literal["heads"] = "heads"

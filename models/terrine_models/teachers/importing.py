@@ -67,7 +67,6 @@ class ImportedTeachers(TeacherKind):
     `save_tensors`)."""
     suffix = "onnx"
     salted = False
-    partitioned = False
 
     @property
     def declared_disjoint(self) -> str | None:

@@ -11,7 +11,7 @@ from terrine_models.storage.manifests import verified_bytes
 from terrine_models.teachers.forests import Forests, ForestTeachers
 from terrine_models.teachers.heads import Heads, HeadTeachers
 from terrine_models.teachers.importing import ImportedTeachers
-from terrine_models.teachers.manifests import KINDS, Settings, load_manifest
+from terrine_models.teachers.manifests import KINDS, Settings, ShardTeachers, load_manifest
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
 
@@ -32,7 +32,7 @@ __all__ = [
 
 def trainable() -> dict[str, type[Settings]]:
     """The settings of the kinds of teacher that can be trained, by name."""
-    return {name: kind.settings for name, kind in KINDS.items() if kind.settings is not None}
+    return {name: kind.settings for name, kind in KINDS.items() if issubclass(kind, ShardTeachers)}
 
 
 def verify(directory: Path) -> None:

@@ -44,7 +44,7 @@ from terrine_models.teachers.shards import Shards
 from terrine_protocol.base import absent
 from terrine_protocol.files import write_atomically
 from terrine_protocol.images import ImageFormat
-from terrine_protocol.tables import Record, Sha256, TableSchema
+from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
 Trained = dict[str, torch.Tensor]
 """The tensors of a run of teachers."""
@@ -67,7 +67,7 @@ class Settings(Protocol):
 
     def teacher(
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
-    ) -> TeacherKind:
+    ) -> ShardTeachers:
         """What the manifest will say. Raises TrainingError for data that do not suit the kind."""
 
 
@@ -106,26 +106,18 @@ class TeacherKind(Record):
     """A `Literal`, by which manifests tell kinds apart."""
     features: FeatureSpec | None = None
     """The public map that all teachers share."""
-    settings: ClassVar[type[Settings] | None] = None
-    """What a user may set; None for a kind that `train` does not make."""
     suffix: ClassVar[Literal["safetensors", "onnx"]] = "safetensors"
-    per_file: ClassVar[int] = 50
-    """Teachers in a file."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Others whose versions the manifest states."""
     divisible: ClassVar[bool] = True
     """Whether some of the teachers may vote in one process and the others in another."""
     salted: ClassVar[bool] = True
     """Whether files of equal teachers differ (see `save_tensors`)."""
-    partitioned: ClassVar[bool] = True
-    """Whether records were dealt to the teachers by Terrine."""
     previewed: ClassVar[bool] = True
     """Whether stand-ins are trained quickly enough to be tried first."""
 
     def check(self, plan: EnsemblePlan) -> None:
         """Raise ValueError unless the rest of the manifest suits these teachers."""
-        if self.partitioned and plan.partition is None:
-            raise ValueError(f"of {self.kind} it is known how records were partitioned")
 
     def check_files(self, manifest: Manifest) -> None:
         """Raise ValueError unless the manifest names the files that there must be."""
@@ -139,10 +131,6 @@ class TeacherKind(Record):
         backbone = features.backbone if features is not None else None
         if files.get(BACKBONE) != (backbone.sha256 if backbone is not None else None):
             raise ValueError(f"{BACKBONE} belongs to a feature map with that backbone")
-
-    def train(self, shards: Shards, run: range) -> Trained:
-        """Train a run of teachers; its tensors go to one file."""
-        raise NotImplementedError(f"{self.kind} are not trained on shards")
 
     @abstractmethod
     def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
@@ -164,6 +152,29 @@ class TeacherKind(Record):
     def described(self) -> dict[str, str]:
         """What `terrine ensemble show` prints of such teachers, beside what all have."""
         return {}
+
+
+class ShardTeachers(TeacherKind):
+    """Teachers that Terrine trains, each on a shard of its own."""
+
+    settings: ClassVar[type[Settings]]
+    """What a user may set."""
+    per_file: ClassVar[int] = 50
+    """Teachers in a file."""
+
+    def check(self, plan: EnsemblePlan) -> None:
+        """Raise ValueError unless it says how records were partitioned."""
+        if plan.partition is None:
+            raise ValueError(f"of {self.kind} it is known how records were partitioned")
+
+    @abstractmethod
+    def train(self, shards: Shards, run: range) -> Trained:
+        """Train a run of teachers; its tensors go to one file."""
+
+    @property
+    def public_rows(self) -> PublicSource | None:
+        """Which public rows teachers that match a prior match it on, as far as it is known."""
+        return None if self.features is None else self.features.fitted_on
 
 
 KINDS: dict[str, type[TeacherKind]] = {}

@@ -146,7 +146,6 @@ class NeighbourTeachers(TeacherKind):
     """Keyed digests of all that was added, so that nothing is added twice."""
     steps: Literal[1] = 1
     """The largest weight of a record: it votes, or does not."""
-    partitioned = False
     divisible = False
 
     def check(self, plan: EnsemblePlan) -> None:

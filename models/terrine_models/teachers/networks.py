@@ -30,8 +30,8 @@ from terrine_models.teachers.manifests import (
     Choose,
     Limits,
     Manifest,
+    ShardTeachers,
     Stored,
-    TeacherKind,
     Trained,
     Voting,
     teacher_kind,
@@ -69,7 +69,7 @@ class Networks:
 
 
 @teacher_kind
-class NetworkTeachers(TeacherKind):
+class NetworkTeachers(ShardTeachers):
     """Networks, as the manifest describes them."""
 
     kind: Literal["networks"] = "networks"

@@ -20,7 +20,7 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.features.backbones import Backbone
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.onnx_models import OnnxModel
-from terrine_models.teachers.manifests import TeacherKind, Trained
+from terrine_models.teachers.manifests import ShardTeachers, Trained
 from terrine_models.teachers.ray_cluster import (
     ClusterError,
     connect,
@@ -47,7 +47,7 @@ Tensors = dict[str, NDArray[Any]]
 class Known:
     """What all tasks are sent: it is public."""
 
-    kind: TeacherKind
+    kind: ShardTeachers
     seed: int
     features: Tensors | None
     backbone: bytes | None
@@ -65,7 +65,7 @@ def on_ray(address: str | None) -> Iterator[Trainer]:
     """
     most = AHEAD * connect(address)
 
-    def train(kind: TeacherKind, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+    def train(kind: ShardTeachers, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
         return _train(kind, shards, runs, most)
 
     try:
@@ -75,7 +75,7 @@ def on_ray(address: str | None) -> Iterator[Trainer]:
 
 
 def _train(
-    kind: TeacherKind, shards: Shards, runs: Sequence[range], most: int
+    kind: ShardTeachers, shards: Shards, runs: Sequence[range], most: int
 ) -> Generator[Trained]:
     import ray
     from ray.exceptions import RayError
@@ -109,7 +109,7 @@ def _train(
         ) from None
 
 
-def _known(kind: TeacherKind, shards: Shards) -> Known:
+def _known(kind: ShardTeachers, shards: Shards) -> Known:
     features = shards.features
     return Known(
         kind=kind,

@@ -38,7 +38,7 @@ from terrine_models.teachers.manifests import (
     EnsemblePlan,
     Manifest,
     Settings,
-    TeacherKind,
+    ShardTeachers,
     Trained,
     save_manifest,
 )
@@ -59,12 +59,12 @@ class Trainer(Protocol):
     """Trains runs of teachers, and yields the tensors of each run, in order."""
 
     def __call__(
-        self, kind: TeacherKind, shards: Shards, runs: Sequence[range]
+        self, kind: ShardTeachers, shards: Shards, runs: Sequence[range]
     ) -> Generator[Trained]:
         """Train `runs` of teachers of a kind, each a file."""
 
 
-def here(kind: TeacherKind, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+def here(kind: ShardTeachers, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
     """Train in this process, on all its processors."""
     for run in runs:
         yield kind.train(shards, run)

@@ -304,7 +304,14 @@ def _lasting(
     services: Services, ensemble: EnsembleRecord, queries: int, epsilon: float, delta: float
 ) -> Lasting:
     """Return with which noise half of the public rows, in place of people, would last."""
-    _, found = neighbours_of(services.settings.data_dir / ensemble.path)
+    from terrine_models.storage.manifests import StoreError
+
+    try:
+        _, found = neighbours_of(services.settings.data_dir / ensemble.current.path)
+    except StoreError as error:
+        raise ParameterError(
+            f"The files of {ensemble.name} cannot be used; `terrine doctor` says why."
+        ) from error
     near = max(1, round(found.near))
     return lasting(
         found.shares,
