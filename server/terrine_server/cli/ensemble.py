@@ -276,14 +276,7 @@ def forget(
             help="The records that it was trained on, or what is left of them without who leaves.",
         ),
     ],
-    who: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="Who leaves. Where records have a group: a table with its column, or an .npz with "
-            "`group`. Otherwise the records themselves, as they were given.",
-        ),
-    ],
+    who: people.Who,
     public: Annotated[
         Path | None,
         typer.Option(

@@ -122,14 +122,7 @@ Ensemble = Annotated[
 @app.command()
 def forget(
     ensemble: Ensemble,
-    who: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="Who leaves. Where records have a group: a table with its column, or an .npz with "
-            "`group`. Otherwise the records themselves, as they were given.",
-        ),
-    ],
+    who: people.Who,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Forget people, for good, while the service runs: their records are gone when this is done.

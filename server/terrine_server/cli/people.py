@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from terrine_server.cli import tables
 from terrine_server.cli.console import console
@@ -15,6 +17,15 @@ if TYPE_CHECKING:
     from terrine_server.ledger import Ledger
     from terrine_server.owner.editions import Made
     from terrine_server.settings import Settings
+
+Who = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="Who leaves. Where records have a group: a table with its column, or an .npz with "
+        "`group`. Otherwise the records themselves, as they were given.",
+    ),
+]
 
 
 def newest(ledger: Ledger, settings: Settings, ensemble: str) -> Manifest:
