@@ -39,8 +39,8 @@ for limit in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE_SECONDS)
 # Each client reads the 140 authorities of the web, for a fiftieth of a second; no test asks them.
 vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
-# A server in a test's process logs from threads of its own: on stdout, its lines would be among those
-# of the command that the test runs meanwhile.
+# A server in a test's process logs from threads of its own: on stdout, its lines would be among
+# those of the command that the test runs meanwhile.
 structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
