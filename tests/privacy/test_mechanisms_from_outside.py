@@ -16,6 +16,7 @@ from refusals import holds, refuses
 from terrine_protocol import MechanismSpec, ProjectOpen
 from terrine_server.cli.verify import _say_missing
 from terrine_server.errors import EnsembleUnavailable, InvalidTerms
+from terrine_server.labeling import pipeline
 from terrine_server.labeling.pipeline import mechanism_of
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project
@@ -93,7 +94,7 @@ def test_its_project_is_served_and_verified_and_verifies_without_it(
     said = capsys.readouterr().out
     holds(said, "acme.rounded")
     assert "nothing is answered" in said
-    mechanism_of.__globals__["_mechanism"].cache_clear()
+    pipeline._mechanism.cache_clear()
     with refuses(EnsembleUnavailable, "acme.rounded"):
         mechanism_of(record)
     with refuses(InvalidTerms, "terrine.mechanisms"):
