@@ -14,14 +14,13 @@ it calls clear; beside them what confident_gnmax answers for the same ε, at its
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from terrine_models.data.arrays import InputSpec, load_idx
+from reference.data import SHARED, recorded
+from terrine_models.data.arrays import load_idx
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
 from terrine_models.students.selection import choose
@@ -45,7 +44,10 @@ def main() -> None:
     parser.add_argument("--student", action="store_true")
     options = parser.parse_args()
     n = options.teachers
-    x, counts, truth, spec = recorded(n)
+    counts, truth = recorded(f"mnist_{n}")
+    (images,) = (SHARED / "mnist").glob("t10k-images*")
+    data = load_idx(images)
+    x, spec = data.inputs, data.spec
     started = time.perf_counter()
     public = public_features(spec, PublicData.declare("test images", x), WIDTH)
     features = public(torch.tensor(x)).double().numpy()
@@ -93,19 +95,6 @@ def labels_bought(counts: np.ndarray, truth: np.ndarray, n: int, epsilon: float)
             if expected.accuracy >= 0.97:
                 best = max(best, (quoted.answers, expected.accuracy))
     return f"{best[0]:,.0f}, {best[1]:.2%}"
-
-
-def recorded(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, InputSpec]:
-    default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    directory = Path(os.environ.get("TERRINE_SHARED_DATA", default))
-    file = directory / f"mnist_{n}_votes.npz"
-    if not file.is_file():
-        raise SystemExit(f"{file} is missing. Set TERRINE_SHARED_DATA to where the votes are.")
-    (images,) = (directory / "mnist").glob("t10k-images*")
-    data = load_idx(images)
-    with np.load(file) as archive:
-        counts, truth = archive["counts"].astype(np.int64), archive["labels"].astype(np.int64)
-    return data.inputs, counts, truth, data.spec
 
 
 if __name__ == "__main__":
