@@ -21,14 +21,15 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.data.arrays import InputSpec
+from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import Partition, StoreError, sha256, versions
 from terrine_models.storage.onnx_check import CheckRequest, FileFinding, read
 from terrine_models.storage.onnx_files import checked, refuse
@@ -149,7 +150,7 @@ def import_ensemble(
     out = Path(out)
     check_new(out)
     if public is not None:
-        _check_public(public, declared.spec)
+        PublicData.declare("the public inputs", public).check_fits(declared.spec)
     with new_directory(out) as work:
         files = _copy(paths, work)
         probe = None
@@ -218,16 +219,3 @@ def _manifest(
         versions=versions("onnx", "onnxruntime"),
         files=files,
     )
-
-
-def _check_public(public: NDArray[Any], spec: InputSpec) -> None:
-    if public.shape[1:] != spec.shape or public.dtype != spec.dtype or len(public) == 0:
-        raise DataError(
-            f"The public inputs are {public.dtype} {list(public.shape)}, expected {spec.dtype} "
-            f"[P, {', '.join(map(str, spec.shape))}]."
-        )
-    if not ((public >= spec.low) & (public <= spec.high)).all():
-        raise DataError(
-            f"The public inputs have values outside the declared range [{spec.low:g}, "
-            f"{spec.high:g}]."
-        )

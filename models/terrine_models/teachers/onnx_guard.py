@@ -6,9 +6,7 @@ the next vote starts another.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 
@@ -53,9 +51,8 @@ class GuardedTeachers:
             files=len(files),
             size=sum(_size(directory / name) for name in files),
             output=output,
-            classes=list(classes),
-            dtype=np.dtype(spec.dtype).str,
-            shape=list(spec.shape),
+            classes=classes,
+            spec=spec,
             threads=threads,
         )
         self._turn = Lock()
@@ -99,7 +96,7 @@ class GuardedTeachers:
         process = GuardedProcess("terrine_models.teachers.onnx_voting")
         where = self._directory
         try:
-            process.tell(json.dumps(asdict(self._order)).encode(), LOADING_SECONDS)
+            process.tell(self._order.model_dump_json().encode(), LOADING_SECONDS)
             for name, digest in self._files.items():
                 where = self._directory / name
                 refused = process.ask(

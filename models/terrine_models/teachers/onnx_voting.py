@@ -8,14 +8,13 @@ model that wants more ends it.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
+from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.guarded import (
     LOADING,
     VOTING,
@@ -26,23 +25,21 @@ from terrine_models.storage.guarded import (
     send,
 )
 from terrine_models.storage.onnx_models import ModelError, OnnxModel, OnnxTeachers
+from terrine_protocol.tables import Record
 
 EXHAUSTED = 3
 """The exit code after a model wanted more memory."""
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(Record):
     """What the models are asked to do; their files follow."""
 
     files: int
     size: int
     """Bytes of all files."""
     output: str | None
-    classes: list[str]
-    dtype: str
-    shape: list[int]
-    """Of one input."""
+    classes: tuple[str, ...]
+    spec: InputSpec
     threads: int
 
 
@@ -50,7 +47,7 @@ def main() -> None:
     """Load the models that arrive on the descriptor given as the first argument; let them vote."""
     server = parent()
     with suppress(OSError, EOFError):
-        order = Order(**json.loads(receive(server)))
+        order = Order.model_validate_json(receive(server))
         try:
             teachers = _loaded(order, server)
         except (ModelError, MemoryError) as error:
@@ -59,7 +56,7 @@ def main() -> None:
         limit_memory(VOTING * order.threads)
         send(server, b"")
         while True:
-            x = np.frombuffer(receive(server), order.dtype).reshape(-1, *order.shape)
+            x = np.frombuffer(receive(server), order.spec.dtype).reshape(-1, *order.spec.shape)
             try:
                 choices = teachers.choices(x)
             except MemoryError:

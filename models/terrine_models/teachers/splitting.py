@@ -30,7 +30,7 @@ from terrine_models.teachers.shards import (
     unit_count,
 )
 from terrine_protocol.files import new_directory, opened, write_atomically
-from terrine_protocol.tables import Record, TableSchema
+from terrine_protocol.tables import Record, TableSchema, first_problem
 
 PARTITION = "partition.json"
 LARGEST = 16 * 2**20
@@ -151,9 +151,7 @@ def read_partition(path: Path) -> PartitionFile:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise DataError(
-            f"{path} is not a partition as `terrine ensemble split` writes it: at {where}: "
-            f"{first['msg']}."
+            f"{path} is not a partition as `terrine ensemble split` writes it: "
+            f"{first_problem(error)}."
         ) from None
