@@ -27,7 +27,7 @@ from terrine_models.tables.loading import (
     Table,
     encode_frame,
     encode_table,
-    encoded_width,
+    encoded_input,
     load_table,
 )
 from terrine_models.tables.roles import propose_schema
@@ -161,7 +161,7 @@ def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
     monkeypatch.setattr(clues, "MOST", 100)
     few, many = 3_000, 6_000  # both more than is read ahead
     short, long = (written(tmp_path / f"{n}.csv", table(n)) for n in (few, many))
-    encoded = 4 * encoded_width(SCHEMA)
+    encoded = 4 * encoded_input(SCHEMA).shape[0]
 
     def load(path: Path) -> None:
         load_table(path, SCHEMA)

@@ -197,13 +197,9 @@ def encode_frame(
 
 
 def encoded_input(schema: TableSchema) -> InputSpec:
-    """What an encoded row looks like."""
-    return InputSpec(shape=(encoded_width(schema),), dtype="float32", low=0, high=1)
-
-
-def encoded_width(schema: TableSchema) -> int:
-    """Numbers per encoded row: those of each column, see `columns.width`."""
-    return sum(map(width, schema.columns))
+    """What an encoded row looks like: the numbers of each column, see `columns.width`."""
+    numbers = sum(map(width, schema.columns))
+    return InputSpec(shape=(numbers,), dtype="float32", low=0, high=1)
 
 
 def read_schema(path: Path) -> TableSchema:
