@@ -15,7 +15,6 @@ drawn at random, is the public pool. Every constant of the product was chosen so
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from reference.data import SHARED
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
@@ -97,9 +97,7 @@ class Material:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    home = Path(os.environ.get("TERRINE_SHARED_DATA", default)) / "adult"
-    parser.add_argument("data", nargs="?", type=Path, default=home)
+    parser.add_argument("data", nargs="?", type=Path, default=SHARED / "adult")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--teachers", type=int, default=1000, help="of noisy votes")
     parser.add_argument("--tune", action="store_true", help="use the training file alone")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.data import recorded
 from reference.sensitivity import Charged, secret_spend
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.errors import BudgetExhausted
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="projects of each kind")
     runs = parser.parse_args().runs
-    votes = recorded_votes()
+    votes = recorded("mnist_1000")[0]
     compare_tally(votes[:2000])
     print("Queries paid for until refused, for the same (ε, δ); votes of 1,000 teachers.")
     for spec, epsilon, order in CASES:
@@ -93,17 +93,6 @@ def compare_tally(votes: NDArray[np.int64]) -> None:
     )
 
 
-def recorded_votes() -> NDArray[np.int64]:
-    """int64[10000, 10]."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("TERRINE_SHARED_DATA", beside))
-    path = folder / "mnist_1000_votes.npz"
-    if not path.exists():
-        raise SystemExit(f"NO VOTES: {path} is missing. Set TERRINE_SHARED_DATA.")
-    with np.load(path) as file:
-        return np.asarray(file["counts"], dtype=np.int64)
-
-
 def new_ledger(directory: Path, order: float) -> Ledger:
     engine = connect(f"sqlite:///{directory / 'terrine.sqlite'}")
     upgrade(engine, b"k" * 32)
@@ -133,8 +122,8 @@ def ask(ledger: Ledger, project: ProjectRecord, votes: NDArray[np.int64]) -> int
         ):
             digest = hashlib.sha256(f"{start + row}".encode()).digest()
             places = meter.places(outcome, rows[row : row + 1])[0] if meter else ()
-            recorded = None if label < 0 else int(label)
-            batch.append(Proposal(digest, digest, outcome, recorded, places))
+            counted = None if label < 0 else int(label)
+            batch.append(Proposal(digest, digest, outcome, counted, places))
         try:
             receipt = ledger.charge(project.id, batch)
         except BudgetExhausted:

@@ -42,10 +42,11 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from teachers import SHARED, Material, digits, first, mnist, train
+from reference.data import Material, digits, first, pictures
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, Networks
+from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -88,8 +89,7 @@ def main() -> None:
     parser.add_argument("--postgresql", action="store_true", help="instead of SQLite")
     options = parser.parse_args()
     rounds = [options.seconds] * options.rounds
-    folder = Path(os.environ.get("TERRINE_SHARED_DATA", SHARED)) / "mnist"
-    material = mnist(folder) if folder.is_dir() else digits()
+    material = pictures()
     few = replace(material, private=first(material.private, RECORDS * NETWORKS))
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -256,15 +256,15 @@ def single_query_times(
 
 def table() -> Material:
     """scikit-learn's digits as rows of a table: its columns are the features."""
-    pictures = digits()
-    rows = pictures.images.reshape(len(pictures.images), -1)
+    drawn = digits()
+    rows = drawn.images.reshape(len(drawn.images), -1)
     private = replace(
-        pictures.private,
-        inputs=pictures.private.inputs.reshape(-1, rows.shape[1]),
-        spec=pictures.private.spec.model_copy(update={"shape": rows.shape[1:]}),
+        drawn.private,
+        inputs=drawn.private.inputs.reshape(-1, rows.shape[1]),
+        spec=drawn.private.spec.model_copy(update={"shape": rows.shape[1:]}),
     )
     public = PublicData.declare("digits as a table", rows)
-    return Material("digits as a table", private, public, rows, pictures.labels)
+    return Material("digits as a table", private, public, rows, drawn.labels)
 
 
 class Connection:
@@ -307,7 +307,14 @@ def open_service(
     settings = Settings(data_dir=home, database_url=database_url, requests_per_minute=10**9)
     settings.ensembles_dir.mkdir(parents=True)
     public = material.public if isinstance(config, Heads) else None
-    train(material.private, settings.ensembles_dir / "bench", teachers, config, public)
+    train_ensemble(
+        material.private,
+        settings.ensembles_dir / "bench",
+        name="bench",
+        teachers=teachers,
+        config=config,
+        public=public,
+    )
     make_secret_key(settings.secret_key_path)
     engine = connect(settings.database)
     key = load_secret_key(settings.secret_key_path)

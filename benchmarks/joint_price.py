@@ -12,13 +12,12 @@ price list refuses; the mean of several runs is printed beside the expectation.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
+from reference.data import recorded
 from terrine_server.planning.forecast import Votes, forecast
 from terrine_server.planning.opening import Quote, choose, quotes
 from terrine_server.privacy import Rule, VoteOutcome, build_mechanism, cap_order, quote
@@ -45,7 +44,7 @@ def main() -> None:
     print(f"\nAnswers for ε at δ = {DELTA:g}; right: share of the answers that must be right.")
     print("teachers  right    ε   priced     expected   with real noise     right  parameters")
     for teachers, right, budgets in CASES:
-        counts, labels = recorded(teachers)
+        counts, labels = recorded(f"mnist_{teachers}")
         votes = Votes.observed(counts, labels, teachers=teachers)
         found = candidates(votes, right)
         for epsilon in budgets:
@@ -129,16 +128,6 @@ def compare_times() -> None:
     if chosen.terms.choice is not None:
         for each in chosen.terms.choice.considered:
             print(f"  {each}")
-
-
-def recorded(teachers: int) -> tuple[np.ndarray, np.ndarray]:
-    default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    directory = Path(os.environ.get("TERRINE_SHARED_DATA", default))
-    file = directory / f"mnist_{teachers}_votes.npz"
-    if not file.is_file():
-        raise SystemExit(f"{file} is missing. Set TERRINE_SHARED_DATA to where the votes are.")
-    with np.load(file) as archive:
-        return archive["counts"].astype(np.int64), archive["labels"].astype(np.int64)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from end_to_end import (
     served,
     student_token,
 )
-from teachers import SHARED, Material, digits, first, mnist
+from reference.data import Material, first, pictures
 from terrine_models.teachers.kinds import Heads, Networks
 from terrine_server.settings import VotersKind
 
@@ -47,8 +47,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="per server and round")
     options = parser.parse_args()
     os.environ["TERRINE_RAY_ACTORS"] = str(ACTORS)
-    folder = Path(os.environ.get("TERRINE_SHARED_DATA", SHARED)) / "mnist"
-    material = mnist(folder) if folder.is_dir() else digits()
+    material = pictures()
     few = replace(material, private=first(material.private, RECORDS * NETWORKS))
     with tempfile.TemporaryDirectory() as home:
         rounds = [options.seconds] * options.rounds

@@ -19,16 +19,15 @@ TERRINE_SHARED_DATA, else from ../shared/data beside the repository.
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
 from reference.costs import ORDERS, data_dependent_rdp, gnmax_log_q
+from reference.data import recorded as recorded_votes
 from reference.sensitivity import Charged, secret_spend
 from terrine_server.privacy import (
     Composition,
@@ -50,19 +49,15 @@ from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.privacy.published.noisy_max import gnmax_rdp, lnmax_rdp
 from terrine_server.privacy.published.release import ActualCost, BoundRelease, gnss_rdp
 
-SHARED = Path(
-    os.environ.get("TERRINE_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
-)
 Votes = NDArray[np.int64]
 
 
 def recorded(name: str) -> tuple[Votes, NDArray[np.int64]] | None:
-    path = SHARED / f"{name}_votes.npz"
-    if not path.is_file():
-        print(f"\nSKIPPED, no recorded votes at {path}: set TERRINE_SHARED_DATA.")
+    try:
+        return recorded_votes(name)
+    except SystemExit as missing:
+        print(f"\nSKIPPED: {missing}")
         return None
-    with np.load(path, allow_pickle=False) as data:
-        return data["counts"].astype(np.int64), data["labels"].astype(np.int64)
 
 
 def line(what: str, kind: str, epsilon: float | str) -> None:

@@ -9,7 +9,6 @@ measured on the public third. Adult's training file is read from TERRINE_SHARED_
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import make_classification, make_hastie_10_2
 
 from adult import COLUMNS
+from reference.data import SHARED
 from terrine_models.data.arrays import Dataset, InputSpec, row_digests
 from terrine_models.features.maps import PublicData
 from terrine_models.tables.loading import load_table
@@ -41,8 +41,7 @@ def main() -> None:
 
 
 def tables() -> Iterator[tuple[str, Table]]:
-    default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    home = Path(os.environ.get("TERRINE_SHARED_DATA", default)) / "adult"
+    home = SHARED / "adult"
     if home.is_dir():
         schema = propose_schema(home / "adult.test.gz", label="income", columns=COLUMNS).schema
         data = load_table(home / "adult.data.gz", schema)

@@ -212,10 +212,10 @@ def propose(table: Path, home: Path) -> None:
 
 
 def deal(table: Path, home: Path) -> None:
-    from terrine_models.tables.loading import open_table, read_schema
+    from terrine_models.tables.loading import Table, read_schema
     from terrine_models.teachers.splitting import split
 
-    split(open_table(table, read_schema(home / "schema.json")), home / "shards", 250)
+    split(Table(table, read_schema(home / "schema.json")), home / "shards", 250)
 
 
 def train(table: Path, home: Path) -> None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, mkdtemp
 
 LARGEST_DOCUMENT = 2**24
 """Bytes of a document: a key, a token, a checkpoint, a schema, settings."""
@@ -73,6 +76,20 @@ def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
     finally:
         scratch.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """Yield a directory, closed to others, that becomes `out` once it is filled, or is removed."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield work
+        sync_directory(work)
+        work.rename(out)
+        sync_directory(out.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def sync_directory(directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from terrine_protocol.base import absent
 
@@ -24,6 +24,13 @@ class Record(BaseModel):
     """Base of what is stored as well as sent: immutable, finite, with unknown fields forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where the first problem of a document is, and what it is."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the document"
+    return f"at {where}: {first['msg'].removeprefix('Value error, ')}"
 
 
 class PublicSource(Record):

@@ -24,9 +24,9 @@ from rich.markup import escape
 from terrine_client import Client
 from terrine_client._distillation import answers_of
 from terrine_client.errors import BudgetExhausted
-from terrine_experiments.accountants import FINE_ORDERS, Accountant, Method, reprice
 from terrine_experiments.lesson import Bought, Lesson
 from terrine_experiments.owner import open_books, open_study, trained
+from terrine_experiments.papers_accountant import ORDERS, converted, papers_epsilon
 from terrine_experiments.results import Result
 from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
@@ -285,8 +285,7 @@ class Experiment:
             for outcome, count in bought.outcomes.items()
             if VoteOutcome(outcome) in events
         }
-        methods = reprice(tally, setup.delta, setup.epsilon)
-        return next((each.epsilon for each in methods if each.method is Method.CLASSIC), None)
+        return papers_epsilon(tally, setup.delta)
 
     def _data_dependent(self, setup: Setup, run: Run, bought: Bought) -> float | None:
         """ε as P17 states it: of the votes themselves, by its Theorem 3. Of lnmax only.
@@ -297,8 +296,7 @@ class Experiment:
             return None
         votes = Ensemble.load(run.teachers).votes(self.pool[bought.answers.known])
         log_q = union_bound(votes, laplace_log_tails(GAMMA, int(votes.max(initial=0))))
-        total = lnmax_rdp(log_q, GAMMA, FINE_ORDERS).sum(axis=0)
-        return Accountant(Method.CLASSIC, setup.delta).epsilon(total)
+        return converted(lnmax_rdp(log_q, GAMMA, ORDERS).sum(axis=0), setup.delta)
 
     def _once(self, file: Path, about: dict[str, Any], make: Any) -> Any:
         """Return what the file holds if it is about the same settings and inputs, or make it."""

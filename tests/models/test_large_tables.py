@@ -24,11 +24,11 @@ from terrine_models.data.blocks import Growing
 from terrine_models.data.reading import unchanged
 from terrine_models.tables import clues, text
 from terrine_models.tables.loading import (
+    Table,
     encode_frame,
     encode_table,
-    encoded_width,
+    encoded_input,
     load_table,
-    open_table,
 )
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.splitting import split
@@ -95,7 +95,7 @@ def test_blocks_change_nothing(
         schema = propose_schema(path, label="readmitted")
         data = load_table(path, schema.schema)
         written_by_hand = schema.schema.model_copy(update={"fitted_on": None})
-        split(open_table(path, written_by_hand), out, 7)
+        split(Table(path, written_by_hand), out, 7)
         shards = {file.name: file.read_bytes() for file in out.iterdir()}
         return schema.to_json(), data.digest(), shards
 
@@ -117,7 +117,7 @@ def test_formats_are_alike_and_a_frame_is_encoded_as_its_file(exports: dict[str,
 def test_shards_of_a_file_are_those_of_its_records(tmp_path: Path, small_blocks: None) -> None:
     path = written(tmp_path / "a.csv", table(200))
     steps = list[tuple[int, int]]()
-    split(open_table(path, SCHEMA), tmp_path / "file", 9, 4, lambda *step: steps.append(step))
+    split(Table(path, SCHEMA), tmp_path / "file", 9, 4, lambda *step: steps.append(step))
     split(load_table(path, SCHEMA), tmp_path / "held", 9, 4)
     for file in (tmp_path / "held").iterdir():
         assert file.read_bytes() == (tmp_path / "file" / file.name).read_bytes()
@@ -161,13 +161,13 @@ def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
     monkeypatch.setattr(clues, "MOST", 100)
     few, many = 3_000, 6_000  # both more than is read ahead
     short, long = (written(tmp_path / f"{n}.csv", table(n)) for n in (few, many))
-    encoded = 4 * encoded_width(SCHEMA)
+    encoded = 4 * encoded_input(SCHEMA).shape[0]
 
     def load(path: Path) -> None:
         load_table(path, SCHEMA)
 
     def deal(path: Path) -> None:
-        split(open_table(path, SCHEMA), path.with_suffix(".shards"), 10)
+        split(Table(path, SCHEMA), path.with_suffix(".shards"), 10)
 
     def propose(path: Path) -> None:
         propose_schema(path, label="ill")
@@ -248,7 +248,7 @@ def test_a_bad_record_in_the_middle_is_named_by_its_line(
         load_table(path, SCHEMA)
     out = tmp_path / "shards"
     with refuses(DataError, *said.split()):
-        split(open_table(path, SCHEMA), out, 5)
+        split(Table(path, SCHEMA), out, 5)
     assert [each.name for each in tmp_path.iterdir()] == ["a.csv"], "nothing is left behind"
 
 
@@ -284,7 +284,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, small_blocks: 
         lambda: load_table(path, SCHEMA, progress=grows),
         lambda: encode_table(path, SCHEMA, progress=grows),
         lambda: propose_schema(path, label="ill", progress=grows),
-        lambda: split(open_table(path, SCHEMA, progress=grows), tmp_path / "shards", 5),
+        lambda: split(Table(path, SCHEMA, progress=grows), tmp_path / "shards", 5),
     ):
         with refuses(DataError, "changed"):
             read()

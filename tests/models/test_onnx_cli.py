@@ -29,7 +29,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from terrine_client import Client
-from terrine_models.data.arrays import Dataset
+from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.storage.onnx_check import CheckRequest, check, probes
 from terrine_models.storage.onnx_models import OnnxModel, OnnxTeachers
 from terrine_models.teachers.ensemble import Ensemble
@@ -185,9 +185,12 @@ def test_converted_classifiers_choose_as_they_predict(
     path = tmp_path / "model.onnx"
     path.write_bytes(converted(model, x[:1]).SerializeToString())
     request = CheckRequest(
-        [str(path)], [64], "float32", 0, 16, classes=list(digits.classes), output="label"
+        paths=(str(path),),
+        spec=InputSpec(shape=(64,), dtype="float32", low=0, high=16),
+        classes=digits.classes,
+        output="label",
     )
-    assert check(path, request, probes(request)).values == "labels"
+    check(path, request, probes(request))
     teachers = OnnxTeachers([OnnxModel(path.read_bytes(), "label")], digits.classes)
     assert (teachers.choices(x)[:, 0] == model.predict(x)).all()
 

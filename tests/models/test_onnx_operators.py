@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from onnx_made import CLASSES, INPUTS, mlp, model
 from refusals import holds, refuses
 
+from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.onnx_check import check_content
 from terrine_models.storage.onnx_models import ModelError
 from terrine_models.storage.onnx_operators import DECIDING
@@ -137,6 +138,7 @@ def test_a_file_that_is_refused_says_so_in_one_line(tmp_path: Path) -> None:
 
     path = tmp_path / "grows.onnx"
     path.write_bytes(made([*BY_VALUE["ConstantOfShape"], *BACK]))
-    request = CheckRequest([str(path)], [INPUTS], "float32", 0.0, 1.0, classes=["a", "b", "c"])
+    spec = InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1)
+    request = CheckRequest(paths=(str(path),), spec=spec, classes=("a", "b", "c"))
     with refuses(ModelError, "ConstantOfShape"):
         check(path, request, probes(request))

@@ -1,4 +1,4 @@
-"""Several classes: a softmax link."""
+"""Noisy counts: a softmax link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from terrine_models.students.shares import fit_shares
-from terrine_models.students.softmax_shares import fit_softmax
+from terrine_models.students.softmax_shares import OF_TWO, fit_softmax
 
 TEACHERS = 500
 Floats = NDArray[np.float64]
@@ -61,3 +61,49 @@ def test_the_noise_of_its_total_makes_no_class_frequent() -> None:
     shares = fitted(np.zeros((400, 3)), counts, sigma)[0]
     assert totals.max() - totals.min() > 0.5
     assert shares.max() - shares.min() < 0.1
+
+
+def two(
+    rows: int, steepness: float, sigma: float, seed: int = 0
+) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Features [N, 8], true shares of the second of two classes [N], and noisy counts [N, 2]."""
+    source = np.random.default_rng(seed)
+    x = source.normal(size=(rows, 8))
+    share = (1 + np.tanh(steepness * (x @ np.linspace(0.1, 0.6, 8)) - 0.4)) / 2
+    counts = TEACHERS * np.column_stack([1 - share, share])
+    noisy = counts + source.normal(scale=sigma, size=counts.shape)
+    return x, share, np.rint(noisy).astype(np.int64)
+
+
+def test_without_noise_the_shares_of_two_classes_are_found() -> None:
+    x, share, counts = two(2000, 1.0, 0.0)
+    np.testing.assert_allclose(fitted(x, counts, 0.5)[:, 1], share, atol=0.01)
+
+
+def test_what_saturates_of_two_classes_is_fitted_better_than_by_a_line() -> None:
+    x, share, counts = two(4000, 3.0, 300.0)
+    curved, line = fitted(x, counts, 300.0), fit_shares(x, counts / TEACHERS, 300.0 / TEACHERS)
+    assert ((curved[:, 1] - share) ** 2).mean() < ((line.shares[:, 1] - share) ** 2).mean()
+
+
+def test_two_classes_keep_their_mean_share_however_uneven() -> None:
+    _, _, counts = two(3000, 1.0, 500.0)
+    found = fitted(np.ones((3000, 4)), counts, 500.0)[:, 1]
+    np.testing.assert_allclose(found, counts.mean(axis=0)[1] / TEACHERS, atol=0.03)
+
+
+def test_two_classes_are_fitted_as_newton_fits_a_tanh() -> None:
+    """A softmax of two scores is a tanh of their difference: solved here by Newton's method."""
+    x, _, counts = two(400, 2.0, 50.0)
+    noise, shares = 50.0 / TEACHERS, counts / TEACHERS
+    rows = np.column_stack([x - x.mean(axis=0), np.ones(len(x))])
+    size = float((rows[:, :-1] ** 2).sum(axis=1).mean())
+    ridge = np.append(np.full(8, 2 * noise**2 * size / (OF_TWO / 2)), 0.0)
+    weights = np.zeros(9)
+    for _ in range(100):
+        value = np.tanh(rows @ weights)
+        slopes = rows * (1 - value**2)[:, None]
+        missed = slopes.T @ (value - (shares[:, 1] - shares[:, 0])) + ridge * weights
+        weights -= np.linalg.solve(slopes.T @ slopes + np.diag(ridge), missed) / 2
+    expected = (1 + np.tanh(rows @ weights)) / 2
+    np.testing.assert_allclose(fitted(x, counts, 50.0)[:, 1], expected, atol=2e-3)

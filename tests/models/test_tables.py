@@ -11,7 +11,7 @@ from table_corpus import ADULT
 
 from terrine_models.data.arrays import DataError
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.loading import encode_table, encoded_width, load_table, read_schema
+from terrine_models.tables.loading import encode_table, encoded_input, load_table, read_schema
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.shards import TrainingError
@@ -58,7 +58,7 @@ def test_private_values_never_enter_the_schema(tmp_path: Path, schema: TableSche
     assert data.labels.tolist() == [1, 0]
     assert data.encoding == schema
     assert "spy" not in data.encoding.model_dump_json()
-    assert data.inputs.shape == (2, encoded_width(schema))
+    assert data.inputs.shape == (2, *encoded_input(schema).shape)
 
 
 def test_a_header_may_order_columns_differently_and_add_some(

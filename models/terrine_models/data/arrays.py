@@ -245,26 +245,21 @@ def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
     """
     path = Path(path)
     arrays = _read_npz(path)
-    for key in ("x", "y"):
-        if key not in arrays:
-            raise DataError(f"{path} has no array {key}; it has {', '.join(arrays) or 'none'}.")
-    x, y = arrays["x"], arrays["y"]
+    labels = _labels(path, arrays)
     if classes is None and "classes" not in arrays:
         raise DataError(
             f"{path}: the classes are public and must be declared: pass --classes, or store an "
             "array `classes` with their names."
         )
     names = tuple(str(name) for name in (classes or arrays["classes"].ravel().tolist()))
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
     group = arrays.get("group")
-    if group is not None and group.shape != y.shape:
-        raise DataError(f"{path}: group has shape {group.shape}, expected {y.shape}.")
-    inputs, spec = _declared_inputs(path, x, arrays)
+    if group is not None and group.shape != labels.shape:
+        raise DataError(f"{path}: group has shape {group.shape}, expected {labels.shape}.")
+    inputs, spec = _declared_inputs(path, arrays)
     numbering = Numbering()
     return Dataset(
         inputs,
-        y.astype(np.int64),
+        labels,
         names,
         spec,
         groups=None if group is None else numbering.of(group.tolist()),
@@ -305,16 +300,11 @@ def load_labelled(path: Path, like: Dataset) -> Dataset:
     Raises DataError, also if it has no labels or names other classes.
     """
     arrays = _read_npz(path)
-    y = arrays.get("y")
-    if y is None or "x" not in arrays:
-        raise DataError(f"{path} has no array {'x' if y is not None else 'y'}.")
+    labels = _labels(path, arrays)
     if "classes" in arrays:
         names = tuple(str(name) for name in arrays["classes"].ravel().tolist())
         if names != like.classes:
             raise DataError(f"{path} names other classes, or in another order, than {like.name}.")
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
-    labels = y.astype(np.int64)
     return Dataset(_as_input(arrays["x"]), labels, like.classes, like.spec, name=str(path))
 
 
@@ -342,9 +332,21 @@ def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
         raise DataError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
 
 
+def _labels(path: Path, arrays: dict[str, NDArray[np.generic]]) -> NDArray[np.int64]:
+    """The labels [N] of an archive that has inputs, too. Raises DataError."""
+    for key in ("x", "y"):
+        if key not in arrays:
+            raise DataError(f"{path} has no array {key}; it has {', '.join(arrays) or 'none'}.")
+    y = arrays["y"]
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
+    return y.astype(np.int64)
+
+
 def _declared_inputs(
-    path: Path, x: NDArray[np.generic], arrays: dict[str, NDArray[np.generic]]
+    path: Path, arrays: dict[str, NDArray[np.generic]]
 ) -> tuple[NDArray[np.generic], InputSpec]:
+    x = arrays["x"]
     inputs = _as_input(x)
     if inputs.ndim < 2:
         raise DataError(f"{path}: x must be [N, …], found shape {x.shape}.")

@@ -38,13 +38,17 @@ def sha256(path: Path) -> str:
 @contextmanager
 def unchanged(path: Path) -> Iterator[None]:
     """Raise DataError if a file changes meanwhile: large files are read more than once."""
-    before = _state(path)
+    before, failed = _state(path), None
     try:
         yield
-    except DataError:
-        _check_state(path, before)  # otherwise the error may be the change's
-        raise
-    _check_state(path, before)
+    except DataError as error:
+        failed = error
+    if _state(path) != before:  # then the error may be the change's
+        raise DataError(
+            f"{path} changed while it was read. Wait until it is complete, or read a copy of it."
+        )
+    if failed is not None:
+        raise failed
 
 
 def _state(path: Path) -> tuple[int, int, int]:
@@ -53,10 +57,3 @@ def _state(path: Path) -> tuple[int, int, int]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _check_state(path: Path, before: tuple[int, int, int]) -> None:
-    if _state(path) != before:
-        raise DataError(
-            f"{path} changed while it was read. Wait until it is complete, or read a copy of it."
-        ) from None

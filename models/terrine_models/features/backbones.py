@@ -20,7 +20,7 @@ from terrine_models.storage.manifests import (
     sha256,
     verified_bytes,
 )
-from terrine_models.storage.onnx_check import CheckRequest
+from terrine_models.storage.onnx_check import CheckRequest, FileFinding
 from terrine_models.storage.onnx_files import checked
 from terrine_models.storage.onnx_models import ModelError, OnnxModel
 from terrine_protocol.files import read
@@ -41,7 +41,7 @@ class Backbone:
         It takes inputs [B, *shape] and has one output [B, D] in floating point. Raises StoreError.
         """
         path = Path(path)
-        (found,) = checked(_request(path, inputs))
+        found = _checked(path, inputs)
         data = read(path, None)
         if sha256(data) != found.sha256:
             raise StoreError(f"{path} changed while it was checked.")
@@ -68,18 +68,10 @@ class Backbone:
 
 def check_backbone(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
     """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
-    verified_bytes(directory, BACKBONE, source.sha256)
-    (found,) = checked(_request(directory / BACKBONE, inputs))
-    if found.sha256 != source.sha256:
-        raise StoreError(f"{directory / BACKBONE} changed while it was checked.")
+    if _checked(directory / BACKBONE, inputs).sha256 != source.sha256:
+        raise StoreError(f"{directory / BACKBONE} was altered: the manifest has another SHA-256.")
 
 
-def _request(path: Path, inputs: InputSpec) -> CheckRequest:
-    return CheckRequest(
-        paths=[str(path)],
-        shape=list(inputs.shape),
-        dtype=inputs.dtype,
-        low=inputs.low,
-        high=inputs.high,
-        role="backbone",
-    )
+def _checked(path: Path, inputs: InputSpec) -> FileFinding:
+    (found,) = checked(CheckRequest(paths=(str(path),), spec=inputs, role="backbone"))
+    return found

@@ -1,29 +1,37 @@
 """What an ONNX file must be before the service loads it. Run in a process of its own.
 
-    python -m terrine_models.storage.onnx_check     # a `CheckRequest` on stdin, a `FileFinding` per
-    file on stdout
+    python -m terrine_models.storage.onnx_check DESCRIPTOR
 
-Native code parses these files, and a malformed one may bring it down, so this process may die over
-a file and nothing else is harmed (`onnx_files.py` starts it). It first reads the file as a protocol
-buffer, refuses what may reach beyond it or does not compute the same every time, and only then
-gives it to onnxruntime and lets it answer a probe.
+It is sent a `CheckRequest` by `onnx_files.py`, and answers a `FileFinding` for each file. Native
+code parses these files, and a malformed one may bring it down, so this process may die over a file
+and nothing else is harmed. It first reads the file as a protocol buffer, refuses what may reach
+beyond it or does not compute the same every time, and only then gives it to onnxruntime and lets it
+answer a probe.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from terrine_models.storage.onnx_limits import LOADING, VOTING, confine, limit_memory, memory_for
+from terrine_models.data.arrays import InputSpec
+from terrine_models.storage.guarded import (
+    LOADING,
+    VOTING,
+    confine,
+    limit_memory,
+    memory_for,
+    parent,
+    receive,
+    send,
+)
+from terrine_models.storage.manifests import sha256
 from terrine_models.storage.onnx_models import (
     ModelError,
     OnnxModel,
@@ -34,78 +42,69 @@ from terrine_models.storage.onnx_models import (
 )
 from terrine_models.storage.onnx_operators import check_operators
 from terrine_protocol.files import opened
+from terrine_protocol.tables import Record
 
 LARGEST = 512 * 2**20
 """Bytes of one file."""
 PARSING = LOADING + 8 * LARGEST
 """Bytes of address space that the check may take, but for what the model does with inputs."""
 PROBES = 32
-READY = "ready"
-"""The first line on stdout."""
 DOMAINS = {"": "ai.onnx", "ai.onnx": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml"}
 OLDEST = 7
 """Opset of ai.onnx from which onnxruntime promises to run models."""
 
 
-@dataclass(frozen=True)
-class CheckRequest:
+class CheckRequest(Record):
     """Which files to check, and as what."""
 
-    paths: list[str]
-    shape: list[int]
-    dtype: str
-    low: float
-    high: float
+    paths: tuple[str, ...]
+    spec: InputSpec
     role: Literal["teacher", "backbone"] = "teacher"
-    classes: list[str] = field(default_factory=list)
+    classes: tuple[str, ...] = ()
     output: str | None = None
     probe: str | None = None
     """An .npy file of public inputs [P, *shape] to ask as well."""
 
 
-@dataclass(frozen=True)
-class FileFinding:
+class FileFinding(Record):
     """What a file is; or, in `refused`, why it is not taken."""
 
     path: str
-    refused: str | None
+    refused: str | None = None
     sha256: str = ""
     output: str = ""
-    values: Literal["scores", "labels"] = "scores"
-    opsets: dict[str, int] = field(default_factory=dict)
+    opsets: dict[str, int] = Field(default_factory=dict)
     width: int = 0
     """Numbers in each output; 1 for a label."""
 
 
 def main() -> None:
-    """Check the files that stdin asks for."""
+    """Check the files that the parent asks for."""
     import onnx  # noqa: F401 - now, and not in the time of the first file
     import onnxruntime  # noqa: F401
 
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # native code prints where it likes
-    request = CheckRequest(**json.load(sys.stdin))
+    asking = parent()
+    request = CheckRequest.model_validate_json(receive(asking))
     confine()
     limit_memory(PARSING)
     probe = probes(request)
-    print(READY, file=answers, flush=True)
+    send(asking, b"")
     for path in request.paths:
         try:
             found = check(Path(path), request, probe)
         except (ModelError, OSError) as error:
-            found = FileFinding(path, printable(getattr(error, "strerror", None) or str(error)))
+            found = _refused(path, getattr(error, "strerror", None) or str(error))
         except MemoryError:
-            found = FileFinding(
-                path, f"it needs more than {VOTING // 2**30} GiB beside its weights"
-            )
+            found = _refused(path, f"it needs more than {VOTING // 2**30} GiB beside its weights")
         except Exception as error:  # of libraries that did not expect such a file
-            found = FileFinding(path, f"it cannot be checked: {printable(first_line(error))}")
-        print(json.dumps(asdict(found)), file=answers, flush=True)
+            found = _refused(path, f"it cannot be checked: {first_line(error)}")
+        send(asking, found.model_dump_json().encode())
 
 
-def printable(text: str) -> str:
-    """A text with names from a file in it, as a terminal may show it."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text[:400])
+def _refused(path: str, why: str) -> FileFinding:
+    """Why a file is not taken: names from it are in the text, and a terminal may show it."""
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in why[:400])
+    return FileFinding(path=path, refused=shown)
 
 
 def check(path: Path, request: CheckRequest, probe: NDArray[np.generic]) -> FileFinding:
@@ -113,10 +112,11 @@ def check(path: Path, request: CheckRequest, probe: NDArray[np.generic]) -> File
     data = read(path)
     opsets = check_content(data)
     model = OnnxModel(data, request.output)
-    _check_input(model, request)
-    values, width = _check_answers(model, request, probe)
-    digest = hashlib.sha256(data).hexdigest()
-    return FileFinding(str(path), None, digest, model.output, values, opsets, width)
+    _check_input(model, request.spec)
+    width = _check_answers(model, request, probe)
+    return FileFinding(
+        path=str(path), sha256=sha256(data), output=model.output, opsets=opsets, width=width
+    )
 
 
 def read(path: Path) -> bytes:
@@ -160,12 +160,7 @@ def check_content(data: bytes) -> dict[str, int]:
                 f"ai.onnx and 1 to {newest['ai.onnx.ml']} of ai.onnx.ml are known here"
             )
         opsets[domain] = each.version
-    for node in model.graph.node:
-        domain = _domain(node.domain)
-        version = opsets.get(domain, 0)
-        if not defs.has(node.op_type, version, "" if domain == "ai.onnx" else domain):
-            raise ModelError(f"it uses {node.op_type}, which is not in opset {version} of {domain}")
-    try:
+    try:  # also whether each operator is in the opset of its domain
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # the checker's own, protobuf's, or of a file that neither expected
         raise ModelError(f"it is not a valid model: {first_line(error)}") from None
@@ -217,18 +212,19 @@ def probes(request: CheckRequest) -> NDArray[np.generic]:
 
     Raises OSError or ValueError if the public ones cannot be read.
     """
-    draws = np.random.default_rng(0).uniform(0, 1, (PROBES, *request.shape))
+    spec = request.spec
+    draws = np.random.default_rng(0).uniform(0, 1, (PROBES, *spec.shape))
     draws[0], draws[1], draws[2] = 0, 1, 0.5
-    made = request.low + draws * (request.high - request.low)
-    if request.dtype == "uint8":
+    made = spec.low + draws * (spec.high - spec.low)
+    if spec.dtype == "uint8":
         made = np.round(made)
-    found = np.clip(made, request.low, request.high).astype(request.dtype)
+    found = np.clip(made, spec.low, spec.high).astype(spec.dtype)
     if request.probe is None:
         return found
     return np.concatenate([found, np.load(request.probe, allow_pickle=False)])
 
 
-def _check_input(model: OnnxModel, request: CheckRequest) -> None:
+def _check_input(model: OnnxModel, spec: InputSpec) -> None:
     if not model.shape:
         raise ModelError("it does not say which shape its input has")
     fixed = model.shape[0]
@@ -236,25 +232,26 @@ def _check_input(model: OnnxModel, request: CheckRequest) -> None:
         raise ModelError(
             f"it takes {fixed} rows at a time; export it with a batch of any size, or of 1"
         )
-    fits = len(model.shape) == 1 + len(request.shape) and all(
+    fits = len(model.shape) == 1 + len(spec.shape) and all(
         not isinstance(size, int) or size == expected
-        for size, expected in zip(model.shape[1:], request.shape, strict=True)
+        for size, expected in zip(model.shape[1:], spec.shape, strict=True)
     )
     if not fits:
         raise ModelError(
             f"its input has shape {list(model.shape)}, expected [batch, "
-            f"{', '.join(map(str, request.shape))}]"
+            f"{', '.join(map(str, spec.shape))}]"
         )
 
 
-def _check_answers(
-    model: OnnxModel, request: CheckRequest, probe: NDArray[np.generic]
-) -> tuple[Literal["scores", "labels"], int]:
-    """Ask the probe, twice, and half of it beside other rows: only the row itself may matter."""
+def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.generic]) -> int:
+    """Ask the probe, twice, and half of it beside other rows: only the row itself may matter.
+
+    Returns how many numbers it answers for a row.
+    """
     half = len(probe) // 2
     beside = probe.copy()
     beside[half:] = probe[0]
-    block = np.resize(probe, (block_of(request.shape), *request.shape))
+    block = np.resize(probe, (block_of(request.spec.shape), *request.spec.shape))
     try:
         with memory_for(VOTING):
             model(block)
@@ -296,7 +293,7 @@ def _check_answers(
             "it answers the same input differently, by chance or by what is asked beside it; "
             "export it for inference"
         )
-    return ("scores" if scores else "labels"), (first.shape[1] if scores else 1)
+    return first.shape[1] if scores else 1
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch import nn
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.features.gradients import oriented_gradients
 from terrine_models.features.maps import FeatureMap
-from terrine_models.features.prepared import prepare
+from terrine_models.features.pixels import prepare
 from terrine_models.storage.manifests import (
     FeatureSpec,
     StoreError,
@@ -35,7 +35,7 @@ from terrine_models.storage.manifests import (
 from terrine_models.tables.loading import Frame, encode_frame
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.images import ImageFormat
-from terrine_protocol.tables import Record, Sha256, TableSchema
+from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
 
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
@@ -192,9 +192,7 @@ class Student:
                 "as made by `terrine student train`."
             ) from None
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the document"
-            raise StoreError(f"{path} is malformed at {where}: {first['msg']}.") from None
+            raise StoreError(f"{path} is malformed {first_problem(error)}.") from None
         tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
         make = ARCHITECTURES.get(model.architecture)
         if make is None:

@@ -4,7 +4,7 @@ Nothing here is random and nothing can diverge. The features are those of teache
 the student's own public inputs, so they use unlabelled inputs too: on images, a third of them are
 coordinates on the inputs' neighbourhood graph (`graph.py`). Of labels the shares are linear in the
 features (`shares.py`); of noisy counts they have a link that saturates at 0 and 1
-(`tanh_shares.py`, `softmax_shares.py`), which bears a finer graph.
+(`softmax_shares.py`), which bears a finer graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from terrine_models.students.answers import Answers, Floats, Ints
 from terrine_models.students.models import RidgeModel, Student, describe
 from terrine_models.students.shares import FittedShares, fit_shares
 from terrine_models.students.softmax_shares import fit_softmax
-from terrine_models.students.tanh_shares import fit_tanh
 from terrine_models.students.task import StudentMethod, Task
 
 WIDTH, OF_A_CLASS = 150, 3
@@ -134,8 +133,6 @@ class Ridge(StudentMethod):
     def _solve(features: Floats, task: Task, answers: Answers) -> tuple[Floats, Floats]:
         """Weights [d, m] and biases [m] of scores whose softmax are the shares."""
         rows, shares = features[answers.known], answers.shares[answers.known]
-        if answers.noise and len(task.classes) == 2:
-            return fit_tanh(rows, shares, answers.noise)
         if answers.noise:
             return fit_softmax(rows, shares, answers.noise)
         fitted = fit_shares(rows, shares, answers.noise)

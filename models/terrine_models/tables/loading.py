@@ -12,7 +12,7 @@ pyarrow.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from terrine_models.tables.columns import (
     width,
 )
 from terrine_protocol.files import read
-from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.tables import Column, TableSchema, first_problem
 
 if TYPE_CHECKING:
     from terrine_models.tables.files import TableFile
@@ -85,11 +85,17 @@ def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
 
 
 class Table:
-    """The labelled records of a file, encoded by a schema, a block at a time: a `Source`."""
+    """The labelled records of a file, encoded by a schema, a block at a time: a `Source`.
+
+    The file is CSV, plain or packed with gzip, Parquet or Arrow. It has either a header that names
+    the columns of the schema (those that are ignored may be absent), or no header and exactly those
+    columns in order.
+    """
 
     def __init__(
         self, path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
     ) -> None:
+        """Raises DataError for classes that cannot be told apart."""
         self._path, self._note, self._progress = Path(path), note, progress
         by_role = {column.role: column for column in schema.columns}
         self._label, self._group = by_role["label"], by_role.get("group")
@@ -98,6 +104,7 @@ class Table:
         self.sha256: str | None = None
         self.group_column = None if self._group is None else self._group.name
         self.people: tuple[str, ...] | None = None
+        check_classes(self.classes, self.name)
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""
@@ -118,28 +125,14 @@ class Table:
         encoder.finish(self._note)
 
 
-def open_table(
-    path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
-) -> Table:
-    """Open a labelled CSV, Parquet or Arrow file, whose rows are encoded by `schema`.
-
-    A CSV file may be packed with gzip. The file has either a header that names the columns of the
-    schema (those that are ignored may be absent), or no header and exactly those columns in order.
-    Raises DataError.
-    """
-    table = Table(Path(path), schema, note, progress)
-    check_classes(table.classes, table.name)
-    return table
-
-
 def load_table(
     path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
 ) -> Dataset:
-    """Load the records of a file that `open_table` opens. Raises DataError.
+    """Load the records of a file: see `Table`. Raises DataError.
 
     What is held is the encoded rows, and never the text of all.
     """
-    return Dataset.of(open_table(path, schema, note, progress))
+    return Dataset.of(Table(path, schema, note, progress))
 
 
 def encode_table(
@@ -156,14 +149,10 @@ def encode_table(
     or just its features, in order. Raises DataError, and ClippedError if more than a tenth of a
     column's numbers are outside the schema's range or missing, unless that is accepted.
     """
-    path, encoded = Path(path), Growing((encoded_width(schema),), np.float32)
-    encoder = Encoder(schema, str(path))
-    needed = schema.features
+    path, needed = Path(path), schema.features
     with _opened(path, schema, needed, note, digest=False) as (file, read_blocks):
-        for block in read_blocks(file, schema, needed, note, progress):
-            encoded.add(encoder.encode(block))
-    encoder.finish(note, accept_clipped)
-    return encoded.array()
+        blocks = read_blocks(file, schema, needed, note, progress)
+        return _encoded(blocks, Encoder(schema, str(path)), note, accept_clipped)
 
 
 def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]:
@@ -197,27 +186,20 @@ def encode_frame(
         raise DataError("The columns of the data frame are not equally long.")
     if not rows:
         raise DataError("The data frame holds no rows.")
-    encoder, encoded = (
-        Encoder(schema, "The data frame"),
-        Growing((encoded_width(schema),), np.float32),
-    )
     some = rows_at_a_time(len(columns))
-    for start in range(0, rows, some):
-        part = {c.name: _values(columns[c.name][start : start + some], c) for c in described}
-        size = min(some, rows - start)
-        encoded.add(encoder.encode(Block(part, size, partial(_row, start))))
-    encoder.finish(note, accept_clipped)
-    return encoded.array()
+
+    def blocks() -> Iterator[Block]:
+        for start in range(0, rows, some):
+            part = {c.name: _values(columns[c.name][start : start + some], c) for c in described}
+            yield Block(part, min(some, rows - start), partial(_row, start))
+
+    return _encoded(blocks(), Encoder(schema, "The data frame"), note, accept_clipped)
 
 
 def encoded_input(schema: TableSchema) -> InputSpec:
-    """What an encoded row looks like."""
-    return InputSpec(shape=(encoded_width(schema),), dtype="float32", low=0, high=1)
-
-
-def encoded_width(schema: TableSchema) -> int:
-    """Numbers per encoded row: those of each column, see `columns.width`."""
-    return sum(map(width, schema.columns))
+    """What an encoded row looks like: the numbers of each column, see `columns.width`."""
+    numbers = sum(map(width, schema.columns))
+    return InputSpec(shape=(numbers,), dtype="float32", low=0, high=1)
 
 
 def read_schema(path: Path) -> TableSchema:
@@ -227,9 +209,17 @@ def read_schema(path: Path) -> TableSchema:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise DataError(f"{path} is not a table schema: at {where}: {first['msg']}.") from None
+        raise DataError(f"{path} is not a table schema: {first_problem(error)}.") from None
+
+
+def _encoded(
+    blocks: Iterable[Block], encoder: Encoder, note: Note, accept_clipped: bool
+) -> NDArray[np.float32]:
+    encoded = Growing((encoder.width,), np.float32)
+    for block in blocks:
+        encoded.add(encoder.encode(block))
+    encoder.finish(note, accept_clipped)
+    return encoded.array()
 
 
 @contextmanager

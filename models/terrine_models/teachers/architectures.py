@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -12,7 +13,6 @@ from pydantic import Field
 from torch import nn
 
 from terrine_models.data.arrays import InputSpec
-from terrine_models.features.prepared import MLP
 from terrine_protocol.tables import Record
 
 
@@ -67,6 +67,22 @@ def matched_biases(leads: torch.Tensor, priors: torch.Tensor, biases: torch.Tens
     matched = torch.stack([half, -half], 1)
     one_class = (priors <= 0) | (priors >= 1)
     return torch.where(one_class[:, None], biases, matched)
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU, for tables."""
+
+    def __init__(self, inputs: InputSpec, classes: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        sizes = [inputs.shape[0], *hidden, classes]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared inputs [B, d]."""
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        scores: torch.Tensor = self.layers[-1](x)
+        return scores
 
 
 class CNN(nn.Module):

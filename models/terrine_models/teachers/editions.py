@@ -15,8 +15,6 @@ person's own digest and from lists that the owner gave, never from whom else the
 from __future__ import annotations
 
 import hmac
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +45,7 @@ from terrine_models.teachers.people import (
     record_digests,
 )
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
-from terrine_protocol.files import sync_directory, write_atomically
+from terrine_protocol.files import new_directory, write_atomically
 
 Records = dict[str, NDArray[np.generic]]
 
@@ -293,8 +291,7 @@ def _saved(
 
     `tensors`: of the files that are new; all others, but for identities, stay as they are.
     """
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
-    try:
+    with new_directory(out) as work:
         files = dict(before.files)
         for name, digest in files.items():
             if name not in (*tensors, IDENTITIES):
@@ -304,9 +301,4 @@ def _saved(
         fields = {name: getattr(before, name) for name in Manifest.model_fields}
         manifest = Manifest.model_validate({**fields, **changed, "files": files})
         save_manifest(work, manifest)
-        sync_directory(work)
-        work.rename(out)
-        sync_directory(out.parent)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return manifest

@@ -45,7 +45,7 @@ class Ensemble:
         the CPU, whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
         result and the buffers of the libraries (some 20 MiB), as long as one input fits. Imported
         teachers vote in a process of their own, which may take `seconds` for a block of inputs and
-        the memory that `onnx_limits.py` says. Only the teachers in `files` are loaded, and vote;
+        the memory that `guarded.py` says. Only the teachers in `files` are loaded, and vote;
         without it, all.
         """
         directory = Path(directory)

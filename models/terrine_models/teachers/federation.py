@@ -26,7 +26,7 @@ from terrine_models.storage.manifests import (
 )
 from terrine_models.teachers.kinds import verify
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.tables import Record, Sha256
+from terrine_protocol.tables import Record, Sha256, first_problem
 
 FEDERATION = "federation.json"
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -173,13 +173,6 @@ def read_token(path: Path) -> str:
     if not text or len(text) > LARGEST_TOKEN or not text.isprintable():
         raise StoreError(f"{path} holds no token: expected one line of printable characters.")
     return text
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return where the first problem of a document is, and what it is."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the document"
-    return f"at {where}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _federation_bytes(directory: Path) -> bytes:

@@ -18,20 +18,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from terrine_models.data.arrays import DataError, InputSpec
-from terrine_models.storage.manifests import Partition, StoreError, sha256, verified_bytes, versions
+from terrine_models.data.arrays import InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import Partition, StoreError, sha256, versions
 from terrine_models.storage.onnx_check import CheckRequest, FileFinding, read
 from terrine_models.storage.onnx_files import checked, refuse
 from terrine_models.storage.onnx_models import ModelError, block_of
@@ -45,8 +44,8 @@ from terrine_models.teachers.manifests import (
     teacher_kind,
 )
 from terrine_models.teachers.onnx_guard import GuardedTeachers
-from terrine_models.teachers.shards import TrainingError
-from terrine_protocol.files import sync_directory
+from terrine_models.teachers.shards import check_new
+from terrine_protocol.files import new_directory
 from terrine_protocol.tables import Sha256, TableSchema
 
 
@@ -107,20 +106,15 @@ class ImportedTeachers(TeacherKind):
 
     def inspect(self, directory: Path, manifest: Manifest) -> None:
         """Check the files once more, in a process of their own."""
-        for name in manifest.teacher_files:
-            verified_bytes(directory, name, manifest.files[name])
-        declared = Declared(
-            manifest.input,
-            manifest.classes,
-            manifest.units,
-            self.disjoint_by,
+        request = CheckRequest(
+            paths=tuple(str(directory / name) for name in manifest.teacher_files),
+            spec=manifest.input,
+            classes=manifest.classes,
             output=self.output,
         )
-        files = [str(directory / name) for name in manifest.teacher_files]
-        found = checked(_request(files, declared, None))
-        for name, each in zip(manifest.teacher_files, found, strict=True):
+        for name, each in zip(manifest.teacher_files, checked(request), strict=True):
             if each.sha256 != manifest.files[name]:
-                raise StoreError(f"{directory / name} changed while it was checked.")
+                raise StoreError(f"{each.path} was altered: the manifest has another SHA-256.")
 
 
 @dataclass(frozen=True)
@@ -154,29 +148,27 @@ def import_ensemble(
     (`public` does not fit).
     """
     out = Path(out)
-    if out.exists():
-        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
+    check_new(out)
     if public is not None:
-        _check_public(public, declared.spec)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
-    try:
+        PublicData.declare("the public inputs", public).check_fits(declared.spec)
+    with new_directory(out) as work:
         files = _copy(paths, work)
         probe = None
         if public is not None:
             probe = work / "probe.npy"
             np.save(probe, public)
-        copies = [str(work / name) for name in files]
-        found = checked(_request(copies, declared, probe), paths)
+        request = CheckRequest(
+            paths=tuple(str(work / name) for name in files),
+            spec=declared.spec,
+            classes=declared.classes,
+            output=declared.output,
+            probe=None if probe is None else str(probe),
+        )
+        found = checked(request, paths)
         if probe is not None:
             probe.unlink()
         manifest = _manifest(name, declared, files, found)
         save_manifest(work, manifest)
-        sync_directory(work)
-        work.rename(out)
-        sync_directory(out.parent)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return manifest
 
 
@@ -226,31 +218,4 @@ def _manifest(
         partition=declared.sharded,
         versions=versions("onnx", "onnxruntime"),
         files=files,
-    )
-
-
-def _check_public(public: NDArray[Any], spec: InputSpec) -> None:
-    if public.shape[1:] != spec.shape or public.dtype != spec.dtype or len(public) == 0:
-        raise DataError(
-            f"The public inputs are {public.dtype} {list(public.shape)}, expected {spec.dtype} "
-            f"[P, {', '.join(map(str, spec.shape))}]."
-        )
-    if not ((public >= spec.low) & (public <= spec.high)).all():
-        raise DataError(
-            f"The public inputs have values outside the declared range [{spec.low:g}, "
-            f"{spec.high:g}]."
-        )
-
-
-def _request(copies: list[str], declared: Declared, probe: Path | None) -> CheckRequest:
-    spec = declared.spec
-    return CheckRequest(
-        paths=copies,
-        shape=list(spec.shape),
-        dtype=spec.dtype,
-        low=spec.low,
-        high=spec.high,
-        classes=list(declared.classes),
-        output=declared.output,
-        probe=None if probe is None else str(probe),
     )

@@ -44,7 +44,7 @@ from terrine_models.teachers.shards import Shards
 from terrine_protocol.base import absent
 from terrine_protocol.files import write_atomically
 from terrine_protocol.images import ImageFormat
-from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
+from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema, first_problem
 
 Trained = dict[str, torch.Tensor]
 """The tensors of a run of teachers."""
@@ -320,9 +320,7 @@ def load_manifest(directory: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(manifest_bytes(Path(directory)))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise StoreError(f"{path} is malformed at {where}: {first['msg']}") from None
+        raise StoreError(f"{path} is malformed {first_problem(error)}") from None
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:

@@ -15,8 +15,6 @@ whole numbers, so small that no sum of their products leaves what float32 holds 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass as record
 from dataclasses import field
 from pathlib import Path
@@ -65,8 +63,8 @@ from terrine_models.teachers.manifests import (
     teacher_kind,
 )
 from terrine_models.teachers.people import IDENTITIES, People, known_data
-from terrine_models.teachers.shards import TrainingError, check_encoding, unit_count
-from terrine_protocol.files import sync_directory, write_atomically
+from terrine_models.teachers.shards import check_encoding, check_new, unit_count
+from terrine_protocol.files import new_directory, write_atomically
 from terrine_protocol.tables import Sha256
 
 RADIUS, RECORDS = "radius.safetensors", "teachers-00000.safetensors"
@@ -393,8 +391,7 @@ def build(
     (`out` exists) and DataError (public data unfit, a schema fitted on the private data).
     """
     out, settings = Path(out), settings or Neighbours()
-    if out.exists():
-        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
+    check_new(out)
     check_encoding(data)
     public.check_fits(data.spec)
     features = settings.feature_map(data, public)
@@ -416,9 +413,7 @@ def build(
         partition = Partition(
             recipe="groups", seed=0, group_column=data.group_column, smallest=1, largest=1
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
-    try:
+    with new_directory(out) as work:
         records = {name: torch.from_numpy(each) for name, each in placed(data, features, scale)}
         records["since"] = torch.ones(len(records["units"]), dtype=torch.int32)
         points = {"points": torch.from_numpy(whole(among, scale))}
@@ -451,11 +446,6 @@ def build(
             files=dict(sorted(files.items())),
         )
         save_manifest(work, manifest)
-        sync_directory(work)
-        work.rename(out)
-        sync_directory(out.parent)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return manifest
 
 

@@ -17,7 +17,7 @@ from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.augment import DRAWS, distorted
 from terrine_models.features.maps import FeatureMap, PublicData
-from terrine_models.features.prepared import prepare
+from terrine_models.features.pixels import prepare
 from terrine_models.storage.manifests import CONFIG, FeatureSpec
 from terrine_models.teachers.architectures import (
     Architecture,

@@ -1,21 +1,12 @@
 """Imported teachers, each ensemble in a guarded process of its own: the parent of `onnx_voting.py`.
 
-Their code is somebody else's. It computes where neither the server's memory nor its time is at
-stake: a process that takes too much of either ends, and the next vote starts another.
+Their code is somebody else's (`guarded.py`): a process that takes too much memory or time ends, and
+the next vote starts another.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import weakref
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 
@@ -23,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
+from terrine_models.storage.guarded import VOTING, GuardedProcess, named
 from terrine_models.storage.manifests import StoreError, verified_bytes
-from terrine_models.storage.onnx_limits import VOTING
 from terrine_models.storage.onnx_models import Ints, ModelError, require_onnx
-from terrine_models.teachers.onnx_voting import EXHAUSTED, Order, receive, send
+from terrine_models.teachers.onnx_voting import EXHAUSTED, Order
 
 LOADING_SECONDS = 600.0
 """How long a process may take to start, and to load one model."""
@@ -60,13 +51,12 @@ class GuardedTeachers:
             files=len(files),
             size=sum(_size(directory / name) for name in files),
             output=output,
-            classes=list(classes),
-            dtype=np.dtype(spec.dtype).str,
-            shape=list(spec.shape),
+            classes=classes,
+            spec=spec,
             threads=threads,
         )
         self._turn = Lock()
-        self._process: _Process | None = self._started()
+        self._process: GuardedProcess | None = self._started()
 
     def choices(self, x: NDArray[np.generic]) -> Ints:
         """Every teacher's choice [b, n] on rows [b, *shape]. Raises VotingError or StoreError.
@@ -83,7 +73,7 @@ class GuardedTeachers:
                 process.end()
                 raise VotingError(self._why(f"took longer than {self._seconds:g} s")) from None
             except (OSError, EOFError):
-                raise VotingError(self._why(self._said(process.end()))) from None
+                raise VotingError(self._why(self._said(process.code()))) from None
             self._process = process
         return np.frombuffer(found, "<i4").reshape(len(x), -1).astype(np.int64)
 
@@ -96,17 +86,17 @@ class GuardedTeachers:
     def _said(self, code: int) -> str:
         if code == EXHAUSTED:
             return f"wanted more than {VOTING * self._order.threads // 2**30} GiB of memory"
-        return f"ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+        return f"ended with {named(code)}"
 
-    def _started(self) -> _Process:
+    def _started(self) -> GuardedProcess:
         try:
             require_onnx()
         except ModelError as error:
             raise StoreError(f"{self._directory} cannot be used: {error}.") from None
-        process = _Process()
+        process = GuardedProcess("terrine_models.teachers.onnx_voting")
         where = self._directory
         try:
-            process.tell(json.dumps(asdict(self._order)).encode(), LOADING_SECONDS)
+            process.tell(self._order.model_dump_json().encode(), LOADING_SECONDS)
             for name, digest in self._files.items():
                 where = self._directory / name
                 refused = process.ask(
@@ -117,61 +107,11 @@ class GuardedTeachers:
             refused = process.hear(LOADING_SECONDS)
         except (OSError, EOFError) as error:
             late = isinstance(error, TimeoutError)
-            said = "took too long" if late else self._said(process.end())
+            said = "took too long" if late else self._said(process.code())
             raise StoreError(f"{where} cannot be loaded: its process {said}.") from None
         if refused:
             raise StoreError(f"{self._directory} cannot be used: {refused.decode()}.")
         return process
-
-
-class _Process:
-    """One process. It ends with this object, or with this process, however that ends."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        paths = os.pathsep.join(path for path in sys.path if path)
-        with theirs:
-            process = subprocess.Popen(  # noqa: S603 - this very interpreter, and a constant
-                [sys.executable, "-m", "terrine_models.teachers.onnx_voting", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # native code prints where it likes
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            )
-        self._process, self._socket = process, ours
-        self.pid = process.pid
-        self._end = weakref.finalize(self, _end, process, ours)
-
-    def ended(self) -> bool:
-        """Whether it is gone, whoever ended it."""
-        return self._process.poll() is not None
-
-    def tell(self, message: bytes, seconds: float) -> None:
-        """Send a message. Raises OSError."""
-        send(self._socket, message, seconds)
-
-    def hear(self, seconds: float) -> bytes:
-        """Return the next message. Raises OSError or EOFError."""
-        return receive(self._socket, seconds)
-
-    def ask(self, message: bytes, seconds: float) -> bytes:
-        """Send a message, and return the next one. Raises OSError or EOFError."""
-        self.tell(message, seconds)
-        return self.hear(seconds)
-
-    def end(self) -> int:
-        """End it, and return its exit code."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)  # it hung up: its own code says why
-        self._end()
-        return self._process.wait()
-
-
-def _end(process: subprocess.Popen[bytes], ours: socket.socket) -> None:
-    ours.close()
-    process.kill()
-    process.wait()
 
 
 def _size(path: Path) -> int:

@@ -109,7 +109,15 @@ def stand_ins(
         return None
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / NAME
-        _train(sample, out, teachers, config, PublicData.declare(NAME, fresh), seed)
+        train_ensemble(
+            sample,
+            out,
+            name=NAME,
+            teachers=teachers,
+            config=config,
+            public=PublicData.declare(NAME, fresh),
+            seed=seed,
+        )
         ensemble = Ensemble.load(out, device="cpu")
         votes = ensemble.votes(inputs)
     return StandIns(teachers, votes, others, ensemble.manifest.teacher.matches_prior)
@@ -124,14 +132,6 @@ def halves(public: Dataset, seed: int) -> tuple[NDArray[np.int64], NDArray[np.in
     people = unit_count(public)
     first = random.permutation(people) < people // 2
     return order[first[public.groups[order]]], order[~first[public.groups[order]]]
-
-
-def _train(
-    sample: Dataset, out: Path, teachers: int, config: Settings, public: PublicData, seed: int
-) -> None:
-    train_ensemble(
-        sample, out, name=NAME, teachers=teachers, config=config, public=public, seed=seed
-    )
 
 
 def _spread(values: np.ndarray) -> tuple[int, int, int]:

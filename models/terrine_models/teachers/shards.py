@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,12 @@ from terrine_models.storage.manifests import Partition
 
 class TrainingError(Exception):
     """Training cannot start or continue; the message says why and what to do."""
+
+
+def check_new(out: Path) -> None:
+    """Raise TrainingError if there is something at `out` already."""
+    if out.exists():
+        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +24,13 @@ from terrine_models.data.blocks import Growing
 from terrine_models.data.reading import Progress, unseen
 from terrine_models.storage.manifests import Partition
 from terrine_models.teachers.shards import (
-    TrainingError,
     check_encoding,
+    check_new,
     partition_records,
     unit_count,
 )
-from terrine_protocol.files import opened, sync_directory, write_atomically
-from terrine_protocol.tables import Record, TableSchema
+from terrine_protocol.files import new_directory, opened, write_atomically
+from terrine_protocol.tables import Record, TableSchema, first_problem
 
 PARTITION = "partition.json"
 LARGEST = 16 * 2**20
@@ -65,11 +63,8 @@ def split(
     or what `data` raises).
     """
     out = Path(out)
-    if out.exists():
-        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
-    try:
+    check_new(out)
+    with new_directory(out) as work:
         waiting = _read(data, work / "waiting")
         check_encoding(data)
         rows, partition = partition_records(waiting, teachers, seed)
@@ -88,10 +83,6 @@ def split(
                 np.savez(file, x=inputs, y=waiting.labels[shard], classes=data.classes)
             progress(i + 1, teachers)
         write_atomically(work / PARTITION, sharded.model_dump_json(indent=2).encode() + b"\n")
-        work.rename(out)
-        sync_directory(out.parent)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return sharded
 
 
@@ -160,9 +151,7 @@ def read_partition(path: Path) -> PartitionFile:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise DataError(
-            f"{path} is not a partition as `terrine ensemble split` writes it: at {where}: "
-            f"{first['msg']}."
+            f"{path} is not a partition as `terrine ensemble split` writes it: "
+            f"{first_problem(error)}."
         ) from None

@@ -47,6 +47,7 @@ from terrine_models.teachers.shards import (
     Shards,
     TrainingError,
     check_encoding,
+    check_new,
     partition_records,
     unit_count,
 )
@@ -97,8 +98,7 @@ def train_ensemble(
     those of an interrupted training) and DataError (public data unfit).
     """
     config, out = config or Heads(), Path(out)
-    if out.exists():
-        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
+    check_new(out)
     check_encoding(data)
     if public is not None:
         public.check_disjoint(data)

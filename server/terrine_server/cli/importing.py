@@ -114,7 +114,7 @@ def split_(
     [bold]Example[/bold]: terrine ensemble split patients.csv --teachers 250 --schema schema.json
     --out shards
     """
-    from terrine_models.tables.loading import is_table, open_table
+    from terrine_models.tables.loading import Table, is_table
     from terrine_models.teachers.splitting import PARTITION, split
 
     if is_table(data):
@@ -126,7 +126,7 @@ def split_(
     with stages_bar(console, f"Reading {data.name}", "Writing shards") as (reading, writing):
         private: Source
         if is_table(data):
-            private = open_table(data, table, note, reading)
+            private = Table(data, table, note, reading)
         else:
             options = arrays.Arrays(None, classes, images)
             private, _, _ = arrays.load(data, options)

@@ -17,9 +17,8 @@ import httpx
 from pydantic import Field, ValidationError, model_validator
 
 from terrine_models.storage.manifests import Name, StoreError
-from terrine_models.teachers.federation import first_problem
 from terrine_protocol.files import read
-from terrine_protocol.tables import Record
+from terrine_protocol.tables import Record, first_problem
 from terrine_server.privacy import NoisyVotes, Terms, quote
 
 TERMS = "Terrine-Terms"

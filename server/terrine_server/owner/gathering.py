@@ -18,11 +18,11 @@ from terrine_models.teachers.federation import (
     Federation,
     Owner,
     Peer,
-    first_problem,
     peer_token,
     save_federation,
 )
 from terrine_protocol.files import read, write_atomically
+from terrine_protocol.tables import first_problem
 
 QUORUM = 0.75
 """The share of owners that must answer, unless the file says how many."""
