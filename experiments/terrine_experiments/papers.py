@@ -49,6 +49,7 @@ PAPERS: dict[str, tuple[Published, ...]] = {
         Published(P17, "LNMax", 2.66, 1e-5, 0.830, 0.850, 500, DATA_DEPENDENT),
         Published(P18, "Confident-GNMax", 1.90, 1e-5, 0.837, 0.850, 524, DATA_DEPENDENT),
     ),
+    "diabetes": (),  # P17 measured on a selection of columns and rows of its own
     "glyph": (
         Published(P18, "Interactive-GNMax", 0.837, 1e-8, 0.732, 0.822, None, DATA_DEPENDENT),
     ),

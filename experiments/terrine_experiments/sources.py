@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_experiments.encounters import read_encounters
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.students.settings import Training
@@ -20,7 +21,7 @@ from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.manifests import Settings
 from terrine_protocol.files import read
 
-Name = Literal["mnist", "fashion", "svhn", "adult", "glyph"]
+Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
 
 CLOTHES = (
     "T-shirt/top",
@@ -81,10 +82,12 @@ FILES: dict[str, tuple[str, ...]] = {
     "fashion": ("train-images", "train-labels", "t10k-images", "t10k-labels"),
     "svhn": ("train_32x32.mat", "test_32x32.mat"),
     "adult": ("adult.data", "adult.test"),
+    "diabetes": ("diabetic_data.csv",),
     "glyph": (PRIVATE, PUBLIC),
 }
 """How the names of a data set's files begin."""
 UNCOMPARED = {
+    "diabetes": "No digest of the public original is known here, so the file is taken as it is.",
     "glyph": (
         "The paper's data are not public: these are drawn with other fonts and characters, so its "
         "figures are of a task that is alike, not the same."
@@ -234,6 +237,7 @@ RECIPES: Mapping[str, _Recipe] = {
     "fashion": _Recipe("Fashion-MNIST", lambda found: _idx(found, CLOTHES), 1e-5, 500),
     "svhn": _Recipe("SVHN", _cropped, 1e-6, 250),
     "adult": _Recipe("Adult", _adult, 1e-5, 1000),
+    "diabetes": _Recipe("Diabetes", lambda found: read_encounters(found[0]), 1e-5, 500),
     "glyph": _Recipe("Glyph", _glyph, 1e-8, 4000, Heads(augmentations=0)),
 }
 

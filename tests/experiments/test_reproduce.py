@@ -269,7 +269,7 @@ def test_every_data_set_names_its_files_digests_and_papers(name: str) -> None:
     assert (name in DIGESTS) != (name in UNCOMPARED)
     assert len(DIGESTS.get(name, FILES[name])) == len(FILES[name])
     assert all(len(digest) == 64 for digest in DIGESTS.get(name, ()))
-    assert PAPERS[name]
+    assert PAPERS[name] or name == "diabetes"  # its paper measured other rows and columns
 
 
 def test_the_real_mnist_is_recognised(shared_data: Path) -> None:
