@@ -33,9 +33,12 @@ def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
         pool, turns = _workers()
     waiting = list(items)
     if len(waiting) == 1 and turns.acquire(blocking=False):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:  # waking another thread and being woken takes longer than a small task
-            return [alone(work, waiting[0])]
+            return [work(waiting[0])]
         finally:
+            torch.set_num_threads(threads)
             turns.release()
 
     def in_turn(item: Item) -> T:
@@ -43,16 +46,6 @@ def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
             return work(item)
 
     return list(pool.map(in_turn, waiting))
-
-
-def alone(work: Callable[[Item], T], item: Item) -> T:
-    """Run `work` on one item with one thread, in this one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return work(item)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @cache
