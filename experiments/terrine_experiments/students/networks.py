@@ -13,18 +13,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from terrine_models.features.prepared import MLP, prepare
 from torch import nn
 
 from terrine_models.data.arrays import InputSpec
-from terrine_models.data.workers import alone
+from terrine_models.data.workers import side_by_side
 from terrine_models.features.augment import DRAWS, distort
+from terrine_models.features.pixels import prepare
 from terrine_models.storage.manifests import CONFIG
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, StudentModel, describe
 from terrine_models.students.ridge import labels_to_teach
 from terrine_models.students.settings import Training
 from terrine_models.students.task import StudentMethod, Task
+from terrine_models.teachers.architectures import MLP
 
 SMALL = 16  # images with a side under SMALL pixels are not shrunk before the first convolution
 
@@ -159,7 +160,7 @@ class Network(StudentMethod):
             return self._train(task, labels)
 
         # The products of a table's small network are slower on several threads than on one.
-        return alone(train, task) if task.is_table else train(task)
+        return side_by_side(train, [task])[0] if task.is_table else train(task)
 
     def _train(self, task: Task, labels: torch.Tensor) -> Student:
         training, random = self.settings, torch.Generator().manual_seed(task.seed)
