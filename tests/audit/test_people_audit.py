@@ -26,7 +26,7 @@ from terrine_server.ledger.charging import unit_accounts
 from terrine_server.privacy import Neighbours
 from terrine_server.privacy.noise import NoiseTable
 
-pytestmark = [pytest.mark.statistical, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.statistical, pytest.mark.slow, pytest.mark.timeout(900)]
 LEVEL = 1e-9
 """Probability that one audit convicts what is sound."""
 STUDENTS = 60
@@ -35,7 +35,7 @@ noise of `little_noise` hides from one student in 20: it is missed less than onc
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a budget that still allows every person four: fewer students see the same defects."""
     monkeypatch.setattr(people, "SIGMA", 0.5)
@@ -115,6 +115,7 @@ def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda plant: plant.__name__,
 )
+@pytest.mark.usefixtures("little_noise")
 def test_a_planted_defect_tells_of_a_person_who_has_spent_it(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,17 +129,19 @@ def test_a_planted_defect_tells_of_a_person_who_has_spent_it(
 
 @pytest.mark.nightly
 def test_half_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 150 students of each world, whose usual noise shows that better than `little_noise`."""
     sample = NoiseTable.sample
 
     def half(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
         return np.rint(sample(table, shape, entropy) / 2).astype(np.int64)
 
     monkeypatch.setattr(NoiseTable, "sample", half)
-    first, spent, _ = findings()
+    first, spent, _ = findings(150)
     assert {first.verdict, spent.verdict} == {"exceeded"}
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("little_noise")
 def test_weights_that_are_of_the_nearest_alone_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a person's two records near a query one votes: at a cost of 1, which still fits."""
     usual = Neighbourhood.weighed

@@ -103,7 +103,7 @@ def test_the_exact_law_is_that_of_many_students() -> None:
 
 @pytest.mark.statistical
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_service_keeps_its_budget_its_law_and_its_books() -> None:
     """Convicted by chance once in 10⁹ times; half the noise is caught, by the test below."""
     *attacks, books = findings(4, *ADVERSARIES)
@@ -136,7 +136,7 @@ def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.statistical
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("adversary", "students"),
     [
