@@ -168,6 +168,7 @@ def test_an_altered_cookie_is_none(house: House, admin: Visitor) -> None:
     assert admin.get("/admin").status_code == 200
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_students_do_not_get_in_and_guesses_are_limited_as_for_the_api(house: House) -> None:
     visitor = Visitor(house.app, house.send)
     visitor.get("/admin/sign-in")

@@ -284,6 +284,7 @@ def test_the_doctor_asks_the_issuer(house: House, issuer: LocalIssuer, visitor: 
     assert not list(sign_in_found(house.app.state.services.settings))
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_failures_are_limited_as_those_with_tokens(house: House, visitor: Visitor) -> None:
     allowed = visitor.app.state.services.settings.failed_logins_per_minute
     seen = [visitor.get("/admin/oidc/callback?code=1").status_code for _ in range(allowed + 1)]
