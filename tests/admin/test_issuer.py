@@ -22,7 +22,7 @@ from local_issuer import (
     with_shared_secret,
 )
 from pydantic import ValidationError
-from refusals import refuses
+from refusals import holds, refuses
 from structlog.testing import capture_logs
 from visitor import Visitor, text_of
 
@@ -96,7 +96,7 @@ def test_whoever_the_issuer_knows_gets_a_session_in_their_own_name(
     (entry,) = house.ledger.log(limit=1, newest=True)
     assert (entry.action, entry.actor) == ("signed-in", who)
     assert entry.detail == {"role": "admin", "issuer": issuer.url}
-    assert "admin Ada L." in text_of(visitor.get("/admin"))
+    holds(text_of(visitor.get("/admin")), "admin", "Ada")
     house.open_project("through-issuer", epsilon=2.0)
     assert visitor.post("/admin/projects/through-issuer/pause").status_code == 303
     assert house.last_logged == ("project-paused", "through-issuer", who)
@@ -126,7 +126,7 @@ def test_the_claim_decides_the_role_and_without_one_nobody_gets_in(
         issuer.groups, visitor.cookies = groups, {}
         refused = sign_in(visitor)
         assert (refused.status_code, SESSION in visitor.cookies) == (403, False)
-        assert "nothing that is a role here" in text_of(refused)
+        holds(text_of(refused), "role")
 
 
 def claims(**changed: Any) -> Callable[[LocalIssuer], None]:
@@ -175,7 +175,7 @@ def test_a_token_that_is_not_for_us_of_now_and_of_the_issuer_is_refused(
         with capture_logs() as logged:
             refused = sign_in(visitor)
         assert refused.status_code == 403, number
-        assert "does not prove who you are" in text_of(refused)
+        holds(text_of(refused), "prove")
         assert SESSION not in visitor.cookies
         assert any(line["event"] == "sign-in refused" for line in logged)
         assert len(issuer.made) == 2 * (number + 1)
@@ -197,31 +197,32 @@ def test_an_answer_is_good_once_and_in_the_browser_that_asked(
     back = answer(visitor)
     kept, codes = dict(visitor.cookies), dict(issuer.codes)
     stranger = Visitor(visitor.app, house.send)
-    assert "not begun in this browser" in text_of(stranger.get(back))
+    holds(text_of(stranger.get(back)), "begun", "browser")
     stranger.get("/admin/oidc/start")
-    assert "another sign-in" in text_of(stranger.get(back))
+    holds(text_of(stranger.get(back)), "another")
     altered = back.replace("state=", "state=0")
-    assert "another sign-in" in text_of(visitor.get(altered))
+    holds(text_of(visitor.get(altered)), "another")
     visitor.cookies = dict(kept)
     other = back.replace("iss=http%3A%2F%2F", "iss=https%3A%2F%2F")
-    assert "another issuer" in text_of(visitor.get(other))
+    holds(text_of(visitor.get(other)), "issuer", "another")
     for year_33658 in ("1000000000000", "999999999999", "9" * 4400):
         visitor.cookies = {**kept, FLOW: f"{'0' * 32}.{year_33658}"}
         reply = visitor.get(back)
-        assert (reply.status_code, "not begun in this" in text_of(reply)) == (403, True)
+        assert reply.status_code == 403
+        holds(text_of(reply), "not", "begun")
     visitor.cookies = dict(kept)
     refused = "/admin/oidc/callback?error=access_denied&" + back.partition("?")[2].partition("&")[2]
-    assert "did not sign you in" in text_of(visitor.get(refused))
+    holds(text_of(visitor.get(refused)), "did", "sign")
     visitor.cookies = dict(kept)
     assert visitor.get(f"{back}&code=2").status_code == 422
     with monkeypatch.context() as patched:
         patched.setattr(sessions, "FLOW_LASTS", timedelta(0))
-        assert "took too long" in text_of(visitor.get(back))
+        holds(text_of(visitor.get(back)), "long")
     visitor.cookies = dict(kept)
     assert visitor.get(back).status_code == 200
     visitor.cookies = dict(kept)
     issuer.codes |= codes  # an issuer that takes a code twice: the refusal must be our own
-    assert "This sign-in was used before" in text_of(visitor.get(back))
+    holds(text_of(visitor.get(back)), "used", "before")
     assert SESSION not in visitor.cookies
 
 
@@ -261,9 +262,9 @@ def test_an_issuer_that_is_down_or_none_leaves_the_way_with_a_token(
     with capture_logs() as logged:
         down = visitor.get(back)
     assert down.status_code == 503
-    assert "does not answer" in text_of(down)
-    assert "With a token you still can." in text_of(down)
-    assert "issuer unavailable" in str(logged)
+    holds(text_of(down), "answer")
+    holds(text_of(down), "token", "still")
+    holds(str(logged), "issuer", "unavailable")
     assert issuer.made[0] not in str(logged)
     assert visitor.sign_in(house.token("admin")).status_code == 303
     missing = Visitor(house.app, house.send).get("/admin/oidc/start")
@@ -275,13 +276,15 @@ def test_the_doctor_asks_the_issuer(house: House, issuer: LocalIssuer, visitor: 
     states = {finding.check: finding for finding in sign_in_found(settings)}
     assert states["sign-in"].state is State.OK
     assert f"{PUBLIC}/admin/oidc/callback" in states["sign-in"].found
-    assert "client secret" in states
+    assert states.keys() >= {"client secret"}
     issuer.metadata = {"issuer": "https://another.example"}
     (found,) = sign_in_found(settings)
-    assert (found.state, "another issuer" in found.found) == (State.PROBLEM, True)
+    assert found.state is State.PROBLEM
+    holds(found.found, "issuer", "another")
     assert not list(sign_in_found(house.app.state.services.settings))
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_failures_are_limited_as_those_with_tokens(house: House, visitor: Visitor) -> None:
     allowed = visitor.app.state.services.settings.failed_logins_per_minute
     seen = [visitor.get("/admin/oidc/callback?code=1").status_code for _ in range(allowed + 1)]
@@ -294,7 +297,7 @@ def test_an_admin_ends_a_session_on_every_replica_and_an_auditor_does_not(
     sign_in(visitor)
     session = house.ledger.log(limit=1, newest=True)[0].subject
     auditor, admin = house.visitor("auditor"), house.visitor()
-    assert "oidc:248289761001 (Ada L.)" in text_of(auditor.get("/admin/tokens"))
+    holds(text_of(auditor.get("/admin/tokens")), "oidc:248289761001", "Ada")
     path = f"/admin/sessions/{session}/end"
     assert auditor.post(path).status_code == 403
     assert visitor.get("/admin").status_code == 200
@@ -302,7 +305,7 @@ def test_an_admin_ends_a_session_on_every_replica_and_an_auditor_does_not(
     assert admin.post(path).status_code == 303
     assert house.last_logged[:2] == ("signed-out", session)
     assert visitor.get("/admin").status_code == 303
-    assert "Your session was ended." in text_of(visitor.get("/admin/sign-in"))
+    holds(text_of(visitor.get("/admin/sign-in")), "session", "ended")
     assert admin.post(path).status_code == 404
     assert session not in text_of(admin.get("/admin/tokens"))
     sign_in(visitor)
@@ -316,7 +319,7 @@ def test_tokens_made_by_them_last_no_longer_than_ninety_days(visitor: Visitor) -
     visitor.get("/admin/tokens")
     made = visitor.post("/admin/tokens", role="auditor", expires_in_days="90.5")
     assert made.status_code == 422
-    assert "makes none that lasts longer" in text_of(made)
+    holds(text_of(made), "longer")
     assert visitor.post("/admin/tokens", role="auditor", expires_in_days="89").status_code == 200
 
 

@@ -165,8 +165,8 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     assert "3 who" not in world.run("log", "show").fine
     assert world.run("audit", "ledger").code == 0
     found = world.run("doctor").out
-    assert "as registered" in found
-    assert "does not serve" not in found
+    holds(found, "registered")
+    assert "serve" not in found
     assert world.run("ensemble", "verify", "people").code == 0
 
 
@@ -208,11 +208,12 @@ def test_how_many_there_are_is_published_as_the_month_began(
 def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEnsemble) -> None:
     files = world.server.settings.data_dir
     for data, words in [
-        (digits([3, 1000]), "1 of 2 to be forgotten are not in people, the first of them number 2"),
-        (digits(slice(PEOPLE)), "Nobody would be left"),
+        (digits([3, 1000]), "1 of 2 not people, number 2"),
+        (digits(slice(PEOPLE)), "Nobody left"),
     ]:
         who = saved(world.tmp_path / "who.npz", data)
-        assert words in world.run("neighbours", "forget", "people", "--who", who, "--yes").refused
+        refused = world.run("neighbours", "forget", "people", "--who", who, "--yes").refused
+        holds(refused, *words.split())
     grouped = saved(world.tmp_path / "grouped.npz", digits(MORE), group=np.arange(60))
     holds(world.run("neighbours", "add", "people", grouped).refused, "records")
     (files / "records.key").write_bytes(b"another key of somebody else's records")

@@ -119,7 +119,7 @@ def test_what_the_machine_does_is_logged_beside_it_and_edits_are_found(
     assert slug(auditor.http.get("/log")) == "unauthorized", "it was edited"
     verdict = call("auditor").http.get("/log/verify").json()
     assert not verdict["ok"]
-    assert f"token {token}: role is 'admin', but the log says 'auditor'" in verdict["problems"]
+    holds(verdict["problems"], token, "role", "'admin'", "'auditor'")
 
 
 def test_a_key_is_refused_where_it_would_have_no_effect(call: Call) -> None:

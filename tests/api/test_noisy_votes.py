@@ -215,7 +215,7 @@ def test_the_owners_commands_know_it(
     monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)
     budget = ("--epsilon", "5", "--delta", "1e-5")
     opening = ("--ensemble", "digits", "--mechanism", "noisy_votes:sigma=4")
-    assert "noisy_votes, sigma 4" in terrine("project", "open", "study", *opening, *budget).fine
+    holds(terrine("project", "open", "study", *opening, *budget).fine, "noisy_votes", "sigma", 4.0)
     refused = terrine(
         "project", "open", "other", *opening, *budget, "--accounting", "data_dependent"
     )

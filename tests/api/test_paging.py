@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from caller import Caller, slug
+from refusals import holds
 from server import RunningServer
 
 Call = Callable[..., Caller]
@@ -63,10 +64,7 @@ def test_invalid_cursors_and_limits_are_refused_alike(admin: Caller, path: str) 
     for cursor in MALFORMED[path]:
         refused = admin.http.get(path, params={"cursor": cursor})
         assert slug(refused) == "invalid-request"
-        assert refused.json()["detail"] == (
-            "query.cursor: Not a cursor of this list. Send the `next` of the previous page, "
-            "or an empty cursor for the first page"
-        )
+        holds(refused.json()["detail"], "query.cursor", "`next`", "empty")
     for limit in (0, 1001, "x"):
         refused = admin.http.get(path, params={"cursor": "", "limit": limit})
         assert slug(refused) == "invalid-request"

@@ -10,7 +10,7 @@ import pytest
 from caller import Caller, slug
 from commands import Terrine
 from digits import DigitsEnsemble
-from refusals import refuses
+from refusals import holds, refuses
 from server import RunningServer, running_server
 from structlog.testing import capture_logs
 
@@ -184,15 +184,15 @@ def test_the_commands_do_what_the_api_does(
         assert "[b]1[/b]" in terrine("request", "list").fine
         shown = json.loads(terrine("--json", "request", "show", made[0].id).fine)
         assert shown == admin.request(made[0].id).model_dump(mode="json")
-        assert "of the cap is reserved in all" in terrine("request", "show", made[0].id).fine
+        holds(terrine("request", "show", made[0].id).fine, "cap", "reserved")
         approval = ("request", "approve", made[0].id, "--name", "more")
         said = terrine(*approval, "--mechanism", "gnmax:sigma").refused
-        assert "expected PARAMETER=VALUE" in said
+        holds(said, "PARAMETER=VALUE")
         assert "--epsilon" in terrine(*approval, "--epsilon", "-1").refused
         with_token = terrine(*approval, "--epsilon", 3, "--token-expires-in-days", 5)
         with Client(study.url, with_token.fine.strip()) as new:
             assert (new.project().name, new.project().epsilon) == ("more", 3.0)
-        assert "approved already" in terrine(*approval).refused
+        holds(terrine(*approval).refused, "approved", "already")
         of = ("--name", "other", "--mechanism", "gnmax:sigma=40")
         other = ("request", "approve", made[1].id, *of)
         opened = json.loads(terrine("--json", *other).fine)

@@ -140,7 +140,7 @@ def test_a_project_with_lowered_prices_is_named(ledger: Ledger) -> None:
     half = {o: replace(p, cost=p.cost // 2) for o, p in quoted.prices.items()}
     ledger.open_project(NewProject("cheap", "mnist", spec, replace(quoted, prices=half)))
     found = list(check_project(ledger, ledger.project("cheap")))
-    assert any("its prices are too low" in problem for problem in found), found
+    holds(found, "prices", "low")
 
 
 def test_a_project_with_a_lowered_price_of_answers_is_named(ledger: Ledger) -> None:
@@ -155,4 +155,4 @@ def test_a_project_with_a_lowered_price_of_answers_is_named(ledger: Ledger) -> N
     lower = {o: replace(p, cost=p.cost * 9 // 10) for o, p in quoted.prices.items()}
     ledger.open_project(NewProject("cheap", "mnist", spec, replace(quoted, prices=lower)))
     found = list(check_project(ledger, ledger.project("cheap")))
-    assert any("its price is too low" in problem for problem in found), found
+    holds(found, "price", "low")

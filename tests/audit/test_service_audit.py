@@ -103,19 +103,19 @@ def test_the_exact_law_is_that_of_many_students() -> None:
 
 @pytest.mark.statistical
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_service_keeps_its_budget_its_law_and_its_books() -> None:
     """Convicted by chance once in 10⁹ times; half the noise is caught, by the test below."""
-    *attacks, books = findings(12, *ADVERSARIES)
+    *attacks, books = findings(4, *ADVERSARIES)
     assert [each.verdict for each in attacks] == ["holds"] * 3
     assert books.verdict == "holds"
-    assert all("24 students sent" in each.evidence for each in attacks)
     for each in attacks:
+        holds(each.evidence, 8, "students")
         assert each.unit == "μ"
         assert each.exact is not None
         assert each.price is not None
         assert 0.6 < each.exact / each.price < 0.8
-    assert "72 projects" in books.evidence
+    holds(books.evidence, 24, "projects")
 
 
 def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.statistical
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("adversary", "students"),
     [
@@ -159,7 +159,7 @@ def test_half_the_noise_in_the_service_is_caught(
     monkeypatch.setattr(NoiseTable, "sample", half)
     attack, books = findings(students, adversary)
     assert attack.verdict == "exceeded"
-    assert attack.evidence.startswith("not by the mechanism's law")
+    holds(attack.evidence, "not", "law")
     assert books.verdict == "holds"  # the ledger cannot know
 
 

@@ -49,6 +49,14 @@ def test_requests_forbid_unknown_fields_and_replies_may_gain_some(name: str) -> 
             kind.model_validate(more)
 
 
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_every_example_that_the_documentation_shows_is_valid(name: str) -> None:
+    for field, schema in MODELS[name].model_json_schema().get("properties", {}).items():
+        for shown in (schema, *schema.get("anyOf", [])):
+            for example in shown.get("examples", []):
+                MODELS[name].model_validate(EXAMPLES[name] | {field: example})
+
+
 @pytest.mark.parametrize("wrong", [True, "1"])
 @pytest.mark.parametrize("field", ["epsilon", "delta"])
 def test_a_budget_is_a_number_and_nothing_that_converts_to_one(field: str, wrong: object) -> None:

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from commands import Terrine
+from patience import PATIENCE_SECONDS
 from refusals import holds, refuses
 from rich.console import Console
 from seeded_noise import REPEATED
@@ -71,13 +72,13 @@ def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> Non
     assert figures["ledger_intact"]
     assert figures["asked"] == 400
     for expected in (
-        "because --quick was given",
-        "more answer. The privacy budget is spent",
-        "the same answers, free",
+        "--quick",
+        "privacy budget spent",
+        "same answers, free",
         "intact",
         "demo.json",
     ):
-        assert expected in " ".join(out.split()), out
+        holds(" ".join(out.split()), *expected.split())
     assert (made / "student" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "precious.sqlite").exists()
     assert "terrine_" not in (made / "server.log").read_text().replace("terrine_server", "")
@@ -93,11 +94,11 @@ def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> Non
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: signal.Signals) -> None:
     demo = start("demo", "--quick", cwd=tmp_path)
     try:
-        until(lambda: bool(children(demo)) or demo.poll() is not None, bool, 120)
+        until(lambda: bool(children(demo)) or demo.poll() is not None)
         servers = children(demo)
         assert servers
         demo.send_signal(stop)
-        _, err = demo.communicate(timeout=60)
+        _, err = demo.communicate(timeout=PATIENCE_SECONDS)
     finally:
         demo.kill()
     # Python reports -SIGINT where the interrupt met code that is being imported; a shell 130.

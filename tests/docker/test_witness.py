@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from composed import Composition, composed, docker, until
+from refusals import holds, says
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -95,10 +96,10 @@ def test_it_cosigns_and_nobody_waits_while_it_is_killed_or_late(witnessed: Witne
         assert witnessed.act() > logged, "the log and the ledger go on"
         refused = witnessed.compose("run", "--rm", "--no-TTY", "--no-deps", "server", *VERIFY)
         assert refused.returncode == 1
-        assert "cosigned by nobody; the quorum is w" in refused.stdout
+        holds(refused.stdout, "nobody", "quorum")
         witnessed.compose.succeed(*go_on)
         until(witnessed.cosigned)
-        assert "cosigned by w" in witnessed.compose.terrine(*VERIFY)
+        holds(witnessed.compose.terrine(*VERIFY), "cosigned", "w")
 
 
 VERIFY = ("ledger", "verify", "all", "--policy", "policy")
@@ -136,11 +137,11 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
     assert witnessed.log()["size"] < published
     before = httpx.get(f"{compose.url}/checkpoint").text
     compose.terrine("token", "create", "--role", "auditor")
-    until(lambda: "no checkpoint was signed" in compose.succeed("logs", "server"))
+    until(lambda: says(compose.succeed("logs", "server"), "no", "checkpoint"))
     assert httpx.get(f"{compose.url}/checkpoint").text == before
     found = compose("run", "--rm", "--no-TTY", "--no-deps", "server", *SIGNED)
     assert found.returncode == 1
-    assert "an older backup was restored" in found.stdout
+    holds(found.stdout, "older", "backup")
 
     set_back("older", "rm checkpoint.signed")
     while witnessed.act() < published:
@@ -149,10 +150,10 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
     witnessed.act()
     assert witnessed.missed(), "a longer one does not continue it, either"
     said = compose.succeed("logs", "server")
-    assert "the database is older than what was published" in said
+    holds(said, "older", "published")
     refused = compose("run", "--rm", "--no-TTY", "--no-deps", "server", *VERIFY)
     assert refused.returncode == 1
-    assert "cosigned by nobody; the quorum is w" in refused.stdout
+    holds(refused.stdout, "nobody", "quorum")
 
     set_back("newer", "mv checkpoint.kept checkpoint.signed")
     until(witnessed.cosigned)
@@ -169,5 +170,5 @@ def test_another_key_at_its_address_is_no_witness(witnessed: Witnessed) -> None:
     witnessed.act()
     until(witnessed.missed)
     said = witnessed.compose.succeed("logs", "--no-log-prefix", "server")
-    assert "no cosignature" in said
+    holds(said, "cosignature")
     assert witnessed.missed()

@@ -39,7 +39,10 @@ def rivals(images: torch.Tensor) -> tuple[EdgeCNN, Adversary]:
 
 def test_generated_is_one_more_class_whose_score_is_zero() -> None:
     """The same loss, written with the m + 1 scores of the paper."""
-    x, pool = torch.rand(6, 1, 8, 8, generator=seeded(3)), torch.rand(5, 1, 8, 8)
+    x, pool = (
+        torch.rand(6, 1, 8, 8, generator=seeded(3)),
+        torch.rand(5, 1, 8, 8, generator=seeded(4)),
+    )
     labels = torch.arange(6) % 3
     network, adversary = rivals(pool)
     loss = adversary.loss(x, labels, pool)
@@ -107,4 +110,9 @@ def test_tables_have_no_gan() -> None:
     with refuses(ValueError, "images"):
         chosen("gan", x, labels, TABLE, ("a", "b"))
     with refuses(ValueError, "network"):
-        Adversary(build_network(TABLE, 2, seeded()), torch.rand(4, 1, 2, 2), seeded(), 0.1)
+        Adversary(
+            build_network(TABLE, 2, seeded()),
+            torch.rand(4, 1, 2, 2, generator=seeded()),
+            seeded(),
+            0.1,
+        )

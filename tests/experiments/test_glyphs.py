@@ -98,7 +98,7 @@ def test_one_design_is_never_on_both_sides(families: list[Family]) -> None:
         )
         assert own
         assert not own & others
-        assert ("DejaVu Sans" in own) == ("DejaVu Sans Mono" in own)
+        assert len({"DejaVu Sans", "DejaVu Sans Mono"} & own) != 1
 
 
 def test_a_character_without_a_glyph_is_not_drawn() -> None:
@@ -135,11 +135,11 @@ def test_too_few_fonts_are_said_and_nothing_is_written(
 ) -> None:
     out = tmp_path / "out"
     said = experiments("glyphs", out, "--fonts", FONTS).refused
-    assert "60 are needed" in said
+    holds(said, 60, "needed")
     assert "experiments/README.md" in said
     (tmp_path / "empty").mkdir()
-    assert "0 font families" in experiments("glyphs", out, "--fonts", tmp_path / "empty").refused
-    assert "not a directory" in experiments("glyphs", out, "--fonts", tmp_path / "none").refused
+    holds(experiments("glyphs", out, "--fonts", tmp_path / "empty").refused, 0, "families")
+    holds(experiments("glyphs", out, "--fonts", tmp_path / "none").refused, "directory")
     assert not out.exists()
 
 
@@ -154,12 +154,12 @@ def test_damaged_fonts_are_passed_over(tmp_path: Path, families: list[Family]) -
 def test_the_experiment_runs_on_what_was_drawn(
     experiments: Terrine, drawn: Path, tmp_path: Path
 ) -> None:
-    assert "no file private.npz" in experiments("reproduce", "glyph", tmp_path).refused
+    holds(experiments("reproduce", "glyph", tmp_path).refused, "private.npz")
     options = ("--quick", "--epsilon", "30", "--runs", "1", "--out", tmp_path / "out")
     last = ("--protocol", "last-1000")
     said = " ".join(experiments("reproduce", "glyph", drawn, *options, *last).fine.split())
     holds(said, "Papernot", 2018)
-    assert "are not public" in said
+    holds(said, "public")
     (found,) = json.loads((tmp_path / "out" / "results.json").read_text())
     assert found["delta"] == 1e-8
     assert found["public_inputs"] + found["tested"] == TINY.public

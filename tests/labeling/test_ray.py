@@ -132,7 +132,7 @@ def until(met: Any) -> None:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"TERRINE_DEVICE": "cpu:0"}, "vote on processors"),
+        ({"TERRINE_DEVICE": "cpu:0"}, "processors"),
         ({"TERRINE_RAY_ADDRESS": "somewhere"}, "ray_address"),
     ],
 )
@@ -141,7 +141,7 @@ def test_what_a_cluster_cannot_do_is_refused_at_the_start(
 ) -> None:
     terrine("init")
     refused = terrine("serve", "--port", "0", TERRINE_VOTERS="ray", **variables).refused
-    assert said in refused
+    holds(refused, said)
 
 
 def test_a_training_without_a_cluster_is_refused_at_once(terrine: Terrine, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def federation(digits: Ensemble, url: str, count: int = OWNERS, **changed: Any) 
             "units": 1000,
             "disjoint_by": "each hospital has its own patients",
             "quorum": 15,
-            "timeout_seconds": 4,  # of which a busy machine needs much to answer at all
+            "timeout_seconds": 8,  # of which a busy machine needs much to answer at all
             "salt": "0" * 64,
             **changed,
         }

@@ -114,17 +114,17 @@ def test_an_expired_certificate_is_trusted_by_nobody(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("owner = 3", "names no owners"),
-        ("[[owner", "is no TOML"),
-        ("[[owner]]\nname = '../x'", "owner ../x: at name"),
-        ("[[owner]]\nname = 'a'\nurl = 'https://a.example'", "owner a: at model"),
+        ("owner = 3", "owners"),
+        ("[[owner", "TOML"),
+        ("[[owner]]\nname = '../x'", "owner ../x: name"),
+        ("[[owner]]\nname = 'a'\nurl = 'https://a.example'", "owner a: model"),
         (
             "[[owner]]\nname = 'a'\nurl = 'https://a.example'\nmodel = 'm'\n"
             "certificate = 'gone.pem'",
-            "gone.pem cannot be read",
+            "gone.pem read",
         ),
-        ("[[owner]]\nname = 'a'\nurl = 'https://a.example'\nmodel = 'm'", "at input"),
-        ("[[owner]]\nname = 'a'\nurl = 'http://a.example'\nmodel = 'm'", "only over https"),
+        ("[[owner]]\nname = 'a'\nurl = 'https://a.example'\nmodel = 'm'", "input"),
+        ("[[owner]]\nname = 'a'\nurl = 'http://a.example'\nmodel = 'm'", "https"),
     ],
 )
 def test_a_file_of_owners_that_cannot_be_used_leaves_nothing(
@@ -132,9 +132,9 @@ def test_a_file_of_owners_that_cannot_be_used_leaves_nothing(
 ) -> None:
     file = tmp_path / "owners.toml"
     file.write_text(text)
-    assert says in terrine("owners", "gather", file, "--name", "ward").refused
+    holds(terrine("owners", "gather", file, "--name", "ward").refused, *says.split())
     assert not (tmp_path / "data/ensembles/ward").exists()
-    assert "cannot be read" in terrine("owners", "gather", tmp_path / "no", "--name", "w").refused
+    holds(terrine("owners", "gather", tmp_path / "no", "--name", "w").refused, "read")
 
 
 def test_votes_do_not_cross_a_network_in_the_clear(
@@ -143,8 +143,8 @@ def test_votes_do_not_cross_a_network_in_the_clear(
     serve = ("teacher", "serve", digits_ensemble.directory)
     assert "TERRINE_TEACHER_TOKEN_FILE" in terrine(*serve).refused
     own = {"TERRINE_TEACHER_TOKEN_FILE": str(tmp_path / "token")}
-    assert "only over TLS" in terrine(*serve, **own, TERRINE_HOST="0.0.0.0").refused
+    holds(terrine(*serve, **own, TERRINE_HOST="0.0.0.0").refused, "TLS")
     alone = terrine(*serve, **own, TERRINE_CERTIFICATE_FILE=str(tmp_path / "a.pem")).refused
-    assert "come together" in alone
+    holds(alone, "together")
     (tmp_path / "token").write_text("short")
-    assert "no token" in terrine(*serve, **own).refused
+    holds(terrine(*serve, **own).refused, "token")

@@ -28,16 +28,6 @@ from terrine_server.ledger.store import searches
 from terrine_server.privacy import VoteOutcome
 
 
-@pytest.fixture
-def ledger(database_url: str) -> Ledger:
-    return open_ledger(database_url)
-
-
-@pytest.fixture
-def each_ledger(each_database_url: str) -> Ledger:
-    return open_ledger(each_database_url)
-
-
 def test_a_charge_records_everything_about_its_query(each_ledger: Ledger) -> None:
     project = open_project(each_ledger, 5, CONFIDENT)
     before = datetime.now(UTC)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from books import EPOCHS, answered, digest, open_ledger, open_project, unguarded, unvoted
+from books import EPOCHS, answered, digest, open_project, unguarded, unvoted
 from forging import kind, rebuild, rows_of
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, text, update
@@ -18,11 +18,6 @@ from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.ledger.verifying import walk
 from terrine_server.ledger.verifying.checks import whole
-
-
-@pytest.fixture
-def ledger(database_url: str) -> Ledger:
-    return open_ledger(database_url)
 
 
 @pytest.mark.parametrize("looked_up", [False, True], ids=["at once", "and looked up before"])

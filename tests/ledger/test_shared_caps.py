@@ -12,7 +12,7 @@ from ledger_workers import open_projects_on, register_data
 from migrated import SECRET_KEY, migrated
 from neighbouring import PEOPLE, open_study, register_people
 from processes import in_processes
-from refusals import refuses
+from refusals import holds, refuses
 from sqlalchemy import select, update
 
 from terrine_protocol import ProjectStatus
@@ -226,4 +226,4 @@ def test_an_ensemble_whose_row_went_is_refused_by_everybody(database_url: str) -
         with refuses(LedgerCorrupted, name, "cap"):
             ledger.ensemble(name)
     assert not ledger.verify("a").ok
-    assert "data second: the log says it is there, but it is gone" in ledger.verify_log().problems
+    holds(ledger.verify_log().problems, "data", "second", "gone")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -13,7 +12,9 @@ import pytest
 from neighbour_workers import ask_and_tell, ask_but_die
 from neighbouring import NEIGHBOURS, Opened, many, open_people, recomputed
 from numpy.typing import NDArray
+from patience import PATIENCE_SECONDS
 from processes import in_processes, start
+from serving import until
 
 
 def replayed(opened: Opened, inputs: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint32]:
@@ -54,7 +55,7 @@ def test_replicas_at_once_and_killed_leave_no_answer_uncounted(
     until(lambda: killed_after(8, start(ask_and_tell, database_url, 60, 0, str(log)), log))
     replicas = [start(ask_and_tell, database_url, 60, seed, str(log)) for seed in (1, 2, 3)]
     for process in replicas:
-        process.join(120)
+        process.join(PATIENCE_SECONDS)
         assert process.exitcode == 0
     told = {tuple(map(int, line.split())) for line in log.read_text().splitlines()}
     assert len({index for index, _ in told}) == len(told), "each input has one charge"
@@ -68,11 +69,6 @@ def test_replicas_at_once_and_killed_leave_no_answer_uncounted(
 def killed_after(lines: int, process: object, log: Path) -> bool:
     until(lambda: log.exists() and len(log.read_text().splitlines()) >= lines)
     process.kill()  # type: ignore[attr-defined]
-    process.join(60)  # type: ignore[attr-defined]
+    process.join(PATIENCE_SECONDS)  # type: ignore[attr-defined]
     assert process.exitcode in (-signal.SIGKILL, 0)  # type: ignore[attr-defined]
     return True
-
-
-def until(true: Callable[[], bool]) -> None:
-    while not true():
-        time.sleep(0.01)

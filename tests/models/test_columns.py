@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def test_a_proposal_is_written_with_its_reasons_and_read_without(tmp_path: Path)
     path = written(tmp_path / "schema.json", proposal.to_json())
     columns = {column["name"]: column for column in json.loads(path.read_text())["columns"]}
     assert all(column["why"] for column in columns.values())
-    assert columns["admitted"]["why"].startswith("dates from 2019-")
+    assert re.search(r"\b2019-\d\d-\d\d\b", columns["admitted"]["why"])
     assert read_schema(path) == proposal.schema
     assert "why" not in proposal.schema.model_dump_json()
 
@@ -223,7 +224,7 @@ def test_what_is_not_utf_8_is_read_as_what_older_programs_write(
 ) -> None:
     path, said = written(tmp_path / "a.csv", TEXT.encode(encoding)), list[str]()
     assert np.allclose(encode_table(path, SCHEMA, said.append, accept_clipped=True), EXPECTED)
-    assert said[0].endswith("a.csv is not UTF-8 (line 2); it is read as windows-1252.")
+    holds(said[0], "a.csv", 2, "windows-1252")
 
 
 # ---------------------------------------------------------------------------- nothing is shifted
@@ -248,9 +249,8 @@ def test_columns_are_matched_by_name_and_never_shifted(tmp_path: Path) -> None:
     assert np.array_equal(
         encode_table(written(tmp_path / "c.csv", "\n".join(rows)), wards, said.append), there
     )
-    assert said == [
-        f"{tmp_path / 'c.csv'} has no header; its columns are taken to be ward, sex, in this order."
-    ]
+    assert len(said) == 1
+    holds(said, tmp_path / "c.csv", "header", "ward,", "sex,")
     for wrong, message in (
         (turned, "header 20 ward"),
         (["station,sex", *rows], "ward station sex"),

@@ -185,7 +185,10 @@ def test_voting_stays_within_its_memory(tmp_path: Path, heads: Path, digits: Dat
         (many / name).unlink()
     assert manifest.teacher.features is not None
     width = manifest.teacher.features.width
-    weights = {"weights": torch.randn(4000, 10, width), "biases": torch.zeros(4000, 10)}
+    weights = {
+        "weights": torch.randn(4000, 10, width, generator=torch.Generator().manual_seed(0)),
+        "biases": torch.zeros(4000, 10),
+    }
     digest = save_tensors(many / "teachers-00000.safetensors", weights)
     files = {
         "features.safetensors": manifest.files["features.safetensors"],

@@ -46,15 +46,15 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
     directory = files / "data" / "ensembles" / "digits"
     shown = terrine("ensemble", "show", directory)
     assert shown.code == 0
-    for expected in ("20 (heads)", "pool.npy (1197 public records)", "30 to 30 records"):
-        assert expected in shown.out
+    for expected in ("20 (heads)", "pool.npy (1197 public", "30 to 30 records"):
+        holds(shown.out, *expected.split())
     assert load_manifest(directory).teacher.model_dump()["ridge"] == 0.03
     assert terrine("ensemble", "verify", directory).code == 0
     weights = directory / "teachers-00000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     refused = terrine("ensemble", "verify", directory)
     assert refused.code == 1
-    assert "teachers-00000.safetensors was altered" in refused.err
+    holds(refused.err, "teachers-00000.safetensors", "altered")
 
 
 def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Path) -> None:
@@ -76,27 +76,27 @@ def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("missing.npz", "--name", "t", "--teachers", 2), "cannot be read"),
-        (("nowhere", "--name", "t", "--teachers", 2), "does not exist"),
-        (("private.npz", "--name", "t", "--teachers", 601), "601 teachers cannot be trained"),
+        (("missing.npz", "--name", "t", "--teachers", 2), "missing.npz read"),
+        (("nowhere", "--name", "t", "--teachers", 2), "nowhere exist"),
+        (("private.npz", "--name", "t", "--teachers", 601), "601 teachers"),
         (("private.npz", "--name", "Not OK", "--teachers", 2), "name"),
         (
             ("private.npz", "--name", "t", "--teachers", 2, "--kind", "heads:epochs=3"),
-            "heads has no parameter 'epochs'; its parameters are width, features, ridge,",
+            "heads 'epochs' width, features, ridge,",
         ),
         (
             ("private.npz", "--name", "t", "--teachers", 2, "--kind", "networks:ridge=1"),
-            "networks has no parameter 'ridge'",
+            "networks 'ridge'",
         ),
         (
             ("private.npz", "--name", "t", "--teachers", 2, "--kind", "heads:width=2"),
-            "width: Input should be greater than or equal to 3.",
+            "width: greater 3.",
         ),
         (
             ("private.npz", "--name", "t", "--teachers", 2, "--kind", "trees"),
-            "--kind is one of forest, heads, networks; not 'trees'",
+            "--kind forest, heads, networks; 'trees'",
         ),
-        (("private.npz", "--name", "t", "--teachers", 2, "--schema", "y"), "tables only"),
+        (("private.npz", "--name", "t", "--teachers", 2, "--schema", "y"), "tables"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(
@@ -105,7 +105,7 @@ def test_a_mistake_gets_one_clear_line(
     path, *rest = arguments
     refused = terrine("ensemble", "train", files / str(path), *rest)
     assert refused.code == 1
-    assert said in refused.err
+    holds(refused.err, *said.split())
     assert "Traceback" not in refused.err
     assert not (files / "data" / "ensembles" / "t").exists()
 
@@ -122,13 +122,13 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_schema_is_proposed_explained_and_trained_with(terrine: Terrine, hospital: Path) -> None:
     said = terrine("ensemble", "schema", "sample.csv", "--label", "readmitted").fine
     for row in (
-        r"patient_id │ group │ identifies people, by its name: 479 in 997 rows",
-        r"stay_id │ ignored │ an identifier by its name, and different in every row",
-        r"admitted │ date │ dates from 2019-01-",
-        r"note │ ignored │ free text",
-        r"diagnosis │ categorical │ 36 categories",
+        "patient_id group name: 479 997",
+        "stay_id ignored identifier name,",
+        "admitted date dates",
+        "note ignored text",
+        "diagnosis categorical 36",
     ):
-        assert row in " ".join(said.split())
+        holds(said, *row.split())
     holds(said, 4, "columns", 5)
     holds(said, "sample.csv", "public")
     columns = json.loads(Path("schema.json").read_text())["columns"]
@@ -156,7 +156,7 @@ def test_the_owner_overrules_the_proposal(terrine: Terrine, hospital: Path) -> N
         "date",
     )
     again = terrine(*schema).refused
-    assert "schema.json already exists" in again
+    holds(again, "schema.json", "exists")
 
 
 def test_without_people_the_owner_hears_what_is_guaranteed(
@@ -192,24 +192,24 @@ def test_a_schema_of_the_private_table_does_not_train(terrine: Terrine, hospital
         (
             "h.parquet",
             b"PAR1\x15\x04\0\xffPAR1",
-            "h.parquet cannot be read as a Parquet",
+            "h.parquet Parquet",
         ),
-        ("h.xlsx", b"PK\x03\x04...", "h.xlsx is packed with zip"),
-        ("h.csv", "age,ort,ill\n1,Köln,n\n".encode() + b"\xf6,", "line 3 holds the byte 0xf6"),
-        ("h.csv", b"age.ill\n1.n\n", "has no column ill; it has age.ill"),
+        ("h.xlsx", b"PK\x03\x04...", "h.xlsx zip"),
+        ("h.csv", "age,ort,ill\n1,Köln,n\n".encode() + b"\xf6,", "line 3 0xf6"),
+        ("h.csv", b"age.ill\n1.n\n", "column ill; age.ill"),
     ],
 )
 def test_what_is_no_csv_file_is_said_whatever_the_command(
     terrine: Terrine, hospital: Path, name: str, content: bytes, said: str
 ) -> None:
     (hospital / name).write_bytes(content)
-    assert said in terrine("ensemble", "schema", name, "--label", "ill").refused
+    holds(terrine("ensemble", "schema", name, "--label", "ill").refused, *said.split())
     assert not (hospital / "schema.json").exists()
-    if "no column" not in said:
+    if "ill" not in said:
         train = ("ensemble", "train", name, "--name", "t", "--teachers", 2)
-        assert said in terrine(*train).refused
+        holds(terrine(*train).refused, *said.split())
         label = ("student", "--url", "http://127.0.0.1:9", "label", name, "--out", "x.npz")
-        assert said in terrine(*label).refused
+        holds(terrine(*label).refused, *said.split())
 
 
 @pytest.mark.nightly
@@ -239,7 +239,7 @@ def test_what_is_made_of_the_same_people_shares_a_cap(terrine: Terrine, hospital
     assert terrine(*train, "one", "--schema", "one.json").code == 0
     register = ("--epsilon", 3, "--delta", "1e-5")
     assert "share" not in terrine("ensemble", "register", "one", *register).fine
-    assert "shared with" not in terrine("ensemble", "list").fine
+    assert "shared" not in terrine("ensemble", "list").fine
     shutil.rmtree(hospital / "data" / "ensembles" / "one")
     assert terrine(*train, "two", "--schema", "two.json").code == 0
     refused = terrine("ensemble", "register", "two", "--epsilon", 2, "--delta", "1e-5").refused
@@ -247,7 +247,7 @@ def test_what_is_made_of_the_same_people_shares_a_cap(terrine: Terrine, hospital
     assert "--epsilon 3.0 --delta 1e-05 --rule rdp:7.62" in refused
     said = terrine("ensemble", "register", "two", *register).fine
     holds(said, "cap", "one")
-    assert "shared with" in terrine("ensemble", "list").fine
+    holds(terrine("ensemble", "list").fine, "shared")
     rows = json.loads(terrine("--json", "ensemble", "list").out)
     assert [row["shares_cap_with"] for row in rows] == [["two"], ["one"]]
     log = json.loads(terrine("--json", "log", "show").out)

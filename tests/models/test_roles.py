@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hospital import DEFAULT_ROLES, stays
-from refusals import holds, refuses
+from refusals import holds, refuses, says
 
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.roles import RoleGuess, propose_schema
@@ -60,7 +60,7 @@ def test_a_column_of_people_becomes_the_group(tmp_path: Path, name: str) -> None
     for values in (REPEATED, [f"P{i:04d}" for i in REPEATED], range(5000, 5000 + ROWS)):
         found = guess(tmp_path, name, values)
         assert found.column.role == "group", values
-        assert "identifies people" in found.why
+        holds(found.why, "identifies", "people")
         assert found.doubt is None
 
 
@@ -78,7 +78,7 @@ def test_a_yes_or_no_under_the_name_of_people_is_a_feature(tmp_path: Path) -> No
     assert guess(tmp_path, "patient_id", ["", "?"]).column.role == "ignored"
     few = guess(tmp_path, "subject", ["maths", "music", "art", "latin"] * 50)
     assert few.column.role == "group"
-    assert few.doubt == "So few people? If not, use --keep subject."
+    holds(few.doubt or "", "people", "--keep", "subject")
 
 
 @pytest.mark.parametrize("name", ["id", "ID", "case_id", "encounter-id", "hadm_id", "Fallnummer"])
@@ -116,20 +116,20 @@ def test_names_that_only_sound_like_identifiers_are_not_taken_for_them(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (range(1, ROWS + 1), "numbers the rows"),
-        ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in range(ROWS)], "different in every row"),
-        ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in REPEATED], "50 different values in 200"),
-        ([f"AB-{1000 + i}" for i in REPEATED], "50 different values in 200 rows: too rare"),
-        ([f"{i:06d}" for i in REPEATED], "50 different values in 200 rows: too rare"),
-        ([f"drug {i % 150}" for i in range(ROWS)], "150 different values in 200 rows: too rare"),
+        (range(1, ROWS + 1), "numbers rows"),
+        ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in range(ROWS)], "different every row"),
+        ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in REPEATED], "50 different values 200"),
+        ([f"AB-{1000 + i}" for i in REPEATED], "50 different values 200 rare"),
+        ([f"{i:06d}" for i in REPEATED], "50 different values 200 rare"),
+        ([f"drug {i % 150}" for i in range(ROWS)], "150 different values 200 rare"),
         ([f"Patient {i} was well\nand left" for i in range(ROWS)], "free text"),
         ([f"a long remark about case {i}" for i in range(4)], "free text"),
-        ([*range(ROWS - 1), "n/a"], "numbers, except in 1 row"),
-        ([f"{i},5" for i in range(ROWS)], "numbers with decimal commas"),
-        (["", "?", "NA", "NaN"] * 5, "empty in every row"),
+        ([*range(ROWS - 1), "n/a"], "numbers, 1 row"),
+        ([f"{i},5" for i in range(ROWS)], "numbers decimal commas"),
+        (["", "?", "NA", "NaN"] * 5, "empty every row"),
         (
             [f"w{i % 1500}" for i in range(3000)],
-            "the 100 most common in 7% of the rows",
+            "100 common 7%",
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_what_cannot_be_learned_from_is_ignored_and_it_is_said_why(
 ) -> None:
     found = guess(tmp_path, "x", values)
     assert found.column.role == "ignored"
-    assert said in found.why
+    holds(found.why, *said.split())
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_cannot_be_learned_from_is_ignored_and_it_is_said_why(
 def test_dates_of_one_order_become_numbers(tmp_path: Path, form: str) -> None:
     for rows in (30, 300):
         found = guess(tmp_path, "x", [form.format(1 + i % 28) for i in range(rows)])
-        assert found.why.startswith("dates from 2024-03-01 to 2024-03-28: days since the first")
+        holds(found.why, "2024-03-01", "2024-03-28", "days")
         column = found.column
         assert (column.role, column.since, column.high) == ("date", date(2024, 3, 1), 27)
 
@@ -176,7 +176,7 @@ def test_other_dates_and_times_are_ignored(tmp_path: Path, form: str, doubt: boo
     for rows in (30, 300):
         found = guess(tmp_path, "x", [form.format(1 + i % 28) for i in range(rows)])
         assert (found.column.role, found.why) == ("ignored", "dates or times")
-        assert ("write them as 2020-01-31" in (found.doubt or "")) == doubt
+        assert says(found.doubt or "", "2020-01-31") == doubt
 
 
 def test_dates_of_two_possible_orders_are_ignored(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_whole_numbers_that_may_be_identifiers_are_kept_in_doubt(tmp_path: Path)
     for values in ([3 * i for i in range(ROWS)], [30_000 + i for i in REPEATED]):
         found = guess(tmp_path, "kennwert", values)
         assert found.column.role == "numeric"
-        assert found.doubt == "If it is an identifier, use --ignore kennwert or --group kennwert."
+        holds(found.doubt or "", "--ignore", "--group", "kennwert")
 
 
 def test_names_and_addresses_are_ignored_even_where_they_repeat(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_decimal_commas_make_numbers_where_semicolons_separate(tmp_path: Path) -
     assert found.doubt is None
     found = guess(tmp_path, "x", [f"{1 + i},250" for i in range(ROWS)], delimiter=";")
     assert (found.column.low, found.column.high) == (1.25, 200.25)
-    assert found.doubt == "Are the commas thousands separators? 1,234 is read as 1.234."
+    holds(found.doubt or "", "thousands", "1,234", "1.234")
 
 
 @pytest.mark.parametrize(("delimiter", "decimal"), [(",", "."), (";", ","), ("\t", ",")])
@@ -300,15 +300,15 @@ def test_of_two_columns_of_people_the_coarser_is_the_group(tmp_path: Path) -> No
     found = propose_schema(path, label="ill").guesses
     assert [g.column.role for g in found] == ["ignored", "group", "label", "numeric"]
     assert found[0].why == "identifies people, as patient_id does"
-    assert found[0].doubt == "If this is wrong, use --keep mrn or --group mrn."
+    holds(found[0].doubt or "", "--keep", "--group", "mrn")
 
 
 def test_gaps_are_reported_where_they_matter(tmp_path: Path) -> None:
     path = tmp_path / "public.csv"
     path.write_text("patient,ill,dose\n1,n,1\n,y,2\n2,,3\n3,n,4\n3,y,\n")
     found = propose_schema(path, label="ill").guesses
-    assert found[0].doubt == "Without a value: 1 row, treated as rows of one person."
-    assert found[1].doubt == "Without a label: 1 row. Training refuses these rows."
+    holds(found[0].doubt or "", "value", 1, "one")
+    holds(found[1].doubt or "", "label", 1, "refuses")
     assert found[2].doubt is None
 
 
@@ -324,7 +324,7 @@ def test_a_quantity_as_label_is_doubted(tmp_path: Path) -> None:
     path.write_text("\n".join(["dose,cost", *(f"{i % 9},{i}" for i in range(101))]))
     found = propose_schema(path, label="cost").guesses[1]
     assert found.column.role == "label"
-    assert found.doubt == "Is this a quantity? Terrine predicts classes."
+    holds(found.doubt or "", "quantity")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import load_idx
 from terrine_models.features.maps import PublicData, public_features
-from terrine_models.students.shares import fit_shares
+from terrine_models.students.shares import PENALTIES, fit_shares
 
 TEACHERS = 500
 
@@ -73,6 +75,41 @@ def test_every_class_that_wins_has_a_label() -> None:
     fitted = fit_shares(x, noisy(counts, 3000.0) / TEACHERS, 3000.0 / TEACHERS)
     labels = fitted.clear_labels()
     assert set(labels[labels >= 0]) == set(fitted.winners)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000), classes=st.integers(2, 4), width=st.integers(1, 12))
+def test_the_regression_solves_the_normal_equations_of_the_penalty_that_predicts_best(
+    seed: int, classes: int, width: int
+) -> None:
+    """By hand, without a decomposition; each row is left out and all the others fitted anew."""
+    random = np.random.default_rng(seed)
+    x, shares = random.normal(size=(9, width)), random.dirichlet(np.ones(classes), size=9)
+
+    def solved(
+        penalty: float, rows: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        centred = x[rows] - x[rows].mean(0)
+        every = x - x.mean(0)
+        unit = np.trace(every.T @ every) / width
+        matrix = centred.T @ centred + penalty * unit * np.eye(width)
+        weights = np.linalg.solve(matrix, centred.T @ (shares[rows] - shares[rows].mean(0)))
+        return weights, shares[rows].mean(0) - x[rows].mean(0) @ weights
+
+    def missed(penalty: float) -> float:
+        squares = []
+        for row in range(9):
+            weights, biases = solved(penalty, np.arange(9) != row)
+            squares.append((x[row] @ weights + biases - shares[row]) ** 2)
+        return float(np.mean(squares))
+
+    fitted = fit_shares(x, shares, 0.0)
+    weights, biases = solved(fitted.penalty, np.ones(9, dtype=bool))
+    np.testing.assert_allclose(fitted.weights, weights, atol=1e-8)
+    np.testing.assert_allclose(fitted.biases, biases, atol=1e-8)
+    if width < 8:  # else some rows decide their own fit, which says nothing at small penalties
+        least = min(missed(penalty) for penalty in PENALTIES)
+        assert missed(fitted.penalty) == pytest.approx(least, rel=1e-6)
 
 
 def test_constant_features_predict_the_mean() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from commands import Terrine
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs
 from terrine_models.data.images import load_images
@@ -31,7 +31,7 @@ from terrine_server.owner.issuer import IssuerError, _secret
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
-SAYS = "not a regular file, but a pipe or a device"
+SAYS = ("regular", "pipe", "device")
 KINDS = ["pipe", "device"]
 
 
@@ -85,8 +85,9 @@ def test_no_reader_waits_for_a_pipe_or_reads_a_device(
     name, reader = READERS[what]
     path = irregular(name)
     errors = (OSError, DataError, StoreError, SecretKeyError)
-    with pytest.raises(errors, match=SAYS) as refused:
+    with pytest.raises(errors, match="regular") as refused:
         reader(path)
+    holds(str(refused.value), *SAYS)
     assert str(path) in str(refused.value)
 
 
@@ -111,7 +112,7 @@ def test_a_command_says_in_a_line_what_is_no_file(
     command: str, irregular: Callable[[str], Path], terrine: Terrine
 ) -> None:
     refused = terrine(*COMMANDS[command](irregular("named")), TERRINE_TOKEN="terrine_x").refused
-    assert SAYS in refused
+    holds(refused, *SAYS)
     assert "named" in refused
 
 

@@ -32,7 +32,7 @@ def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_comman
     refused = served_machine.run("serve", "--port", "0")
     assert (refused.code, refused.out) == (1, "")
     holds(refused.err, "newer")
-    assert "Install the version" in refused.err
+    holds(refused.err, "Install")
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("DELETE FROM alembic_version"))
     refused = served_machine.run("serve", "--port", "0")

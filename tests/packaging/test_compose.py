@@ -81,7 +81,7 @@ def test_each_owner_has_a_key_and_token_of_its_own_and_keeps_them(tmp_path: Path
 
     more = set_up(tmp_path, "owner-1 owner-2 st-mary")
     assert more.returncode == 0, more.stderr
-    assert 'Add to it:\n\n[[owner]]\nname = "st-mary"' in more.stdout
+    assert '[[owner]]\nname = "st-mary"' in more.stdout
     assert {file: file.read_bytes() for file in kept} == kept
     services = yaml.safe_load((made / "compose.yml").read_text())["services"]
     assert list(services) == ["owner-1", "owner-2", "st-mary"]

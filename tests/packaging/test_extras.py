@@ -95,7 +95,7 @@ def test_an_auditor_verifies_an_export(export: Path) -> None:
     verify = ("ledger", "verify", "--file", export)
     done = run(COMMAND, ("auditor",), *verify)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert "study: intact" in done.stdout
+    holds(done.stdout, "study", "intact")
     lines = export.read_text().splitlines()
     lines[1] = re.sub(r'"cost": \d+', '"cost": 1', lines[1])
     export.write_text("\n".join(lines) + "\n")
@@ -121,7 +121,7 @@ def test_whoever_gets_a_dossier_checks_it_as_a_witness_would(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "made 2026-03-01" in done.stdout
     (folder / "dossier.html").write_text("<h1>Another</h1>")
-    assert "dossier.html was altered" in run(COMMAND, ("witness",), *check).stderr
+    holds(run(COMMAND, ("witness",), *check).stderr, "dossier.html", "altered")
     policy.write_text("quorum")
     holds(run(COMMAND, ("witness",), *check).stderr, "policy", 1)
     assert "'.[witness]'" in run(COMMAND, (), *check[:3]).stderr
@@ -158,10 +158,10 @@ def test_whoever_lacks_an_extra_is_told_a_command_that_works(
     done = run(COMMAND, (), *arguments)
     assert done.returncode == 1
     said = " ".join(done.stderr.split())
-    assert f"In a checkout: pip install '.[{extra}]'" in said, done.stderr
+    assert f"pip install '.[{extra}]'" in said, done.stderr
     assert "Traceback" not in said
     after = run(COMMAND, (extra,), *arguments)
-    assert "is not installed" not in after.stderr
+    assert "installed" not in after.stderr
     assert "Traceback" not in after.stderr
 
 

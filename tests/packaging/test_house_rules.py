@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from refusals import holds
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = {
@@ -23,6 +26,26 @@ DATA = {
     ".svg",
 }
 MAX_DATA_BYTES = 2_000_000
+WORDS = re.compile(r"[^\W\d]{2,}[,;:.]? [^\W\d]{2,}")
+COMMAND = re.compile(r"^--\w|(^|[`'])(terrine|make|pip|openssl|[A-Z]{4,}) ")
+NO_SENTENCES = {
+    "two words": "a token, which must be in no message",
+    "schema: missing: trigger": "left out of tests/wording.txt, as the triggers change",
+}
+"""Texts that tests look for although they have several words, and why."""
+SENTENCES = """
+@pytest.mark.parametrize(("given", "why"), [("a", "nobody is called so"), ("b", "12")])
+def test_refusals(given: str, why: str) -> None:
+    assert why in refused(given)
+    assert f"there is no {given}" in refused(given)
+    assert refused(given).startswith("there is none")
+    for said in ("not an array", "array"):
+        assert said in refused(given)
+    assert "terrine init" in refused(given)
+    assert given in {"one name", "another name"}
+    holds(refused(given), "array", 12)
+"""
+"""What a test should not do in its first four assertions, and may do in the others."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +97,80 @@ def test_no_file_has_a_todo(tracked: list[Path]) -> None:
 
 
 def test_tests_hold_errors_to_names_and_not_to_sentences(tracked: list[Path]) -> None:
-    """`refuses` (tests/support/refusals.py) does; sentences stand in tests/wording.txt."""
+    """`refuses` and `holds` (tests/support/refusals.py) do; tests/wording.txt has the sentences."""
     assert findings(tracked, r"[m]atch=\w?[\"'][^\"' ]+ [^\"' ]+ [^\"']") == []
+    tests = [
+        p for p in tracked if p.suffix == ".py" and p.relative_to(REPOSITORY).parts[0] == "tests"
+    ]
+    found = [(path, *each) for path in tests for each in sentences(ast.parse(path.read_text()))]
+    assert {text for _, _, text in found} >= NO_SENTENCES.keys(), "say no more than there is"
+    wrong = [(path, line, text) for path, line, text in found if text not in NO_SENTENCES]
+    assert not wrong, "\n".join(
+        f"{path.relative_to(REPOSITORY)}:{line}: {text!r}: hold it by its words"
+        for path, line, text in wrong
+    )
+
+
+def test_a_sentence_that_a_test_looks_for_is_seen() -> None:
+    assert {text for _, text in sentences(ast.parse(SENTENCES))} == {
+        "nobody is called so",
+        "there is no …",
+        "there is none",
+        "not an array",
+    }
+
+
+def sentences(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Lines and texts of two words or more that a test looks for in what was said.
+
+    What is compared as a whole, or looked for in a set, is a name. So is a command to type. Those
+    of `parametrize` stand for a parameter.
+    """
+    for test in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+        given = {name: values for each in ast.walk(test) for name, values in parameters(each)}
+        for node in [node for each in ast.walk(test) for node in looked_for(each)]:
+            for one in given.get(node.id, []) if isinstance(node, ast.Name) else [node]:
+                if WORDS.search(literal(one)) and not COMMAND.search(literal(one)):
+                    yield one.lineno, literal(one)
+
+
+def looked_for(node: ast.AST) -> list[ast.expr]:
+    match node:
+        case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[where]):
+            a_set = isinstance(where, ast.Set | ast.List | ast.Tuple | ast.Dict)
+            return [] if a_set else [node.left]
+        case ast.Call(func=ast.Attribute(attr="startswith" | "endswith")):
+            return node.args
+    return []
+
+
+def parameters(node: ast.AST) -> Iterator[tuple[str, list[ast.expr]]]:
+    """Names of parameters, with their values; of a loop over pairs as well."""
+    names: ast.expr
+    match node:
+        case ast.Call(func=ast.Attribute(attr="parametrize"), args=[names, values, *_]):
+            pass
+        case ast.For(target=names, iter=values):
+            pass
+        case _:
+            return
+    if not isinstance(values, ast.List | ast.Tuple):
+        return
+    if not isinstance(names, ast.Tuple):
+        yield getattr(names, "id", literal(names)), values.elts
+        return
+    rows = [row.elts for row in values.elts if isinstance(row, ast.Tuple)]
+    for at, name in enumerate(names.elts):
+        yield getattr(name, "id", literal(name)), [row[at] for row in rows if at < len(row)]
+
+
+def literal(node: ast.expr) -> str:
+    """Return the text of a literal, with … for each value in it; nothing for anything else."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            "…" if isinstance(v, ast.FormattedValue) else literal(v) for v in node.values
+        )
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def test_no_secret_is_shipped(tracked: list[Path]) -> None:
@@ -97,6 +192,6 @@ def test_shipped_data_is_small(tracked: list[Path]) -> None:
 
 def test_the_licence_exists() -> None:
     licence = (REPOSITORY / "LICENSE").read_text()
-    assert "Apache License" in licence
+    holds(licence, "Apache", "License")
     assert "Version 2.0" in licence
     assert 'license = "Apache-2.0"' in (REPOSITORY / "pyproject.toml").read_text()

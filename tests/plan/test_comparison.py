@@ -59,7 +59,7 @@ def test_one_price_for_both_outcomes_makes_more_queries_certain() -> None:
 def test_the_command_compares_and_names_what_to_type(terrine: Terrine) -> None:
     output = terrine("plan", *SMALL, "--rows", "500").fine
     for name in ("confident_gnmax", "gnmax", "lnmax", "stable", "noisy_votes"):
-        assert name in output
+        holds(output, *name.split())
     assert "terrine project open NAME --ensemble ENSEMBLE --mechanism confident_gnmax" in output
     holds(output, 500, "rows")
     holds(terrine("plan", *SMALL).fine, "10,000", "rows", "noisy")

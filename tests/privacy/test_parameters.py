@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_server.privacy import Mechanism, ParameterError, build_mechanism
 from terrine_server.privacy.parameters import check_epsilon
@@ -129,15 +129,15 @@ def test_the_smallest_and_the_largest_ensembles_vote() -> None:
 @pytest.mark.parametrize(
     ("epsilon", "why"),
     [
-        ("1", "epsilon must be a number, not '1'."),
-        (0, "epsilon = 0 must be positive."),
-        (9e-7, "epsilon = 9e-07 is not between 1e-06 and 100: less pays for no query, and more "),
-        (100.1, "epsilon = 100.1 is not between 1e-06 and 100: less pays for no query, and more "),
+        ("1", "epsilon number, '1'."),
+        (0, "epsilon 0 positive."),
+        (9e-7, "epsilon 9e-07 between 1e-06 100:"),
+        (100.1, "epsilon 100.1 between 1e-06 100:"),
     ],
 )
 def test_an_epsilon_that_means_nothing_is_refused(epsilon: Any, why: str) -> None:
     with pytest.raises(ParameterError) as refusal:
         check_epsilon(epsilon)
-    assert str(refusal.value).startswith(why)
+    holds(str(refusal.value), *why.split())
     assert str(refusal.value).endswith(".")
     assert (check_epsilon(1e-6), check_epsilon(100)) == (1e-6, 100.0)

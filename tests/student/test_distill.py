@@ -171,7 +171,7 @@ def test_another_student_of_a_spent_budget_has_all_that_was_bought(
         assert client.budget() == spent
     assert (again.labels == first.labels).all()
     assert (again.outcomes == first.outcomes).all()
-    assert any("answered before: fetched, free" in line for line in lines)
+    holds(lines, "before", "free")
 
 
 def test_an_interactive_study_begins_uniform_and_then_sends_its_predictions(
@@ -266,10 +266,10 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
     holds(output, 197)
-    assert "held-out answers" in output
+    holds(output, "held-out", "answers")
     assert "recall" in output
     holds(output, "ridge", "(ridge")
-    assert "Enough was asked." in output
+    holds(output, "Enough")
     holds(output, "budget")
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
         "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
@@ -400,7 +400,7 @@ def test_the_command_saves_noisy_counts(
     [
         ("missing.npy", "http://127.0.0.1:9", {"TERRINE_TOKEN": "terrine_x"}, "missing.npy"),
         ("pool.npy", "http://127.0.0.1:9", {}, "TERRINE_TOKEN"),
-        ("pool.npy", "nonsense", {"TERRINE_TOKEN": "x"}, "Expected a URL"),
+        ("pool.npy", "nonsense", {"TERRINE_TOKEN": "x"}, "URL"),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong(
@@ -408,7 +408,7 @@ def test_a_wrong_command_says_what_is_wrong(
 ) -> None:
     np.save(tmp_path / "pool.npy", np.zeros((4, 8, 8), dtype=np.uint8))
     train = ("student", "--url", url, "train", tmp_path / public)
-    assert message in terrine(*train, **token).refused
+    holds(terrine(*train, **token).refused, message)
 
 
 def test_the_choice_uses_bought_labels_and_public_inputs_only(

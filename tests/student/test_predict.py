@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from commands import Terrine
 from PIL import Image
-from refusals import refuses
+from refusals import holds, refuses
 from taught import taught
 
 from terrine_models.data.arrays import DataError, InputSpec
@@ -100,9 +100,9 @@ def test_arrays_and_pictures_are_predicted_too(terrine: Terrine, tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("new.csv", "new.csv has no column"),
-        ("pictures", "did not learn from folders of pictures"),
-        ("new.npy", "have shape [4, 9]"),
+        ("new.csv", "new.csv column"),
+        ("pictures", "folders pictures"),
+        ("new.npy", "[4, 9]"),
         ("missing.npy", "missing.npy"),
     ],
 )
@@ -113,7 +113,7 @@ def test_what_does_not_suit_the_student_is_refused(
     (tmp_path / "pictures").mkdir()
     np.save(tmp_path / "new.npy", np.zeros((4, 9), np.float32))
     command = ("student", "predict", tmp_path / given, "--student", tmp_path / "student")
-    assert said in terrine(*command).refused
+    holds(terrine(*command).refused, *said.split())
 
 
 def test_a_student_of_arrays_knows_no_columns() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ SECONDS = 1
 """Time that the impatient server allows for a head, and for a body."""
 PATIENT = {"keep_alive_seconds": 600, "body_seconds": 600}
 """Settings of a server that closes no connection during a test."""
+QUESTIONS = count()
+"""Seeds of questions that nobody has asked yet."""
 CHEAP = {"name": "gnmax", "sigma": 100.0}
 
 
@@ -37,7 +40,7 @@ def charges(server: RunningServer, project: str = "study") -> int:
 
 def question() -> bytes:
     """Return a .npy file with a new input."""
-    return npy(np.random.default_rng().integers(0, 17, (1, 8, 8), np.uint8))
+    return npy(np.random.default_rng(next(QUESTIONS)).integers(0, 17, (1, 8, 8), np.uint8))
 
 
 def answers(server: RunningServer, count: int = 1) -> None:

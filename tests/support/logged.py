@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from migrated import SECRET_KEY
+
 from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import Kind, Note, SignerKey, VerifierKey
 from terrine_protocol.transparency.policies import Policy
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
+from terrine_server.settings import Settings
 from terrine_server.witness import Server, Witness
 
 LOG = SignerKey("log.example/1", Kind.ED25519, bytes(range(32)))
@@ -69,6 +72,21 @@ def policy_text(*witnesses: RunningWitness, quorum: str = "all", log: SignerKey 
 
 def policy_of(*witnesses: RunningWitness, quorum: str = "all") -> Policy:
     return Policy.parse(policy_text(*witnesses, quorum=quorum).encode())
+
+
+def log_settings(directory: Path, database_url: str, witness: RunningWitness) -> Settings:
+    """Settings of a service whose log this witness cosigns; its files are made in `directory`."""
+    policy = directory / "policy"
+    policy.write_text(policy_text(witness))
+    settings = Settings(
+        data_dir=directory,
+        database_url=database_url,
+        checkpoint_seconds=0.1,
+        log_policy_file=policy,
+    )
+    settings.secret_key_path.write_bytes(SECRET_KEY)
+    settings.checkpoint_key_path.write_text(LOG.secret)
+    return settings
 
 
 def publisher(ledger: Ledger, policy: Policy | None = None) -> Publisher:

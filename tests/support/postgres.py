@@ -61,7 +61,7 @@ class Postgres:
             user="postgres",
             dbname=database,
             autocommit=True,
-            connect_timeout=5,
+            connect_timeout=PATIENCE_SECONDS,
         )
 
     @contextmanager

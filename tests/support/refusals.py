@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -25,11 +25,17 @@ def refuses(kind: type[E], *held: object) -> Iterator[pytest.ExceptionInfo[E]]:
     holds(" ".join(str(caught.value).split()), *held)
 
 
-def holds(said: str, *held: object) -> None:
+def holds(said: str | Iterable[str], *held: object) -> None:
     """Check that one line of what was said has each of these, as words of their own."""
+    said = said if isinstance(said, str) else "\n".join(said)
+    assert says(said, *held), f"no line has all of {held}: {said}"
+
+
+def says(said: str | Iterable[str], *held: object) -> bool:
+    """Return whether `holds` would find that."""
     words = [str(word) for word in held]
     for word in words:
         assert " " not in re.sub(r"\[.*\]", "", word), f"{word!r} is a sentence"
     patterns = [re.compile(rf"(?<!\w)(?<!\d\.){re.escape(word)}(?!\w|\.\d)") for word in words]
-    found = any(all(each.search(line) for each in patterns) for line in said.splitlines())
-    assert found, f"no line has all of {words}: {said}"
+    lines = said.splitlines() if isinstance(said, str) else said
+    return any(all(each.search(line) for each in patterns) for line in lines)

@@ -11,6 +11,7 @@ from books import NOISY, answered, digest, open_ledger, open_project, unguarded
 from checker import discrepancies
 from crowd import Answer, Crowd, Exchange
 from ledger_workers import FLAWS
+from refusals import holds
 
 FIRST = Answer(1, "answered", 7, charge=1, replayed=False)
 SECOND = Answer(2, "answered", 7, charge=2, replayed=False)
@@ -35,33 +36,33 @@ def test_the_truth_passes(books: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "found"),
     [
-        (Exchange("study", "a", (1,), (replace(FIRST, label=8),)), "the books say"),
-        (Exchange("study", "a", (1,), (replace(FIRST, counts=(1, 7)),)), "the books say"),
-        (Exchange("study", "a", (1,), (replace(FIRST, charge=3),)), "the books say None"),
-        (Exchange("study", "c", (1,), (replace(FIRST, charge=2),)), "query 1 was paid by"),
-        (Exchange("study", "c", (3,), (replace(FIRST, query=3),)), "charge 1 paid for"),
-        (Exchange("study", "c", (1,), (FIRST,)), "charge 1 was paid by"),
-        (Exchange("study", "a", (1,), (AGAIN,)), "request a was answered"),
-        (Exchange("study", "a", (1, 2), (FIRST,)), "other answers than it asked for"),
+        (Exchange("study", "a", (1,), (replace(FIRST, label=8),)), "books"),
+        (Exchange("study", "a", (1,), (replace(FIRST, counts=(1, 7)),)), "books"),
+        (Exchange("study", "a", (1,), (replace(FIRST, charge=3),)), "books None"),
+        (Exchange("study", "c", (1,), (replace(FIRST, charge=2),)), "query 1 paid"),
+        (Exchange("study", "c", (3,), (replace(FIRST, query=3),)), "charge 1 paid"),
+        (Exchange("study", "c", (1,), (FIRST,)), "charge 1 paid"),
+        (Exchange("study", "a", (1,), (AGAIN,)), "request a answered"),
+        (Exchange("study", "a", (1, 2), (FIRST,)), "other answers"),
         (
             Exchange("study", "c", (3,), (Answer(3, "answered", 7, None, False),)),
-            "without a charge",
+            "without charge",
         ),
     ],
 )
 def test_a_wrong_answer_to_a_client_is_found(books: str, wrong: Exchange, found: str) -> None:
-    assert any(found in problem for problem in discrepancies(books, "study", [*TRUTH, wrong]))
+    holds(discrepancies(books, "study", [*TRUTH, wrong]), *found.split())
 
 
 def test_a_charge_that_was_never_sent_is_found(books: str) -> None:
-    assert "paid, but never sent to who paid: [2]" in discrepancies(books, "study", TRUTH[:1])
+    holds(discrepancies(books, "study", TRUTH[:1]), "never", "sent", "[2]")
 
 
 @pytest.mark.parametrize(
     ("forgery", "found"),
     [
-        ("DELETE FROM charges WHERE seq = 1", "without gaps"),
-        ("UPDATE projects SET charges = 3", "without gaps"),
+        ("DELETE FROM charges WHERE seq = 1", "gaps"),
+        ("UPDATE projects SET charges = 3", "gaps"),
         ("UPDATE projects SET spent = spent + 1", "recorded"),
         ("UPDATE projects SET budget = spent - 1", "budget"),
         ("UPDATE charges SET cost = 0 WHERE seq = 1", "paid"),
@@ -70,7 +71,7 @@ def test_a_charge_that_was_never_sent_is_found(books: str) -> None:
 def test_books_that_do_not_balance_are_found(books: str, forgery: str, found: str) -> None:
     with unguarded(books) as connection:
         connection.exec_driver_sql(forgery)
-    assert any(found in problem for problem in discrepancies(books, "study", TRUTH))
+    holds(discrepancies(books, "study", TRUTH), found)
 
 
 @pytest.mark.nightly

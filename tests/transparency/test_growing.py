@@ -19,6 +19,7 @@ from books import (
 from ledger_workers import ask_and_log
 from log_workers import grow_until
 from migrated import SECRET_KEY
+from patience import PATIENCE_SECONDS
 from processes import start
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
@@ -191,7 +192,7 @@ def test_processes_that_charge_grow_and_die_log_every_entry_once(
         charger.join()
     stop.touch()
     for grower in growers:
-        grower.join(timeout=60)
+        grower.join(timeout=PATIENCE_SECONDS)
         assert grower.exitcode == 0
     leaves = check_whole(ledger)
     assert ledger.grow_tree() == len(leaves) > 80

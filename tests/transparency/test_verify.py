@@ -15,9 +15,15 @@ import httpx
 import pytest
 from books import NOISY, answered, open_ledger, open_project, unguarded
 from forging import rebuild, rewrite, rows_of
-from logged import LOG, RunningWitness, policy_of, policy_text, publisher, signed, witness_key
-from logged import witnessing as witness_at
-from migrated import SECRET_KEY
+from logged import (
+    LOG,
+    RunningWitness,
+    log_settings,
+    policy_of,
+    publisher,
+    signed,
+    witness_key,
+)
 from refusals import holds
 from sqlalchemy import Connection, insert, text, update
 from typer.testing import CliRunner
@@ -60,25 +66,11 @@ class World:
 
 
 @pytest.fixture
-def witness(tmp_path: Path) -> Iterator[RunningWitness]:
-    with witness_at(tmp_path / "witness") as running:
-        yield running
-
-
-@pytest.fixture
 def world(
     database_url: str, tmp_path: Path, witness: RunningWitness, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     policy, early = tmp_path / "policy", tmp_path / "early"
-    policy.write_text(policy_text(witness))
-    settings = Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        checkpoint_seconds=0.1,
-        log_policy_file=policy,
-    )
-    settings.secret_key_path.write_bytes(SECRET_KEY)
-    settings.checkpoint_key_path.write_text(LOG.secret)
+    settings = log_settings(tmp_path, database_url, witness)
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
     ledger = open_ledger(database_url)
@@ -210,12 +202,12 @@ def cosign(note: str, when: datetime) -> str:
 def test_an_entry_that_was_back_dated_is_found(world: World, tmp_path: Path) -> None:
     """It is dated before a checkpoint without it was cosigned; or after one with it."""
     now = datetime.now(UTC)
-    for hours, expected in ((2, "it is back-dated"), (-2, "was cosigned with it before")):
+    for hours, expected in ((2, "back-dated"), (-2, "cosigned before")):
         kept = tmp_path / "kept"
         kept.write_text(cosign(world.early.read_text(), now + timedelta(hours=hours)))
         code, said = world.verify("--checkpoint", kept)
         assert code == 1
-        assert expected in said
+        holds(said, *expected.split())
     # The clocks differ a little, which is no forgery.
     kept.write_text(cosign(world.early.read_text(), now + timedelta(minutes=3)))
     assert world.verify("--checkpoint", kept)[0] == 0
@@ -242,7 +234,7 @@ def test_the_checker_agrees_from_outside(world: World, tmp_path: Path) -> None:
         forked.write_text(signed(300, b"o" * 32))
         code, said = outside(world, url, "--checkpoint", forked)
         assert code != 0
-        assert "TWO HISTORIES" in said
+        holds(said, "HISTORIES")
         kept = tmp_path / "kept"
         kept.write_text(cosign(world.early.read_text(), datetime.now(UTC) + timedelta(hours=2)))
         code, said = outside(world, url, "--checkpoint", kept, *exports)
@@ -252,7 +244,7 @@ def test_the_checker_agrees_from_outside(world: World, tmp_path: Path) -> None:
         exports[0].write_text("".join([*lines[:50], lines[51], lines[50], *lines[52:]]))
         code, said = outside(world, url, *exports)
         assert code != 0
-        assert "out of order" in said
+        holds(said, "order")
 
 
 @pytest.mark.slow

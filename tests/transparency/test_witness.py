@@ -55,7 +55,8 @@ def cosigned(witness: Witness, history: History, old: int, size: int) -> int:
 
 def test_checkpoints_that_continue_are_cosigned(witness: Witness) -> None:
     for old, size in [(0, 3), (3, 3), (3, 8), (8, 9), (9, 40), (40, 40)]:
-        assert abs(cosigned(witness, ONE, old, size) - time.time()) < 60
+        began = int(time.time())
+        assert began <= cosigned(witness, ONE, old, size) <= time.time()
         assert witness.last(LOG.verifier) == Checkpoint(LOG.name, size, ONE.root(size))
 
 
@@ -230,7 +231,7 @@ def command(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         capture_output=True,
         text=True,
     )
-    assert "witness NAME w.example/1+" in made.stdout
+    assert "w.example/1+" in made.stdout
     serve = [*terrine, "serve", "--log", str(LOG.verifier), "--dir", str(directory), "--port", "0"]
     process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import holds
 
 WALK = Path(__file__).parents[2] / "benchmarks" / "walk.py"
 
@@ -31,4 +32,4 @@ def test_a_walk_gets_what_was_foretold_and_more_than_a_plain_model(
 
 def test_without_data_it_says_that_it_skips() -> None:
     done = subprocess.run([sys.executable, str(WALK)], check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("Skipped: no data was given.")
+    holds(done.stdout, "Skipped")
