@@ -1,4 +1,4 @@
-"""Which private data each ensemble has, and whose cap it shares."""
+"""Which private data each ensemble has, and whose cap it shares. Idempotency keys are gone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ COLUMNS = ("ensemble_id", "cap_id")
 
 
 def upgrade() -> None:
+    op.drop_table("idempotency")
     op.create_table(
         "private_data",
         sa.Column("ensemble_id", ID, autoincrement=False, nullable=False),

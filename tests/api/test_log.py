@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from caller import Caller, slug
-from refusals import holds
 from server import RunningServer
 from sqlalchemy import text
 
@@ -120,13 +119,3 @@ def test_what_the_machine_does_is_logged_beside_it_and_edits_are_found(
     verdict = call("auditor").http.get("/log/verify").json()
     assert not verdict["ok"]
     assert f"token {token}: role is 'admin', but the log says 'auditor'" in verdict["problems"]
-
-
-def test_a_key_is_refused_where_it_would_have_no_effect(call: Call) -> None:
-    admin, key = call("admin"), {"Idempotency-Key": "once"}
-    before = logged(admin)
-    for path, body in (("/projects", TERMS), ("/tokens", {"role": "auditor"})):
-        refused = admin.http.post(path, json=body, headers=key)
-        assert slug(refused) == "invalid-request"
-        holds(refused.text, "/label")
-    assert logged(admin) == before

@@ -434,7 +434,6 @@ def test_an_index_of_sqlite_that_is_stored_where_another_is_is_found(engine: Eng
         ("charges", "uq_charges_project_id_query_digest"),
         ("projects", "uq_projects_name"),
         ("ensembles", "uq_ensembles_manifest_sha256"),
-        ("idempotency", "pk_idempotency"),
     ],
 )
 def test_a_table_of_sqlite_made_anew_without_its_own_index_is_found(

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response, StreamingResponse
 
-from terrine_protocol import Name, Outcome, ProjectStatus, Verification
+from terrine_protocol import Name, Outcome, ProjectStatus
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
 from terrine_server.admin.overview import ShownProject
@@ -161,7 +161,7 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
         "verified.html",
         sent.session,
         name=name,
-        found=Verification.model_validate(found),
+        found=found,
         now=datetime.now(UTC),
     )
 

@@ -13,7 +13,8 @@ from terrine_server.cli.console import console, errors, fail, opened_ledger, wri
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from terrine_server.ledger import Ledger, LogVerificationRecord, VerificationRecord
+    from terrine_protocol import LogVerification, Verification
+    from terrine_server.ledger import Ledger
 
 Certificate = Annotated[
     Path | None,
@@ -253,7 +254,7 @@ def _verify_accounts(project: str, path: Path) -> bool:
     return found.same is True
 
 
-def report_log(found: LogVerificationRecord) -> bool:
+def report_log(found: LogVerification) -> bool:
     """Print whether the administrative log is intact, and return it."""
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
     line = f"administrative log: {verdict}, {found.entries} entries"
@@ -264,7 +265,7 @@ def report_log(found: LogVerificationRecord) -> bool:
     return found.ok
 
 
-def _report(found: VerificationRecord) -> bool:
+def _report(found: Verification) -> bool:
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
     line = f"{found.project}: {verdict}, {found.charges} charges"
     console.print(line, highlight=False, soft_wrap=True)

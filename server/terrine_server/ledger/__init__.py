@@ -15,14 +15,11 @@ from terrine_server.ledger.projects import NewProject
 from terrine_server.ledger.records import (
     NEIGHBOURS,
     SHARED,
-    Batch,
     Cast,
     ChargeRecord,
     Edition,
     EnsembleRecord,
     History,
-    LogRecord,
-    LogVerificationRecord,
     OnRecord,
     PrivateData,
     ProjectRecord,
@@ -36,7 +33,6 @@ from terrine_server.ledger.records import (
     Result,
     SecretAccount,
     TokenRecord,
-    VerificationRecord,
 )
 from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.store.database import connect

@@ -14,7 +14,6 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
     "ensembles": {"SELECT": (), "INSERT": (), "UPDATE": ("reserved", "delta_reserved", "seal")},
     "editions": {"SELECT": (), "INSERT": (), "UPDATE": ("seal",)},
     "private_data": {"SELECT": (), "INSERT": (), "UPDATE": ("edition", "digests", "seal")},
-    "idempotency": {"SELECT": (), "INSERT": (), "DELETE": (), "UPDATE": ("seal",)},
     "log_head": {
         "SELECT": (),
         "INSERT": (),

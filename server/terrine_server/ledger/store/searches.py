@@ -18,9 +18,9 @@ from terrine_protocol import Outcome
 from terrine_server.ledger.records import QueryDigest
 from terrine_server.ledger.store.tables import projects
 
-QUERY, INPUT, LAST, KEY = range(4)
+QUERY, INPUT, LAST = range(3)
 """Kinds of rows found: a charge, by its query digest; a charge, by its input digest; the last
-charge that the account counts, or a later one; what is kept of a request with a key."""
+charge that the account counts, or a later one."""
 
 ACCOUNT = (
     "id",
@@ -48,14 +48,10 @@ _FOUND = {
     "label": "bigint",
     "counts": "text",
     "previous": "bytea",
-    "key": "text",
-    "body_digest": "bytea",
-    "results": "text",
-    "key_seal": "bytea",
 }
 FOUND = tuple(_FOUND)
-"""Columns of the rows found. A charge has all but the last four. A key has only those, and its
-time. Of the last charge, only number and hash are looked up. `previous`: the hash before."""
+"""Columns of the rows found. Of the last charge, only number and hash are looked up. `previous`:
+the hash before."""
 
 _ACCOUNT = [projects.c[name] for name in ACCOUNT]
 _CHUNK = 5000  # a statement of SQLite has at most 32,766 parameters
@@ -67,7 +63,7 @@ plans the last once and for all, and arrays only if it likes."""
 
 
 def find(
-    connection: Connection, project: str | int, keys: Sequence[str], digests: Sequence[QueryDigest]
+    connection: Connection, project: str | int, digests: Sequence[QueryDigest]
 ) -> tuple[Any, Sequence[Any]]:
     """Return the `ACCOUNT` of the project with this name or id, and rows of `FOUND`.
 
@@ -75,11 +71,11 @@ def find(
     """
     by: _By = "name" if isinstance(project, str) else "id"
     if connection.dialect.name == "postgresql":
-        wanted: dict[str, Any] = _wanted(keys, digests)
+        wanted: dict[str, Any] = _wanted(digests)
         form: _Form = "many"
         if all(len(values) == 1 for values in wanted.values()):
             form, wanted = "one", {name: value for name, (value,) in wanted.items()}
-        found_by = account_and_found(by, bool(keys), form)
+        found_by = account_and_found(by, form)
         rows = connection.execute(found_by, {"project": project, **wanted}).all()
         return (rows[0] if rows else None), [row for row in rows if row.kind is not None]
     account = connection.execute(_account(by), {"project": project}).one_or_none()
@@ -87,33 +83,32 @@ def find(
         return None, []
     found: list[Any] = []
     for start in range(0, len(digests) or 1, _CHUNK):
-        wanted = _wanted(keys, digests[start : start + _CHUNK])
+        wanted = _wanted(digests[start : start + _CHUNK])
         given = (account.id, account.charges, *chain.from_iterable(wanted.values()))
         query = _found({name: len(values) for name, values in wanted.items()})
         found += connection.exec_driver_sql(query, given).all()
     return account, found
 
 
-def _wanted(keys: Sequence[str], digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
+def _wanted(digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
     nothing = [b""]  # an empty list of values is not a valid table
-    wanted: dict[str, list[Any]] = {
+    return {
         "queries": sorted({digest.query for digest in digests}) or nothing,
         "inputs": sorted({digest.input for digest in digests}) or nothing,
     }
-    return {**wanted, "keys": list(keys)} if keys else wanted
 
 
 # Cached: SQLAlchemy takes longer to build a statement than a database to run it.
 
 
 @cache
-def account_and_found(by: _By, keys: bool, form: _Form) -> Executable:
+def account_and_found(by: _By, form: _Form) -> Executable:
     """PostgreSQL: the account of a `:project`, repeated in each row found; alone if there is none.
 
     One statement reads one snapshot.
     """
     account = ", ".join(f"projects.{name}" for name in ACCOUNT)
-    found = f"({_search(form, keys)}) AS found ({', '.join(FOUND)})"
+    found = f"({_search(form)}) AS found ({', '.join(FOUND)})"
     query = text(
         f"SELECT {account}, found.* FROM projects LEFT JOIN LATERAL {found} ON true "
         f"WHERE projects.{by} = :project"
@@ -132,7 +127,7 @@ def _found(wanted: Mapping[str, int]) -> str:
 
     Not by SQLAlchemy's expanding parameters, which take longer than the search.
     """
-    query, first = _search("sqlite", "keys" in wanted), 3
+    query, first = _search("sqlite"), 3
     for name, count in wanted.items():
         values = ", ".join(f"(?{number})" for number in range(first, first + count))
         query, first = query.replace(f":{name}", f"(VALUES {values})"), first + count
@@ -140,7 +135,7 @@ def _found(wanted: Mapping[str, int]) -> str:
 
 
 @cache
-def _search(form: _Form, keys: bool) -> str:
+def _search(form: _Form) -> str:
     """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`."""
     sqlite = form == "sqlite"
     project, last = ("?1", "?2") if sqlite else ("projects.id", "projects.charges")
@@ -159,10 +154,6 @@ def _search(form: _Form, keys: bool) -> str:
         f"SELECT * FROM (SELECT {_columns(LAST, {'seq': 'seq', 'hash': 'hash'})} FROM charges "
         f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
     ]
-    if keys:
-        kept = {name: name for name in ("created_at", "key", "body_digest", "results")}
-        kept["key_seal"] = "seal"  # the account, in the same row, has a seal, too
-        parts.append(each("idempotency", _columns(KEY, kept), "keys", "text", "key"))
     return " UNION ALL ".join(parts)
 
 
