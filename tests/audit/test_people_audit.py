@@ -17,8 +17,8 @@ import pytest
 from refusals import holds
 from small_worlds import mutated
 
-from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.people import audit_people
+from terrine_server.findings import AuditFinding
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import Neighbourhood
 from terrine_server.ledger.charging import unit_accounts

@@ -12,8 +12,9 @@ from books import unguarded
 from publishing import CAP, CLASSES, GNMAX, TEACHERS, publishing_ledger, voted
 from sqlalchemy import delete, select, update
 
+from terrine_protocol import SecretSpend
 from terrine_server.errors import Conflict, LedgerCorrupted
-from terrine_server.ledger import Ledger, NewProject, ProjectRecord, SecretAccount, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.store.tables import secret_spends
 from terrine_server.privacy import BoundRelease, Terms, VoteOutcome, build_mechanism, quote
 from terrine_server.privacy.published.tally import Meter
@@ -85,7 +86,8 @@ def test_the_secret_spend_is_what_the_counted_votes_cost(
         for place in places:
             counted[place] += queries
     expected = meter.spend(counted, RELEASE.beta)
-    assert ledger.secret_spend("study") == SecretAccount(
+    assert ledger.secret_spend("study") == SecretSpend(
+        project="study",
         queries=12,
         order=ORDER,
         cost=expected.cost,

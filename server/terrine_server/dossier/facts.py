@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from terrine_protocol import (
     Budget,
@@ -31,6 +31,7 @@ from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.dossier.code import Code, running
 from terrine_server.dossier.told import FILE, DossierError, Told, load
+from terrine_server.findings import AuditReport
 from terrine_server.ledger import Action, EnsembleRecord, Ledger, ProjectRecord
 from terrine_server.owner.checkpoints import load_checkpoint_key, log_state, own_policy
 from terrine_server.owner.verification import verify_log, verify_project
@@ -53,6 +54,7 @@ on somebody's word."""
 SHOWN = 100
 """The most notable acts, newest last."""
 PAGE = 1000
+_AUDIT = TypeAdapter(AuditReport)
 
 
 @dataclass(frozen=True)
@@ -140,31 +142,6 @@ class LastCheckpoint(LogState):
     problems: tuple[str, ...] | None
 
 
-class AuditFinding(BaseModel):
-    """A finding of `terrine audit`, as its report says it."""
-
-    part: str
-    subject: str
-    verdict: str
-    evidence: str
-    passed: bool
-    unit: str | None = None
-    measured: float | None = None
-    price: float | None = None
-
-
-class Audit(BaseModel):
-    """A report of `terrine --json audit`."""
-
-    made_at: datetime
-    version: str
-    passed: bool
-    confidence: float
-    seed: int
-    seconds: float
-    findings: list[AuditFinding]
-
-
 @dataclass(frozen=True)
 class Facts:
     """All that a dossier says, before anybody words it."""
@@ -185,7 +162,7 @@ class Facts:
     """The public key of the log, a vkey."""
     checkpoint: LastCheckpoint | None
     verified: bool
-    audit: Audit | None
+    audit: AuditReport | None
     told: Told
 
     @property
@@ -201,10 +178,10 @@ class Facts:
         return next(each for each in self.ensembles if each.account.name == name)
 
 
-def read_audit(path: Path) -> Audit:
+def read_audit(path: Path) -> AuditReport:
     """Read the report of an audit. Raises DossierError, or OSError."""
     try:
-        return Audit.model_validate_json(read(path))
+        return _AUDIT.validate_json(read(path))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
@@ -220,7 +197,7 @@ def gather(
     *,
     project: str | None = None,
     policy: Policy | None = None,
-    audit: Audit | None = None,
+    audit: AuditReport | None = None,
     verify: bool,
 ) -> Facts:
     """Read everything, of one project or of all. `verify`: also recompute books, log and tree.

@@ -31,7 +31,6 @@ from terrine_server.ledger.records import (
     Recorded,
     RequestRecord,
     Result,
-    SecretAccount,
     TokenRecord,
 )
 from terrine_server.ledger.sealing import seal

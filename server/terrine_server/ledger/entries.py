@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from terrine_protocol import Outcome, Verification
+from terrine_protocol import Outcome, SecretSpend, Verification
 from terrine_server.errors import NotFound
 from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.handle import Handle
-from terrine_server.ledger.records import ChargeRecord, History, SecretAccount
+from terrine_server.ledger.records import ChargeRecord, History
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import reading, snapshot
 from terrine_server.ledger.store.history import history
@@ -24,7 +24,7 @@ _PAGE = 1000
 class Entries(Handle):
     """The entries of a ledger's projects."""
 
-    def secret_spend(self, project: str) -> SecretAccount:
+    def secret_spend(self, project: str) -> SecretSpend:
         """Return the actual cost of a data-dependent project's queries, given their votes. Secret.
 
         For the data owner only: no guarantee covers its disclosure. Raises NotFound, and Conflict

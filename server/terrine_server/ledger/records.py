@@ -11,7 +11,6 @@ Receipt             a batch's results and the account after them
 Recorded            earlier charges that answer queries
 OnRecord            what is on record for requests before they are paid
 Publication         a published bound on a data-dependent project's spend
-SecretAccount       that spend, for the data owner only
 ChargeRecord        one entry
 TokenRecord         a token without its secret
 RequestRecord       what somebody asks the data owner for, and what was decided
@@ -329,19 +328,6 @@ class Publication:
     seq: int
     queries: int
     figure: int
-
-
-@dataclass(frozen=True)
-class SecretAccount:
-    """The actual cost of a project's queries, given their votes, and its smooth sensitivity.
-
-    Both are secret, and in Rényi divergence at the project's order.
-    """
-
-    queries: int
-    order: float
-    cost: float
-    smooth_sensitivity: float
 
 
 @dataclass(frozen=True)
