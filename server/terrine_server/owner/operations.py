@@ -313,9 +313,9 @@ def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> Secre
     return spend
 
 
-def export(ledger: Ledger, project: str, by: Actor | None = None) -> Iterator[dict[str, Any]]:
+def export(ledger: Ledger, project: str) -> Iterator[dict[str, Any]]:
     """Record that a project's ledger is exported, and yield it. Raises NotFound."""
-    record_export(ledger, project, by)
+    record_export(ledger, project)
     return _with_leaf_key(ledger, project, ledger.export(project))
 
 

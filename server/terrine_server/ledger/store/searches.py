@@ -16,26 +16,14 @@ from sqlalchemy import Connection, Executable, bindparam, column, select, text
 
 from terrine_protocol import Outcome
 from terrine_server.ledger.records import QueryDigest
+from terrine_server.ledger.seals import SEALED
 from terrine_server.ledger.store.tables import projects
 
 QUERY, INPUT, LAST = range(3)
 """Kinds of rows found: a charge, by its query digest; a charge, by its input digest; the last
 charge that the account counts, or a later one."""
 
-ACCOUNT = (
-    "id",
-    "name",
-    "genesis",
-    "status",
-    "spent",
-    "delta_spent",
-    "cap_spent",
-    "charges",
-    "published",
-    "head",
-    "closed_at",
-    "seal",
-)
+ACCOUNT = (*SEALED["projects"], "seal")
 """The columns of a project that may change, and those that identify it."""
 _FOUND = {
     "kind": "int",
@@ -143,30 +131,18 @@ def _search(form: _Form) -> str:
         "(SELECT hash FROM charges AS before WHERE before.project_id = charges.project_id "
         "AND before.seq < charges.seq ORDER BY before.seq DESC LIMIT 1)"
     )
-    charge = {name: name for name in _CHARGE} | {"previous": previous}
+    charge = {name: name for name in FOUND[1:-1]} | {"previous": previous}
     by_query, by_input = _columns(QUERY, charge), _columns(INPUT, charge)
     answered = f"AND outcome = '{Outcome.ANSWERED}'"
     each = partial(_each, form, project)
     parts = [
-        each("charges", by_query, "queries", "bytea", "query_digest"),
-        each("charges", by_input, "inputs", "bytea", "input_digest", answered),
+        each(by_query, "queries", "query_digest"),
+        each(by_input, "inputs", "input_digest", answered),
         # Two rows are already wrong. Without LIMIT, PostgreSQL expects a third of all charges.
         f"SELECT * FROM (SELECT {_columns(LAST, {'seq': 'seq', 'hash': 'hash'})} FROM charges "
         f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
     ]
     return " UNION ALL ".join(parts)
-
-
-_CHARGE = (
-    "seq",
-    "hash",
-    "query_digest",
-    "input_digest",
-    "created_at",
-    "outcome",
-    "label",
-    "counts",
-)
 
 
 def _columns(kind: int, given: dict[str, str]) -> str:
@@ -176,29 +152,20 @@ def _columns(kind: int, given: dict[str, str]) -> str:
     return ", ".join(f"{value} AS {name}" for name, value in values.items())
 
 
-def _each(
-    form: _Form,
-    project: str,
-    table: str,
-    columns: str,
-    wanted: str,
-    type: str,
-    column: str,
-    only: str = "",
-) -> str:
+def _each(form: _Form, project: str, columns: str, wanted: str, column: str, only: str = "") -> str:
     """Return the SQL that looks up each of the `wanted` values of a column separately."""
     if form == "sqlite":  # which keeps the order of a CROSS JOIN
         condition = f"project_id = {project} AND {column} = column1 {only}"
-        return f"SELECT {columns} FROM :{wanted} CROSS JOIN {table} ON {condition}"
-    value = f"CAST(:{wanted} AS {type})" if form == "one" else "value"
+        return f"SELECT {columns} FROM :{wanted} CROSS JOIN charges ON {condition}"
+    value = f"CAST(:{wanted} AS bytea)" if form == "one" else "value"
     # The order is that of one index. For an equality alone, PostgreSQL might as well take another,
     # and read all rows of the project, as long as it has no statistics.
     first = (
-        f"SELECT * FROM {table} WHERE project_id = {project} AND {column} >= {value} {only} "
+        f"SELECT * FROM charges WHERE project_id = {project} AND {column} >= {value} {only} "
         f"ORDER BY {column} LIMIT 1"
     )
-    found = f"SELECT {columns} FROM ({first}) AS {table} WHERE {column} = {value}"
+    found = f"SELECT {columns} FROM ({first}) AS charges WHERE {column} = {value}"
     if form == "one":
         return found
-    given = f"unnest(CAST(:{wanted} AS {type}[])) AS given (value)"
+    given = f"unnest(CAST(:{wanted} AS bytea[])) AS given (value)"
     return f"SELECT found.* FROM {given} CROSS JOIN LATERAL ({found}) AS found"
