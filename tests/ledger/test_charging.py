@@ -21,11 +21,13 @@ from books import (
     unvoted,
 )
 from migrated import SECRET_KEY
+from refusals import refuses
 from sqlalchemy import event, text
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
     InvalidQuery,
+    NotFound,
     ProjectClosed,
     ProjectPaused,
 )
@@ -62,6 +64,13 @@ def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
     assert found.find(digest(1099), digest("other")) == found.find(digest("other"), digest(1099))
     assert found.find(digest(1099), digest(1099)) == last
     assert ledger.look_up("study", []).recorded.queries == {}
+
+
+def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger) -> None:
+    with refuses(NotFound, "nobody"):
+        ledger.look_up("nobody", [])
+    with refuses(NotFound, 99):
+        ledger.charge(99, [answered(1)])
 
 
 def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:

@@ -149,7 +149,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.books.projects)
     @rule(number=pick, batch=queries)
     def charge_on_a_connection_that_is_lost(
-        self, number: int, batch: list[tuple[str, str]], key: str
+        self, number: int, batch: list[tuple[str, str]]
     ) -> None:
         """Before anything is written, so nothing happened; where nothing is, the refusal stands."""
         name = self.a_project(number)
