@@ -6,8 +6,6 @@ Both clients drive the same generator; one blocks on each reply, the other await
 from __future__ import annotations
 
 import io
-import re
-import secrets
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -19,7 +17,6 @@ from terrine_client._calls import Call
 from terrine_client._labels import Labels
 from terrine_client.errors import (
     BudgetExhausted,
-    ConfigurationError,
     PayloadTooLarge,
     TerrineError,
     UnexpectedReply,
@@ -38,7 +35,6 @@ _REFUSED = LabelResult(outcome=Outcome.REFUSED)
 def label_batches(
     x: npt.ArrayLike,
     probabilities: npt.ArrayLike | None,
-    key: str | None,
     batch_size: int,
     keep: Callable[[LabelResponse], None],
     report: Report,
@@ -50,7 +46,6 @@ def label_batches(
     soon as every charge of the project has been seen: the rest can only be refused.
     """
     inputs, beliefs = _checked(x, probabilities)
-    key = _checked_key(key)
     row_bytes = sum(array.nbytes for array in (inputs, beliefs) if array is not None) / len(inputs)
     rows = max(1, min(batch_size, int(_BATCH_BYTES // max(1, row_bytes))))
 
@@ -65,8 +60,7 @@ def label_batches(
         size = batch.stop - start
         media_type, content = _encoded(inputs[batch], None if beliefs is None else beliefs[batch])
         try:
-            # The key names the rows, so that batches of different splits never share a key.
-            reply = yield _calls.label(content, media_type, f"{key}.{start}-{batch.stop}")
+            reply = yield _calls.label(content, media_type)
             if len(reply.results) != size:
                 reason = f"{len(reply.results)} results for {size} inputs."
                 raise UnexpectedReply(200, reason)
@@ -178,16 +172,6 @@ def _numeric(values: npt.ArrayLike, what: str) -> Array:
     if not np.isfinite(array).all():  # before the first batch is paid for
         raise ValueError(f"{what} contain NaN or infinity.")
     return array
-
-
-def _checked_key(key: str | None) -> str:
-    if key is None:
-        return secrets.token_hex(16)
-    if not re.fullmatch(r"[!-~]{1,200}", key):
-        raise ConfigurationError(
-            "An idempotency key is 1 to 200 visible ASCII characters without spaces."
-        )
-    return key
 
 
 def _encoded(inputs: Array, beliefs: Array | None) -> tuple[str, bytes]:

@@ -197,10 +197,9 @@ _TOKENS = TypeAdapter(TokenPage)
 _TOKEN_CREATED = TypeAdapter(TokenCreated)
 
 
-def label(content: bytes, media_type: str, key: str) -> Call[LabelResponse]:
-    """One batch. The key makes it repeatable: a retry is answered from the record."""
-    headers = {"Content-Type": media_type, "Idempotency-Key": key}
-    return Call(_LABELS, "POST", "/label", content, headers)
+def label(content: bytes, media_type: str) -> Call[LabelResponse]:
+    """One batch. Repeatable: what was paid is answered from the record."""
+    return Call(_LABELS, "POST", "/label", content, {"Content-Type": media_type})
 
 
 def used_up(content: bytes, media_type: str) -> Call[UsedUp]:

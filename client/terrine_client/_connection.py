@@ -77,10 +77,9 @@ class BaseClient(ABC, Generic[Http]):
         self,
         x: npt.ArrayLike,
         probabilities: npt.ArrayLike | None,
-        key: str | None,
         report: Report,
     ) -> BatchPlan:
-        return label_batches(x, probabilities, key, self._batch_size, self.receipts.keep, report)
+        return label_batches(x, probabilities, self._batch_size, self.receipts.keep, report)
 
     def _attempts(self, call: Call[Any]) -> Any:
         """Stamina's attempts, with exponential backoff and jitter, or the wait of Retry-After."""

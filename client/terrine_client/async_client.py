@@ -88,13 +88,11 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         x: npt.ArrayLike,
         probabilities: npt.ArrayLike | None = None,
         *,
-        idempotency_key: str | None = None,
         progress: bool = False,
     ) -> Labels:
         """Request labels for x [B, …], at no more than the prices of `project`.
 
         probabilities: [B, m], the student's own, rows summing to 1; for interactive_gnmax only.
-        idempotency_key: identifies this call; a repetition of it is answered from the record.
         progress: draw a progress bar on standard error.
 
         Inputs are sent in batches, in order. Those that the budget does not cover come back
@@ -104,7 +102,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         at no cost.
         """
         with progress_bar(progress) as report:
-            return await self._run(self._label_batches(x, probabilities, idempotency_key, report))
+            return await self._run(self._label_batches(x, probabilities, report))
 
     async def used_up(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """How far people near each of x [B, …] are used up, float [B] from 0 to 1. Free.

@@ -20,7 +20,6 @@
             ├── NotFound              404
             ├── MethodNotAllowed      405
             ├── Conflict              409
-            ├── IdempotencyConflict   409  the key was used before, for other inputs
             ├── CapExceeded           409
             ├── BudgetExhausted       403  no new query fits; earlier answers stay free
             ├── ProjectPaused         403
@@ -59,7 +58,7 @@ class TerrineError(Exception):
 
 
 class ConfigurationError(TerrineError, ValueError):
-    """The client was given a URL, token or idempotency key that cannot be used."""
+    """The client was given a URL or token that cannot be used."""
 
 
 class ConnectionFailed(TerrineError):
@@ -170,9 +169,6 @@ class MethodNotAllowed(ProblemError): ...
 
 
 class Conflict(ProblemError): ...
-
-
-class IdempotencyConflict(ProblemError): ...
 
 
 class CapExceeded(ProblemError): ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
 from terrine_protocol.base import Name, Outcome, Reply, absent
 from terrine_protocol.labeling import Budget
@@ -99,10 +99,15 @@ class LogPage(Reply):
 class LogVerification(Reply):
     """The result of verifying the administrative log, and today's rows against it."""
 
-    ok: bool
     entries: int
     head: Annotated[str, Field(description="Hash of the last entry.")]
     problems: Annotated[list[str], Field(description="What is wrong, in the order found.")]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
 
 
 class Ready(Reply):
@@ -141,8 +146,13 @@ class ReceiptPage(Reply):
 class Verification(Reply):
     """The result of verifying a project's ledger."""
 
-    project: Name
-    ok: bool
+    project: str
     charges: int
     head: Annotated[str, Field(description="Hash of the last entry.")]
     problems: Annotated[list[str], Field(description="What is wrong, in the order found.")]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems

@@ -107,12 +107,6 @@ PROBLEMS: dict[str, ProblemType] = {
             "A name is taken, a status cannot be changed that way, or too many requests are open.",
         ),
         (
-            "idempotency-conflict",
-            409,
-            "Idempotency key used for another request",
-            "The same Idempotency-Key was used before with a different body. Use a new key.",
-        ),
-        (
             "cap-exceeded",
             409,
             "The ensemble's cap does not allow this budget",
@@ -159,7 +153,8 @@ PROBLEMS: dict[str, ProblemType] = {
             "database-unavailable",
             503,
             "The ledger cannot be reached",
-            "Without a durable charge there is no answer. Retry with the same Idempotency-Key.",
+            "Without a durable charge there is no answer. Send the same again: what "
+            "was answered is free.",
         ),
         (
             "ledger-corrupted",

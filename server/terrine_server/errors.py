@@ -11,7 +11,6 @@
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
     │   └── ConcurrentUpdate           another request paid for a query first; it is voted on again
-    ├── IdempotencyConflict     a key was used again for another request
     ├── CapExceeded             the ensemble's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
     ├── ProjectPaused
@@ -93,9 +92,6 @@ class Conflict(TerrineError): ...
 
 class ConcurrentUpdate(Conflict):
     """Another request paid for one of the queries while they were voted on: vote again."""
-
-
-class IdempotencyConflict(TerrineError): ...
 
 
 class CapExceeded(TerrineError): ...

@@ -24,7 +24,6 @@ from terrine_protocol import (
     PublishingTerms,
     RequestAccount,
     RequestInfo,
-    SecretSpend,
 )
 from terrine_server import ledger
 from terrine_server.owner.operations import ProjectQuote
@@ -170,11 +169,6 @@ def _publishing(record: ledger.ProjectRecord) -> PublishingTerms | None:
     return PublishingTerms(
         **asdict(schedule.publication), schedule=schedule.counts, price=schedule.price
     )
-
-
-def secret_spend(project: str, record: ledger.SecretAccount) -> SecretSpend:
-    """Return a secret spend, for the data owner."""
-    return SecretSpend(project=project, **asdict(record))
 
 
 def charge(record: ledger.ChargeRecord, ensemble: ledger.EnsembleRecord) -> Charge:

@@ -62,19 +62,6 @@ def test_answers_are_mostly_right_and_numbered_as_the_ledger_numbers_them(
     assert [result.label for result in reply.results] == [entry.label for entry in charged]
 
 
-@pytest.mark.usefixtures("each_database_url")
-def test_the_same_key_replays_the_answer_and_refuses_another_body(
-    terrine_server: RunningServer, call: Call
-) -> None:
-    terrine_server.open_project()
-    student, inputs = call(), terrine_server.ensemble.public
-    first = student.label(inputs[:3], key="a")
-    assert student.label(inputs[:3], key="a").json()["results"] == first.json()["results"]
-    assert slug(student.label(inputs[1:4], key="a")) == "idempotency-conflict"
-    assert slug(student.label(inputs[[1, 0, 2]], key="a")) == "idempotency-conflict"
-    assert terrine_server.ledger.project("study").charges == 3
-
-
 def test_a_query_twice_in_one_batch_is_paid_once(terrine_server: RunningServer, call: Call) -> None:
     terrine_server.open_project()
     results = call().label(terrine_server.ensemble.public[[7, 7, 7]]).json()["results"]

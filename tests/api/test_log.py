@@ -120,13 +120,3 @@ def test_what_the_machine_does_is_logged_beside_it_and_edits_are_found(
     verdict = call("auditor").http.get("/log/verify").json()
     assert not verdict["ok"]
     holds(verdict["problems"], token, "role", "'admin'", "'auditor'")
-
-
-def test_a_key_is_refused_where_it_would_have_no_effect(call: Call) -> None:
-    admin, key = call("admin"), {"Idempotency-Key": "once"}
-    before = logged(admin)
-    for path, body in (("/projects", TERMS), ("/tokens", {"role": "auditor"})):
-        refused = admin.http.post(path, json=body, headers=key)
-        assert slug(refused) == "invalid-request"
-        holds(refused.text, "/label")
-    assert logged(admin) == before

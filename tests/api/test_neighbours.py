@@ -44,8 +44,8 @@ class People:
     labels: NDArray[np.int64]
     url: str
 
-    def ask(self, rows: NDArray[np.uint8], key: str | None = None) -> Any:
-        reply = Caller(self.server, self.server.token()).label(rows, key)
+    def ask(self, rows: NDArray[np.uint8]) -> Any:
+        reply = Caller(self.server, self.server.token()).label(rows)
         assert reply.status_code == 200, reply.text
         return reply.json()
 
@@ -80,7 +80,7 @@ def people(tmp_path: Path, database_url: str, built: DigitsEnsemble) -> Iterator
 
 @pytest.mark.statistical
 def test_people_answer_with_noise_and_pay_for_what_they_cast(people: People) -> None:
-    told = [people.ask(people.queries[:50]), people.ask(people.queries[50:120], "key")]
+    told = [people.ask(people.queries[:50]), people.ask(people.queries[50:120])]
     cast, accounts = people.expected(people.queries[:120])
     assert people.stored().tolist() == accounts.tolist()
     allowance = people.server.ledger.project("study").terms.allowance

@@ -96,10 +96,10 @@ def test_the_same_input_has_the_same_counts_for_ever(
 ) -> None:
     terrine_server.open_project(mechanism=COUNTED)
     student, inputs = call(), terrine_server.ensemble.public[:4]
-    first = student.label(inputs, key="once")
+    first = student.label(inputs)
     paid = counts_of(results(first)).tolist()
     for again in (
-        student.label(inputs, key="once"),
+        student.label(inputs),
         student.send(npy(inputs), "application/x-npy"),
         student.send(npz(inputs=inputs), "application/x-npz"),
         call().label(inputs[::-1]),
@@ -158,11 +158,11 @@ def test_counts_are_the_students_and_the_owners_alone(
 def test_edited_counts_are_ledger_corrupted(terrine_server: RunningServer, call: Call) -> None:
     terrine_server.open_project(mechanism=COUNTED)
     student, inputs = call(), terrine_server.ensemble.public[:3]
-    counts = results(student.label(inputs, key="k"))[1]["counts"]
+    counts = results(student.label(inputs))[1]["counts"]
     edited = json.dumps([counts[0] + 1, *counts[1:]], separators=(",", ":"))
     with unguarded(str(connect_url(terrine_server))) as connection:
         write(connection, 2, {"counts": edited})
-    for refused in (student.label(inputs, key="k"), student.label(inputs[1:2])):
+    for refused in (student.label(inputs), student.label(inputs[1:2])):
         assert slug(refused) == "ledger-corrupted"
         assert edited not in refused.text
     results(student.label(inputs[:1]))

@@ -45,7 +45,7 @@ def schemas(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def parameter(document: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = document["paths"]["/label"]["post"]["parameters"][0]
+    found: dict[str, Any] = document["paths"]["/log"]["get"]["parameters"][0]
     return found
 
 
@@ -71,8 +71,8 @@ BREAKING: dict[str, Change] = {
     "maximum was": lambda d: schemas(d)["NeighboursSpec"]["properties"]["queries"].update(
         maximum=1
     ),
-    "parameter idempotency-key is now required": lambda d: parameter(d).update(required=True),
-    "parameter idempotency-key is gone": lambda d: d["paths"]["/label"]["post"].pop("parameters"),
+    "parameter cursor is now required": lambda d: parameter(d).update(required=True),
+    "parameter cursor is gone": lambda d: d["paths"]["/log"]["get"].pop("parameters"),
     "application/x-npz is gone": lambda d: d["paths"]["/label"]["post"]["requestBody"][
         "content"
     ].pop("application/x-npz"),
@@ -97,7 +97,7 @@ ADDITIONS: dict[str, Change] = {
     "a kind of mechanism, in requests": lambda d: schemas(d)["ProjectOpen"]["properties"][
         "mechanism"
     ]["oneOf"].append({"type": "object", "properties": {}}),
-    "an optional parameter": lambda d: d["paths"]["/label"]["post"]["parameters"].append(
+    "an optional parameter": lambda d: d["paths"]["/log"]["get"]["parameters"].append(
         {"in": "query", "name": "new", "schema": {"type": "string"}}
     ),
     "a wider type": lambda d: schemas(d)["NeighboursSpec"]["properties"]["queries"].update(

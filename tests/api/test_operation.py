@@ -80,8 +80,8 @@ def test_the_log_names_the_token_that_paid_for_each_charge(
     images = terrine_server.ensemble.public
     replies = [
         ada.label(images[:3]),
-        bob.label(images[2:5], key="once"),
-        bob.label(images[2:5], key="once"),
+        bob.label(images[2:5]),
+        bob.label(images[2:5]),
         ada.label(images[3:5]),
     ]
 
@@ -91,7 +91,7 @@ def test_the_log_names_the_token_that_paid_for_each_charge(
 
     found = until(logged, lambda lines: len(lines) == len(replies))
     lines = [found[reply.headers["x-request-id"]] for reply in replies]
-    assert [line.get("charges") for line in lines] == ["1-3", "4-5", "4-5", None]
+    assert [line.get("charges") for line in lines] == ["1-3", "4-5", None, None]
     first, second = (token.split("_")[1] for token in tokens)
     assert [line["token"] for line in lines] == [first, second, second, first]
 
@@ -103,7 +103,7 @@ def test_the_log_never_holds_inputs_labels_votes_or_tokens(
     token = terrine_server.token()
     student = Caller(terrine_server, token)
     inputs = terrine_server.ensemble.public[:3]
-    student.label(inputs, key="my-secret-key")
+    student.label(inputs)
     student.label(inputs + 100)
     student.send(npy(inputs)[:-5], "application/x-npy")
     student.http.get("/budget?hidden=in-the-query-string")
@@ -119,7 +119,7 @@ def test_the_log_never_holds_inputs_labels_votes_or_tokens(
     text = log.getvalue()
     assert '"route": "/label"' in text
     assert '"status": 422' in text
-    for secret in (token.split("_")[2], "my-secret-key", "hidden", "nowhere"):
+    for secret in (token.split("_")[2], "hidden", "nowhere"):
         assert secret not in text
     assert not re.search(r"label\W+\d|counts|votes|inputs|answered|abstained", text)
 

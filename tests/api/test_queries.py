@@ -10,7 +10,6 @@ import pytest
 from terrine_protocol import InputSpec
 from terrine_server.errors import InvalidQuery, PayloadTooLarge
 from terrine_server.labeling.queries import (
-    batch_digest,
     canonical_inputs,
     check_probabilities,
     input_digests,
@@ -85,10 +84,6 @@ def test_different_inputs_ensembles_and_baselines_have_different_digests() -> No
     plain = query_digests([first], None)[0]
     based = query_digests([first, first], np.array([[10, 0], [9, 1]]))
     assert len({first, second, elsewhere, plain, *based}) == 6
-
-
-def test_the_order_of_a_batch_is_part_of_its_digest() -> None:
-    assert batch_digest([b"a" * 32, b"b" * 32]) != batch_digest([b"b" * 32, b"a" * 32])
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from small_worlds import mutated
 
 from terrine_server.audit import noise
 from terrine_server.audit.cases import CASES, Case
-from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.mechanisms import Seen, audit_mechanisms, observe
 from terrine_server.audit.noise import audit_noise
+from terrine_server.findings import AuditFinding
 from terrine_server.privacy import (
     GaussianNoisyCounts,
     GaussianNoisyMax,

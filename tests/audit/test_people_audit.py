@@ -18,8 +18,8 @@ from refusals import holds
 from small_worlds import mutated
 
 from terrine_server.audit import people
-from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.people import audit_people
+from terrine_server.findings import AuditFinding
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import Neighbourhood
 from terrine_server.ledger.charging import unit_accounts

@@ -13,10 +13,10 @@ from refusals import holds
 
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit import service
-from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.service import AT_ONCE, MECHANISM, Strategy, audit_service
 from terrine_server.audit.transcripts import Transcripts
 from terrine_server.audit.world import ADVERSARIES, TEACHERS, WORLDS, Adversary, save_world
+from terrine_server.findings import AuditFinding
 from terrine_server.planning import opening
 from terrine_server.privacy import Mechanism, Terms, quote
 from terrine_server.privacy.noise import NoiseTable

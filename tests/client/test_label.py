@@ -14,7 +14,6 @@ from terrine_client import (
     AsyncClient,
     BudgetExhausted,
     Client,
-    ConfigurationError,
     Outcome,
     PayloadTooLarge,
 )
@@ -83,23 +82,11 @@ def test_labels_are_arrays_in_the_order_of_the_inputs(faulty: FaultyServer) -> N
     assert labels.names.tolist() == [None, "class 1", "class 2", "class 3"]
 
 
-def test_a_large_array_is_sent_in_batches_each_with_its_own_key(faulty: FaultyServer) -> None:
+def test_a_large_array_is_sent_in_batches(faulty: FaultyServer) -> None:
     with Client(faulty.url, TOKEN, batch_size=100) as client:
-        labels = client.label(images(250), idempotency_key="round-1")
+        labels = client.label(images(250))
     assert labels.labels.tolist() == list(range(1, 251))
     assert [len(seen.arrays["inputs"]) for seen in faulty.seen] == [100, 100, 50]
-    assert [seen.key for seen in faulty.seen] == [
-        "round-1.0-100",
-        "round-1.100-200",
-        "round-1.200-250",
-    ]
-
-
-def test_without_a_key_every_call_gets_a_new_one(faulty: FaultyServer) -> None:
-    with Client(faulty.url, TOKEN) as client:
-        client.label(images(1))
-        client.label(images(1))
-    assert faulty.seen[0].key != faulty.seen[1].key
 
 
 def test_batches_are_bounded_in_bytes_as_well(faulty: FaultyServer) -> None:
@@ -117,7 +104,6 @@ def test_a_batch_that_is_too_large_is_halved_until_it_fits(faulty: FaultyServer)
     assert labels.labels.tolist() == list(range(1, 101))
     sizes = [len(seen.arrays["inputs"]) for seen in faulty.seen]
     assert sizes == [100, 50, 25, 25, 25, 25]
-    assert len({seen.key for seen in faulty.seen}) == len(sizes)
 
 
 def test_one_input_that_is_too_large_is_an_error(faulty: FaultyServer) -> None:
@@ -206,13 +192,6 @@ def test_probabilities_have_one_row_per_input(
         refuses(ValueError, "[2, classes]"),
     ):
         client.label(images(2), probabilities)
-    assert not faulty.seen
-
-
-@pytest.mark.parametrize("key", ["", "two words", "naïve", "line\nbreak", "k" * 201])
-def test_a_key_that_no_header_can_carry_is_refused(faulty: FaultyServer, key: str) -> None:
-    with Client(faulty.url, TOKEN) as client, refuses(ConfigurationError, "visible"):
-        client.label(images(1), idempotency_key=key)
     assert not faulty.seen
 
 

@@ -29,7 +29,7 @@ from terrine_server.errors import (
     PayloadTooLarge,
 )
 from terrine_server.labeling.pipeline import Labeling, mechanism_of, possible
-from terrine_server.labeling.queries import batch_digest, input_digests, query_digests
+from terrine_server.labeling.queries import input_digests, query_digests
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.metrics import Metrics
@@ -46,19 +46,15 @@ from terrine_server.privacy.budget.terms import BaselinePrices
 def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:
     service, _, ledger = study(tmp_path, SHARP, 5)
     inputs = images((1, 0), (2, 1))
-    ask = service.check("study", inputs.astype(">f8"), key="mine")
+    ask = service.check("study", inputs.astype(">f8"))
     assert ask.queries.dtype == np.uint8
     assert (ask.queries == inputs).all()
     assert (ask.probabilities, ask.baselines) == (None, None)
     theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
     queries = query_digests(theirs, None)
     assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
-    assert ask.key == ("mine", batch_digest(queries))
-    assert ask.name == "mine"
     assert ask.genesis == ledger.project("study").genesis
     assert len(ask) == 2
-    without = service.check("study", inputs)
-    assert (without.key, without.name) == (None, None)
     service.check("study", images(*[(1, n) for n in range(MOST)]))
     with pytest.raises(PayloadTooLarge):
         service.check("study", images(*[(1, n) for n in range(MOST + 1)]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from between import come_between, come_first
-from books import answered, digest, kept_keys, open_ledger, open_project
+from books import answered, open_ledger, open_project
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, event, make_url, text
 
@@ -17,14 +17,12 @@ from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
     DatabaseUnavailable,
-    IdempotencyConflict,
     LedgerCorrupted,
     ProjectClosed,
     ProjectPaused,
     TerrineError,
 )
 from terrine_server.ledger import (
-    Batch,
     Ledger,
     OnRecord,
     Proposal,
@@ -32,9 +30,6 @@ from terrine_server.ledger import (
     Receipt,
     connect,
 )
-
-Key = tuple[str, bytes]
-KEY: Key = ("key", digest("body"))
 
 
 class Two:
@@ -44,20 +39,19 @@ class Two:
         self.project = open_project(open_ledger(url), queries=3).id
         self.engine = connect(url)
         self.ours, self.theirs = Ledger(self.engine, SECRET_KEY), Ledger(connect(url), SECRET_KEY)
-        self.theirs.charge(self.project, [answered(0)], ("zero", digest("zero")))
+        self.theirs.charge(self.project, [answered(0)])
 
-    def look(self, proposals: Sequence[Proposal], key: Key | None = None) -> OnRecord:
+    def look(self, proposals: Sequence[Proposal]) -> OnRecord:
         digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
-        return self.ours.look_up("study", [key], [digests])
+        return self.ours.look_up("study", digests)
 
     def pay(
         self,
         proposals: Sequence[Proposal],
-        key: Key | None = None,
         record: OnRecord | None = None,
     ) -> list[tuple[int | None, bool]] | TerrineError:
         """Number of each charge, and whether it was made before."""
-        [fate] = self.ours.charge_group(self.project, [Batch(proposals, key)], record)
+        [fate] = self.ours.charge_group(self.project, [proposals], record)
         if isinstance(fate, TerrineError):
             return fate
         return [(result.seq, result.replayed) for result in fate.results]
@@ -69,15 +63,15 @@ def two(each_database_url: str) -> Two:
 
 
 def test_what_nothing_came_between_is_not_looked_up_again(two: Two) -> None:
-    batch, key = [answered(1), answered(0)], ("key", digest("body"))
-    record = two.look(batch, key)
+    batch = [answered(1), answered(0)]
+    record = two.look(batch)
     statements: list[str] = []
     event.listen(two.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-    assert two.pay(batch, key, record) == [(2, False), (1, True)]
+    assert two.pay(batch, record) == [(2, False), (1, True)]
     assert not [statement for statement in statements if statement.startswith("SELECT")]
-    assert len(statements) == (1 if two.engine.dialect.name == "postgresql" else 4)
+    assert len(statements) == (1 if two.engine.dialect.name == "postgresql" else 2)
     statements.clear()
-    assert two.pay([answered(1)], None, two.look([answered(1)])) == [(2, True)]
+    assert two.pay([answered(1)], two.look([answered(1)])) == [(2, True)]
     assert not [text for text in statements if not text.startswith("SELECT")]
 
 
@@ -92,7 +86,7 @@ WHEN: dict[str, Callable[[Two, Callable[[], object]], object]] = {
 def test_a_charge_that_came_between_is_counted(two: Two, when: str) -> None:
     record = two.look([answered(1)])
     WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(2)]))
-    assert two.pay([answered(1)], None, record) == [(3, False)]
+    assert two.pay([answered(1)], record) == [(3, False)]
     assert two.ours.project("study").charges == 3
     assert two.ours.verify("study").ok
 
@@ -101,7 +95,7 @@ def test_a_charge_that_came_between_is_counted(two: Two, when: str) -> None:
 def test_a_query_that_was_paid_between_is_answered_as_it_was_paid(two: Two, when: str) -> None:
     record = two.look([answered(1, label=5)])
     WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(1, label=7)]))
-    [fate] = two.ours.charge_group(two.project, [Batch([answered(1, label=5)])], record)
+    [fate] = two.ours.charge_group(two.project, [[answered(1, label=5)]], record)
     assert isinstance(fate, Receipt)
     [result] = fate.results
     assert (result.label, result.seq, result.replayed) == (7, 2, True)
@@ -110,33 +104,11 @@ def test_a_query_that_was_paid_between_is_answered_as_it_was_paid(two: Two, when
 
 @pytest.mark.parametrize("when", WHEN)
 def test_a_budget_that_was_spent_between_pays_for_nothing(two: Two, when: str) -> None:
-    record = two.look([answered(1)], ("key", digest("body")))
+    record = two.look([answered(1)])
     WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(2), answered(3)]))
-    refusal = two.pay([answered(1)], ("key", digest("body")), record)
+    refusal = two.pay([answered(1)], record)
     assert isinstance(refusal, BudgetExhausted)
     assert two.ours.project("study").charges == 3
-
-
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("queries", [[1], [0]], ids=["new", "paid before"])
-def test_a_key_that_was_used_between_is_found(
-    two: Two, each_database_url: str, when: str, queries: list[int]
-) -> None:
-    """Also where the other request with the key was answered for free with what was paid before."""
-    key, batch = ("key", digest("body")), [answered(query) for query in queries]
-    record = two.look(batch, key)
-    WHEN[when](two, lambda: two.theirs.charge(two.project, batch, key))
-    assert two.pay(batch, key, record) == ([(2, False)] if queries == [1] else [(1, True)])
-    assert two.ours.project("study").charges == (2 if queries == [1] else 1)
-    assert kept_keys(each_database_url) == {"zero", "key"}
-
-
-@pytest.mark.parametrize("when", WHEN)
-def test_a_key_that_was_used_between_for_another_request_is_refused(two: Two, when: str) -> None:
-    record = two.look([answered(0)], ("key", digest("body")))
-    WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(0)], ("key", digest("other"))))
-    refusal = two.pay([answered(0)], ("key", digest("body")), record)
-    assert isinstance(refusal, IdempotencyConflict)
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -150,7 +122,7 @@ def test_a_project_that_was_stopped_between_pays_nothing(
     record = two.look([answered(1)])
     WHEN[when](two, lambda: two.theirs.set_status("study", status))
     with pytest.raises(refusal):
-        two.pay([answered(1)], None, record)
+        two.pay([answered(1)], record)
     assert two.ours.project("study").charges == 1
     assert two.ours.verify("study").ok
 
@@ -158,7 +130,7 @@ def test_a_project_that_was_stopped_between_pays_nothing(
 def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(two: Two) -> None:
     record = two.look([answered(1)])
     two.ours.charge(two.project, [answered(1)])
-    assert two.pay([answered(1)], None, record) == [(2, True)]
+    assert two.pay([answered(1)], record) == [(2, True)]
 
 
 # What another server does, and the result of a request for query 1: label 3 if it is paid.
@@ -172,14 +144,6 @@ FIRST: dict[str, tuple[Callable[[Two], object], object]] = {
         lambda two: two.theirs.charge(two.project, [answered(2), answered(4)]),
         BudgetExhausted,
     ),
-    "the same request": (
-        lambda two: two.theirs.charge(two.project, [answered(1, label=7)], KEY),
-        [(2, 7, False)],
-    ),
-    "the key alone": (
-        lambda two: two.theirs.charge(two.project, [answered(0)], (KEY[0], digest("other"))),
-        IdempotencyConflict,
-    ),
     "pause": (lambda two: two.theirs.set_status("study", ProjectStatus.PAUSED), ProjectPaused),
     "close": (lambda two: two.theirs.set_status("study", ProjectStatus.CLOSED), ProjectClosed),
 }
@@ -192,11 +156,11 @@ def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
 ) -> None:
     """Its statement began before the other's was committed, and does not see it by itself."""
     act, expected = FIRST[first]
-    record, results = two.look([answered(1)], KEY), list[object]()
+    record, results = two.look([answered(1)]), list[object]()
 
     def ask() -> None:
         try:
-            [fate] = two.ours.charge_group(two.project, [Batch([answered(1)], KEY)], record)
+            [fate] = two.ours.charge_group(two.project, [[answered(1)]], record)
         except TerrineError as error:
             fate = error
         if isinstance(fate, Receipt):
@@ -224,7 +188,7 @@ def test_what_a_commit_refuses_is_not_answered(two: Two) -> None:
         tries.append(1)
 
     with pytest.raises(LedgerCorrupted):
-        two.pay([answered(1)], None, record)
+        two.pay([answered(1)], record)
     assert len(tries) == 2
     assert two.theirs.project("study").charges == 1
 
@@ -237,7 +201,7 @@ def test_what_was_asked_of_one_ledger_is_not_paid_from_another(
     record = two.look([answered(1)])
     WHEN[when](two, lambda: exchange(each_database_url, tmp_path))
     with pytest.raises(DatabaseUnavailable):
-        two.pay([answered(1)], None, record)
+        two.pay([answered(1)], record)
     assert two.ours.project("study").charges == 0
     assert two.pay([answered(1)]) == [(1, False)]
 

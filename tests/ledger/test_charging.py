@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from books import (
     abstained,
     answered,
     digest,
-    kept_keys,
     open_ledger,
     open_project,
     unvoted,
@@ -27,13 +26,12 @@ from sqlalchemy import event, text
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
-    BudgetExhausted,
-    IdempotencyConflict,
     InvalidQuery,
+    NotFound,
     ProjectClosed,
     ProjectPaused,
 )
-from terrine_server.ledger import Batch, Ledger, QueryDigest, Recorded, Result, connect
+from terrine_server.ledger import Ledger, QueryDigest, Recorded, Result, connect
 
 POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 
@@ -60,19 +58,26 @@ def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
     project = open_project(ledger, queries=1200)
     ledger.charge(project.id, [answered(i, i % 10) for i in range(1100)])
     digests = [QueryDigest(digest(i), digest(i)) for i in range(1200)]
-    found = ledger.look_up("study", [None], [digests]).recorded
+    found = ledger.look_up("study", digests).recorded
     assert len(found.queries) == len(found.answered_inputs) == 1100
     last = Result(Outcome.ANSWERED, 9, seq=1100, replayed=True)
     assert found.find(digest(1099), digest("other")) == found.find(digest("other"), digest(1099))
     assert found.find(digest(1099), digest(1099)) == last
-    assert ledger.look_up("study", [], []).recorded.queries == {}
+    assert ledger.look_up("study", []).recorded.queries == {}
+
+
+def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger) -> None:
+    with refuses(NotFound, "nobody"):
+        ledger.look_up("nobody", [])
+    with refuses(NotFound, 99):
+        ledger.charge(99, [answered(1)])
 
 
 def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
     first = open_project(ledger, queries=5, name="first")
     second = open_project(ledger, queries=5, name="second")
     ledger.charge(first.id, [answered(1)])
-    found = ledger.look_up("second", [None], [[QueryDigest(digest(1), digest(1))]]).recorded
+    found = ledger.look_up("second", [QueryDigest(digest(1), digest(1))]).recorded
     assert found == Recorded({}, {})
     assert fates(ledger.charge(second.id, [answered(1)]).results) == "P"
 
@@ -95,65 +100,24 @@ def test_a_teachers_label_answers_any_later_query_of_the_same_input(ledger: Ledg
     assert [r.label for r in receipt.results] == [4, None, 6, 6]
 
 
-def test_a_retry_with_the_same_key_gets_the_same_receipt(ledger: Ledger) -> None:
+def test_a_retry_gets_the_same_answers_and_pays_nothing(ledger: Ledger) -> None:
     project = open_project(ledger, 3, CONFIDENT)
     ledger.charge(project.id, [answered(0)])
-    key = ("a key", digest("body"))
     batch = [answered(0), abstained(1), answered(2), answered(3)]
-    receipt = ledger.charge(project.id, batch, key)
+    receipt = ledger.charge(project.id, batch)
     assert fates(receipt.results) == "fPP-"
-    assert ledger.charge(project.id, [unvoted(query) for query in range(4)], key) == receipt
-
-
-def test_a_key_used_for_another_request_is_refused(ledger: Ledger) -> None:
-    project = open_project(ledger, queries=3)
-    ledger.charge(project.id, [answered(0)], ("key", digest("body")))
-    with pytest.raises(IdempotencyConflict):
-        ledger.charge(project.id, [answered(1)], ("key", digest("another body")))
-    assert ledger.project("study").charges == 1
-
-
-def test_keys_belong_to_a_project(ledger: Ledger) -> None:
-    first = open_project(ledger, queries=5, name="first")
-    second = open_project(ledger, queries=5, name="second")
-    ledger.charge(first.id, [answered(1)], ("key", digest("body")))
-    receipt = ledger.charge(second.id, [answered(2)], ("key", digest("another body")))
-    assert fates(receipt.results) == "P"
-
-
-@pytest.mark.parametrize("key", ["", "x" * 256, "tab\t", "naïve"])
-def test_a_malformed_key_is_refused_and_nothing_charged(ledger: Ledger, key: str) -> None:
-    project = open_project(ledger, queries=3)
-    with refuses(InvalidQuery, 255):
-        ledger.charge(project.id, [answered(0)], (key, digest("body")))
-    assert ledger.project("study").charges == 0
+    again = ledger.charge(project.id, [unvoted(query) for query in range(4)])
+    assert fates(again.results) == "fff-"
+    assert again == replace(
+        receipt,
+        results=[replace(r, replayed=True) for r in receipt.results[:3]] + [receipt.results[3]],
+    )
 
 
 def test_an_empty_batch_is_no_request(ledger: Ledger) -> None:
     project = open_project(ledger, queries=3)
     with pytest.raises(InvalidQuery):
         ledger.charge(project.id, [])
-
-
-def test_an_exhausted_request_leaves_no_key_behind(ledger: Ledger, each_database_url: str) -> None:
-    project = open_project(ledger, queries=1)
-    ledger.charge(project.id, [answered(0)])
-    with pytest.raises(BudgetExhausted):
-        ledger.charge(project.id, [answered(1)], ("key", digest("body")))
-    assert kept_keys(each_database_url) == set()
-
-
-def test_old_keys_are_forgotten_but_their_answers_stay_free(
-    ledger: Ledger, each_database_url: str
-) -> None:
-    project = open_project(ledger, queries=3)
-    ledger.charge(project.id, [answered(0)], ("old", digest("body")))
-    long_ago = (datetime.now(UTC) - timedelta(days=8)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    with connect(each_database_url).begin() as connection:
-        connection.execute(text("UPDATE idempotency SET created_at = :t"), {"t": long_ago})
-    ledger.charge(project.id, [answered(1)], ("new", digest("body")))
-    assert kept_keys(each_database_url) == {"new"}
-    assert fates(ledger.charge(project.id, [answered(0)]).results) == "f"
 
 
 @pytest.mark.parametrize(
@@ -164,11 +128,11 @@ def test_a_project_that_is_not_active_answers_nothing(
     ledger: Ledger, status: ProjectStatus, refusal: type[Exception]
 ) -> None:
     project = open_project(ledger, queries=3)
-    ledger.charge(project.id, [answered(0)], ("key", digest("body")))
+    ledger.charge(project.id, [answered(0)])
     ledger.set_status("study", status)
-    for batch, key in [([answered(1)], None), ([answered(0)], ("key", digest("body")))]:
+    for batch in ([answered(1)], [answered(0)]):
         with pytest.raises(refusal):
-            ledger.charge(project.id, batch, key)
+            ledger.charge(project.id, batch)
     assert ledger.project("study").charges == 1
 
 
@@ -192,13 +156,10 @@ def test_the_thousandth_charge_is_as_quick_as_the_tenth(queries: int, tmp_path: 
         """Virtual machine instructions of looking a batch up and charging it, in tens."""
         before = steps
         batch = [answered(f"{name} {i}") for i in range(queries)]
-        key, asked = (
-            (name, digest(name)),
-            [QueryDigest(p.query_digest, p.input_digest) for p in batch],
-        )
-        Ledger(engine, SECRET_KEY).look_up("study", [key], [asked])
-        Ledger(engine, SECRET_KEY).charge(project.id, batch, key)
-        Ledger(engine, SECRET_KEY).charge(project.id, batch, key)
+        asked = [QueryDigest(p.query_digest, p.input_digest) for p in batch]
+        Ledger(engine, SECRET_KEY).look_up("study", asked)
+        Ledger(engine, SECRET_KEY).charge(project.id, batch)
+        Ledger(engine, SECRET_KEY).charge(project.id, batch)
         return steps - before
 
     work("warm up")
@@ -231,18 +192,17 @@ def test_a_plan_that_postgresql_keeps_from_when_little_was_charged_reads_no_more
 
     def work(name: str) -> dict[str, int]:
         """Rows read of each table to look ten batches up, charge them, and answer retries."""
-        before = {table: read(table) for table in ("charges", "projects", "idempotency")}
+        before = {table: read(table) for table in ("charges", "projects")}
         for number in range(10):
             batch = [answered(f"{name} {number} {i}") for i in range(queries)]
-            key = (f"{name} {number}", digest(name))
             asked = [QueryDigest(p.query_digest, p.input_digest) for p in batch]
             for _ in range(2):
-                found = kept.look_up("study", [key], [asked])
-                kept.charge_group(project.id, [Batch(batch, key)], found)
+                found = kept.look_up("study", asked)
+                kept.charge_group(project.id, [batch], found)
         return {table: read(table) - count for table, count in before.items()}
 
     if statistics:  # to read all of so few rows is quickest then
-        ledger.charge(project.id, [answered("first")], ("first", digest("first")))
+        ledger.charge(project.id, [answered("first")])
         with engine.begin() as connection:
             connection.execute(text("ANALYZE"))
     work("plans are made")
@@ -264,7 +224,7 @@ def test_postgresql_looks_earlier_answers_up_by_an_index(
     engine = connect(each_database_url)
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 2100, {"name": "gnmax", "sigma": 100.0})
-    keyed = [Batch([answered(i)], (f"key {i}", digest(i))) for i in range(2000)]
+    keyed = [[answered(i)] for i in range(2000)]
     ledger.charge_group(project.id, keyed)
     if statistics:
         with engine.begin() as connection:
@@ -280,14 +240,13 @@ def test_postgresql_looks_earlier_answers_up_by_an_index(
         return statement, given
 
     looking = Ledger(engine, SECRET_KEY)
-    keys = [("key 7", digest(7)), ("new", digest(0))]
-    retried = [QueryDigest(digest(7), digest(7))]
+    retried = QueryDigest(digest(7), digest(7))
     others = [QueryDigest(digest(i), digest(i)) for i in range(-64, 3)]
-    looking.look_up("study", keys, [retried, others])
-    looking.charge_group(project.id, [Batch([answered(-1)])])
+    looking.look_up("study", [retried, *others])
+    looking.charge_group(project.id, [[answered(-1)]])
     wanted = [plan for plan in plans if "charges" in plan]
     assert len(wanted) == 3, "each look-up, and the account when it is read in full"
     for plan in wanted:
-        assert not re.search(r"\"Seq Scan\"[^{}]*\"(charges|idempotency)\"", plan)
+        assert not re.search(r"\"Seq Scan\"[^{}]*\"charges\"", plan)
         # One of each search may be: the next one after what was looked for.
         assert not re.search(r"Rows Removed by Filter\": ([2-9]|1\d)", plan)

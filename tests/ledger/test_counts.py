@@ -31,7 +31,6 @@ from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, R
 from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
 from terrine_server.privacy import cap
 
-KEY = ("key", digest("body"))
 BATCH = [counted(1), counted(2), counted(3)]
 
 
@@ -44,7 +43,7 @@ def ledger(each_database_url: str) -> Ledger:
 def project(ledger: Ledger) -> ProjectRecord:
     """Three answers with noisy counts."""
     opened = open_project(ledger, 10, COUNTED)
-    return ledger.charge(opened.id, BATCH, KEY).project
+    return ledger.charge(opened.id, BATCH).project
 
 
 def fresh(url: str) -> Ledger:
@@ -65,13 +64,13 @@ PAID = [proposal.counts for proposal in BATCH]
 def test_counts_are_told_again_as_they_were(
     project: ProjectRecord, ledger: Ledger, each_database_url: str
 ) -> None:
-    """To the same query, to the same key, in one batch, and by another server: whatever was drawn
+    """To the same query, in one batch, and by another server: whatever was drawn
     anew is thrown away."""
     again = [counted(query, "drawn anew") for query in (1, 2, 3)]
     assert not set(PAID) & {proposal.counts for proposal in again}
     for server in (ledger, fresh(each_database_url)):
-        for batch, key in ((again, None), (BATCH, KEY)):
-            receipt = server.charge(project.id, batch, key)
+        for batch in (again, BATCH):
+            receipt = server.charge(project.id, batch)
             assert told(receipt) == PAID
             assert [result.label for result in receipt.results] == [p.label for p in BATCH]
             assert receipt.project.spent == project.spent

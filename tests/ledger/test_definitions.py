@@ -271,7 +271,7 @@ def test_the_function_that_triggers_call_is_looked_at(engine: Engine) -> None:
 
 def test_every_index_that_is_gone_or_another_is_named_and_restored(engine: Engine) -> None:
     indexes = [(table, index) for table in metadata.sorted_tables for index in table.indexes]
-    assert len(indexes) == 8
+    assert len(indexes) == 7
     for table, index in indexes:
         unique = index.unique and engine.dialect.name == "postgresql"
         name = f"{'unique index' if unique else 'index'} {index.name} of {table.name}"
@@ -434,7 +434,6 @@ def test_an_index_of_sqlite_that_is_stored_where_another_is_is_found(engine: Eng
         ("charges", "uq_charges_project_id_query_digest"),
         ("projects", "uq_projects_name"),
         ("ensembles", "uq_ensembles_manifest_sha256"),
-        ("idempotency", "pk_idempotency"),
     ],
 )
 def test_a_table_of_sqlite_made_anew_without_its_own_index_is_found(

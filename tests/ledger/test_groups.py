@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from books import CONFIDENT, abstained, answered, digest, kept_keys, open_ledger, open_project
+from books import CONFIDENT, abstained, answered, open_ledger, open_project
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import holds, refuses
+from refusals import holds
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
-    IdempotencyConflict,
     InvalidQuery,
     ProjectPaused,
     TerrineError,
 )
-from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, Receipt
+from terrine_server.ledger import Ledger, Proposal, Receipt
 
 
 @pytest.fixture
@@ -29,16 +28,14 @@ def numbers(fate: Receipt | TerrineError) -> list[int | None]:
     return [result.seq for result in fate.results]
 
 
-def test_each_request_of_a_group_gets_its_own_receipt(
-    ledger: Ledger, each_database_url: str
-) -> None:
+def test_each_request_of_a_group_gets_its_own_receipt(ledger: Ledger) -> None:
     project = open_project(ledger, queries=10)
     fates = ledger.charge_group(
         project.id,
         [
-            Batch([answered(0), answered(1)], ("a", digest("a"))),
-            Batch([answered(1), answered(2)]),
-            Batch([answered(0)], ("b", digest("b"))),
+            [answered(0), answered(1)],
+            [answered(1), answered(2)],
+            [answered(0)],
         ],
     )
     assert [numbers(fate) for fate in fates] == [[1, 2], [2, 3], [1]]
@@ -50,40 +47,21 @@ def test_each_request_of_a_group_gets_its_own_receipt(
         True,
     ]
     assert ledger.project("study").charges == 3
-    assert kept_keys(each_database_url) == {"a", "b"}
     assert {entry.created_at for entry in ledger.charges("study")} == {
         ledger.charges("study")[0].created_at
     }
     assert ledger.verify("study").ok
 
 
-def test_what_is_wrong_with_one_request_does_not_touch_the_others(
-    ledger: Ledger, each_database_url: str
-) -> None:
+def test_what_is_wrong_with_one_request_does_not_touch_the_others(ledger: Ledger) -> None:
     project = open_project(ledger, queries=2)
-    ledger.charge(project.id, [answered("before")], ("old", digest("old")))
+    ledger.charge(project.id, [answered("before")])
     fates = ledger.charge_group(
-        project.id,
-        [
-            Batch([answered(0)], ("old", digest("another"))),
-            Batch([]),
-            Batch([answered(1)], ("tab\t", digest(1))),
-            Batch([answered("before")], ("old2", digest("x"))),
-            Batch([answered(2)], ("good", digest(2))),
-            Batch([answered(3)], ("late", digest(3))),
-        ],
+        project.id, [[], [answered("before")], [answered(2)], [answered(3)], [answered("before")]]
     )
-    assert [type(fate) for fate in fates] == [
-        IdempotencyConflict,
-        InvalidQuery,
-        InvalidQuery,
-        Receipt,
-        Receipt,
-        BudgetExhausted,
-    ]
-    assert numbers(fates[4]) == [2]
+    assert list(map(type, fates)) == [InvalidQuery, Receipt, Receipt, BudgetExhausted, Receipt]
+    assert numbers(fates[2]) == [2]
     assert ledger.project("study").charges == 2
-    assert kept_keys(each_database_url) == {"old", "old2", "good"}
 
 
 def test_a_request_behind_one_that_is_refused_gets_what_was_answered_before(
@@ -91,7 +69,7 @@ def test_a_request_behind_one_that_is_refused_gets_what_was_answered_before(
 ) -> None:
     project = open_project(ledger, queries=1)
     paid, refused, free = ledger.charge_group(
-        project.id, [Batch([answered(0)]), Batch([answered(1)]), Batch([answered(0)])]
+        project.id, [[answered(0)], [answered(1)], [answered(0)]]
     )
     assert (numbers(paid), numbers(free)) == ([1], [1])
     assert isinstance(refused, BudgetExhausted)
@@ -101,40 +79,19 @@ def test_a_refusal_says_what_is_spent_of_which_budget(ledger: Ledger) -> None:
     """Also what requests of its own group have spent, which came first."""
     project = open_project(ledger, queries=3)
     ledger.charge(project.id, [answered("before")])
-    _, grouped = ledger.charge_group(
-        project.id, [Batch([answered(0), answered(1)]), Batch([answered(2)])]
-    )
-    (alone,) = ledger.charge_group(project.id, [Batch([answered(3)])])
+    _, grouped = ledger.charge_group(project.id, [[answered(0), answered(1)], [answered(2)]])
+    (alone,) = ledger.charge_group(project.id, [[answered(3)]])
     for refused in (grouped, alone):
         assert isinstance(refused, BudgetExhausted)
         assert refused.extras == {"spent": project.terms.budget, "budget": project.terms.budget}
         holds(refused.detail, "100.0000%")
 
 
-def test_a_retry_in_a_group_gets_its_earlier_answer(ledger: Ledger) -> None:
-    project = open_project(ledger, queries=5)
-    key = ("key", digest("body"))
-    first = ledger.charge(project.id, [answered(0), answered(1)], key)
-    again, other = ledger.charge_group(
-        project.id, [Batch([answered(0), answered(1)], key), Batch([answered(2)])]
-    )
-    assert isinstance(again, Receipt)
-    assert again.results == first.results
-    assert numbers(other) == [3]
-    asked = [QueryDigest(digest(query), digest(query)) for query in (0, 1)]
-    answers = ledger.look_up("study", [None, key, ("new", digest(1))], [[], asked, []]).answers
-    assert answers[::2] == [None, None]
-    assert isinstance(answers[1], Receipt)
-    assert answers[1].results == first.results
-
-
 def test_what_concerns_the_project_concerns_all_of_them(ledger: Ledger) -> None:
     project = open_project(ledger, queries=5)
     ledger.set_status("study", ProjectStatus.PAUSED)
     with pytest.raises(ProjectPaused):
-        ledger.charge_group(project.id, [Batch([answered(0)]), Batch([answered(1)])])
-    with refuses(ValueError, "key"):
-        ledger.look_up("study", [("key", digest(1)), ("key", digest(2))], [[], []])
+        ledger.charge_group(project.id, [[answered(0)], [answered(1)]])
 
 
 def proposal(query: int, kind: int) -> Proposal:
@@ -169,11 +126,11 @@ def test_grouping_changes_nothing(
         return list(fate.results) if isinstance(fate, Receipt) else type(fate)
 
     alone, grouped = books("alone"), books("grouped")
-    one_by_one = [alone[0].charge_group(alone[1], [Batch(request)])[0] for request in requests]
+    one_by_one = [alone[0].charge_group(alone[1], [request])[0] for request in requests]
     in_groups = [
         fate
         for part in (requests[:cut], requests[cut:])
-        for fate in grouped[0].charge_group(grouped[1], [Batch(request) for request in part])
+        for fate in grouped[0].charge_group(grouped[1], part)
     ]
     assert list(map(comparable, one_by_one)) == list(map(comparable, in_groups))
     assert alone[0].project("study").account == grouped[0].project("study").account

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, text
 import terrine_server
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
-from terrine_server.ledger import Batch, Ledger, NewProject, NewToken, check_writable, connect
+from terrine_server.ledger import Ledger, NewProject, NewToken, check_writable, connect
 from terrine_server.ledger.sealing import seal_rows
 from terrine_server.ledger.seals import Seals
 
@@ -55,7 +55,7 @@ def run(engine: Engine, statements: list[str]) -> None:
 @pytest.fixture
 def ledger(each_database_url: str) -> Ledger:
     ledger = open_ledger(each_database_url)
-    ledger.charge(open_project(ledger, 20).id, [answered(1)], ("first", digest("first")))
+    ledger.charge(open_project(ledger, 20).id, [answered(1)])
     student(ledger, "t1")
     request(ledger, "r1")
     return ledger
@@ -117,7 +117,7 @@ def test_an_act_that_is_ignored_fails_and_changes_nothing(
     engine.dispose()
 
 
-CHARGED = [("projects", "UPDATE"), ("charges", "INSERT"), ("idempotency", "INSERT")]
+CHARGED = [("projects", "UPDATE"), ("charges", "INSERT")]
 NAMED = [" ".join(each) for each in CHARGED]
 
 
@@ -133,11 +133,11 @@ def test_nothing_is_told_whose_charge_is_ignored(
     batch = [answered(f"new {number}") for number in range(queries)]
     ignore(engine, table, command)
     with pytest.raises(LedgerCorrupted):
-        ledger.charge_group(PROJECT, [Batch(batch, ("key", digest("body")))])
+        ledger.charge_group(PROJECT, [batch])
     heed(engine, table)
     assert ledger.project("study") == before
     assert ledger.verify("study").ok
-    (receipt,) = ledger.charge_group(PROJECT, [Batch(batch, ("key", digest("body")))])
+    (receipt,) = ledger.charge_group(PROJECT, [batch])
     assert not isinstance(receipt, Exception)
     assert receipt.project.charges == before.charges + queries
     engine.dispose()

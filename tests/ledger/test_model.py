@@ -36,7 +36,6 @@ from terrine_server.privacy import VoteOutcome, cap
 REFUSALS: dict[type[errors.TerrineError], str] = {
     errors.ProjectPaused: "paused",
     errors.ProjectClosed: "closed",
-    errors.IdempotencyConflict: "key",
     errors.BudgetExhausted: "exhausted",
     errors.CapExceeded: "cap",
     errors.Conflict: "closed for good",
@@ -56,7 +55,6 @@ queries = st.lists(
     min_size=1,
     max_size=4,
 )
-keys = st.sampled_from(["a", "b", "c", "d", "e"])
 pick = st.integers(0, 10)
 
 
@@ -137,27 +135,27 @@ class LedgerMachine(RuleBasedStateMachine):
             self.state.hashes[name] = []
 
     @precondition(lambda self: self.books.projects)
-    @rule(number=pick, batch=queries, key=keys)
-    def charge(self, number: int, batch: list[tuple[str, str]], key: str) -> None:
+    @rule(number=pick, batch=queries)
+    def charge(self, number: int, batch: list[tuple[str, str]]) -> None:
         name = self.a_project(number)
         answers = self.both(
-            lambda: self.books.projects[name].charge(batch, key),
-            lambda: self.asked(name, batch, key),
+            lambda: self.books.projects[name].charge(batch),
+            lambda: self.asked(name, batch),
         )
         if answers:
             assert answers[0] == answers[1]
             self.note_hashes(name)
 
     @precondition(lambda self: self.books.projects)
-    @rule(number=pick, batch=queries, key=keys)
+    @rule(number=pick, batch=queries)
     def charge_on_a_connection_that_is_lost(
-        self, number: int, batch: list[tuple[str, str]], key: str
+        self, number: int, batch: list[tuple[str, str]]
     ) -> None:
         """Before anything is written, so nothing happened; where nothing is, the refusal stands."""
         name = self.a_project(number)
         self.cut_off = True
         with contextlib.suppress(*REFUSALS, errors.DatabaseUnavailable):
-            self.asked(name, batch, key)
+            self.asked(name, batch)
         self.cut_off = False
 
     @precondition(lambda self: self.books.projects)
@@ -228,7 +226,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def books(self) -> Books:
         return self.state.books
 
-    def asked(self, name: str, batch: list[tuple[str, str]], key: str) -> list[Answer]:
+    def asked(self, name: str, batch: list[tuple[str, str]]) -> list[Answer]:
         proposals = [
             Proposal(
                 digest(query),
@@ -239,7 +237,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for query, outcome in batch
         ]
         project = self.ledger.project(name).id
-        receipt = self.ledger.charge(project, proposals, (key, digest(batch)))
+        receipt = self.ledger.charge(project, proposals)
         return [
             None if result.seq is None else (result.seq, str(result.outcome))
             for result in receipt.results

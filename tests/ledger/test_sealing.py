@@ -38,7 +38,7 @@ def sealed(url: str) -> Engine:
     """One project with two charges, of which one has a key, a token, and a request made with it."""
     ledger = open_ledger(url)
     project = open_project(ledger, 10)
-    ledger.charge(project.id, [answered(1)], ("key", digest("body")))
+    ledger.charge(project.id, [answered(1)])
     ledger.charge(project.id, [answered(2)])
     token = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.STUDENT, project="study"))
     ledger.make_request(id="f" * 16, token=token.id, title="More", purpose="To learn", asked={})

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import digest, unguarded
+from books import unguarded
 from publishing import CAP, CLASSES, GNMAX, TEACHERS, publishing_ledger, voted
 from sqlalchemy import delete, select, update
 
+from terrine_protocol import SecretSpend
 from terrine_server.errors import Conflict, LedgerCorrupted
-from terrine_server.ledger import Ledger, NewProject, ProjectRecord, SecretAccount, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.store.tables import secret_spends
 from terrine_server.privacy import BoundRelease, Terms, VoteOutcome, build_mechanism, quote
 from terrine_server.privacy.published.tally import Meter
@@ -85,7 +86,8 @@ def test_the_secret_spend_is_what_the_counted_votes_cost(
         for place in places:
             counted[place] += queries
     expected = meter.spend(counted, RELEASE.beta)
-    assert ledger.secret_spend("study") == SecretAccount(
+    assert ledger.secret_spend("study") == SecretSpend(
+        project="study",
         queries=12,
         order=ORDER,
         cost=expected.cost,
@@ -137,7 +139,7 @@ def test_a_tally_of_other_charges_is_not_counted_on(
 def test_what_was_paid_is_repeated_without_the_tally(
     ledger: Ledger, project: ProjectRecord, database_url: str
 ) -> None:
-    key = ("key", digest("body"))
-    first = ledger.charge(project.id, voted(project, range(3)), key)
+    first = ledger.charge(project.id, voted(project, range(3)))
     set_tally(database_url, None)
-    assert ledger.charge(project.id, voted(project, range(3)), key).results == first.results
+    again = ledger.charge(project.id, voted(project, range(3)))
+    assert [(r.seq, r.label) for r in again.results] == [(r.seq, r.label) for r in first.results]

@@ -118,18 +118,17 @@ class Served(World):
     def ask_first(self, study: ProjectRecord) -> None:
         with pytest.MonkeyPatch.context() as patch:
             seed_noise(patch)
-            assert self.label(self.running, 0, 3, key="k").status_code == 200
+            assert self.label(self.running, 0, 3).status_code == 200
 
     def started(self) -> FastAPI:
         """A server that has read nothing yet. Making a new one each time would take longest."""
         self._starting.state.services.ledger._accounts = KnownProjects(Seals(SECRET_KEY))
         return self._starting
 
-    def label(self, app: FastAPI, start: int, end: int, key: str | None = None) -> httpx.Response:
+    def label(self, app: FastAPI, start: int, end: int) -> httpx.Response:
         """Ask about these inputs as the student of `study`."""
         asked = {"inputs": self._digits.public[start:end].tolist()}
-        headers = {} if key is None else {"Idempotency-Key": key}
-        return self.send(app, "POST", "/label", "student", json=asked, headers=headers)
+        return self.send(app, "POST", "/label", "student", json=asked)
 
     def send(
         self, app: FastAPI, method: str, path: str, who: str, **request: Any
@@ -235,8 +234,6 @@ def older_backup(world: World) -> Edit:
 
 
 UNSEEN = {
-    "idempotency: another project_id": "no project's: a key that is gone was forgotten, as all are",
-    "idempotency: removed": "its request is a repetition now, and as free",
     "log_head: another id": "there is one row, whatever its number",
 }
 """What nobody needs to notice."""
@@ -313,17 +310,6 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
     yield "requests: open again, with its old seal", set_back(world, "requests", **refused)
     yield "requests: removed", gone("requests", id="waiting")
     yield "requests: a second one", copied(world, "requests", refused, id="third")
-
-    key = {"project_id": ids["study"], "key": "k"}
-    yield "idempotency: other entries", change("idempotency", key, results='{"before":1,"last":2}')
-    moved = {name: world.row("idempotency", **key)[name] for name in ("results", "seal")}
-    yield (
-        "idempotency: another key's record",
-        change("idempotency", {**key, "key": "second"}, **moved),
-    )
-    yield "idempotency: another project's", change("idempotency", key, project_id=ids["other"])
-    yield "idempotency: a second one", copied(world, "idempotency", key, key="third")
-    yield "idempotency: removed", gone("idempotency", **key)
 
     secret = {"project_id": ids["secret"]}
     yield "secret_spends: an older tally, with its seal", set_back(world, "secret_spends", **secret)
@@ -460,7 +446,7 @@ EXPORTED = {
     "charges": {column.name for column in TABLES["charges"].columns},
 }
 """Columns that whoever has no more than an export can check."""
-NOT_OF_THE_DOCTOR = {"charges", "secret_spends", "shadow_accounts", "idempotency"}
+NOT_OF_THE_DOCTOR = {"charges", "secret_spends", "shadow_accounts"}
 
 
 def notices(cell: Cell) -> set[str]:
@@ -502,8 +488,8 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
     def http(method: str, path: str, who: str, **request: Any) -> Any:
         return content(world.send(app, method, path, who, **request))
 
-    def label(start: int, end: int, key: str | None = None) -> object:
-        results = content(world.label(app, start, end, key))["results"]
+    def label(start: int, end: int) -> object:
+        results = content(world.label(app, start, end))["results"]
         return [(each["outcome"], each["label"], each["charge"]) for each in results]
 
     def new() -> object:
@@ -521,7 +507,7 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
         return ledger.charge(ledger.project(name).id, [answered("new")]).results
 
     def consults(name: str) -> object:
-        project = ledger.look_up(name, [None], [[]]).project
+        project = ledger.look_up(name, []).project
         return project.account, project.status, project.terms
 
     def publishes() -> object:
@@ -538,7 +524,6 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
         return found["charges"]
 
     found: dict[str, Callable[[], object]] = {
-        "retry": lambda: label(0, 3, "k"),
         "repeat": lambda: label(0, 3),
         "budget": lambda: http("GET", "/budget", "student"),
         "verdict": verdict,
@@ -854,10 +839,6 @@ FORGERIES: dict[str, tuple[Edit, str]] = {
         account(status="closed", closed_at=NOON),
         "ensemble mnist: reserved",
     ),
-    "a key's record": (
-        change("idempotency", {"key": "k"}, results='{"before":0,"last":99}'),
-        "key 'k': what",
-    ),
 }
 """By forgery of `study`: the first finding. Unless another is named, the chain is rewritten."""
 
@@ -905,16 +886,14 @@ def test_forgeries_of_what_was_published_are_found_and_named(
 NOT_IN_THE_BOOKS = {
     "projects": {"status", "closed_at", "title", "purpose", "seal"},
     "ensembles": {"path", "registered_at", "seal"},
-    "idempotency": {"project_id", "key", "body_digest", "results", "created_at", "seal"},
     "secret_spends": {"seal"},
     "unit_accounts": {"filled", "accounts", "seal"},
     "shadow_accounts": {"accounts", "seal"},
 }
 """What whoever has the key, too, may edit. What people have spent follows from their records, by
-which `verify --accounts` recomputes it (tests/api/test_neighbours.py). What was kept of a key must
-be possible, and is compared with charges when it is used (tests/ledger/test_keys.py). Files are
-compared with their digest; the rest, such as whether a closed project was reopened, is what the
-administrative log had, which is written anew: a checkpoint shows that."""
+which `verify --accounts` recomputes it (tests/api/test_neighbours.py). Files are compared with
+their digest; the rest, such as whether a closed project was reopened, is what the administrative log had,
+which is written anew: a checkpoint shows that."""
 OF_THE_LOG = {"editions", "private_data", "tokens", "requests", "administrative_log", "log_head"}
 
 

@@ -92,10 +92,10 @@ def test_a_token_is_looked_up_once_more_with_what_is_on_record(ledger: Ledger) -
     token = tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token
     found = tokens.authenticate(token)
     assert found.record is not None
-    ledger.look_up("study", [], [], {found.record})
+    ledger.look_up("study", [], {found.record})
     ledger.revoke_token(found.token_id)
     with pytest.raises(TokenChanged) as changed:
-        ledger.look_up("study", [], [], {found.record})
+        ledger.look_up("study", [], {found.record})
     assert changed.value.tokens == {found.token_id}
     with pytest.raises(Unauthorized):
         tokens.authenticate(token)

@@ -28,7 +28,7 @@ from terrine_server.errors import (
     LedgerCorrupted,
 )
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import Batch, Cast, Ledger, OnRecord, QueryDigest, connect
+from terrine_server.ledger import Cast, Ledger, OnRecord, Proposal, QueryDigest, connect
 from terrine_server.ledger.charging import unit_accounts as accounts_of
 from terrine_server.ledger.payments import Payments
 from terrine_server.ledger.store.tables import charges, projects, shadow_accounts, unit_accounts
@@ -63,8 +63,8 @@ def test_accounts_follow_from_the_answers_whatever_replica_gave_them(opened: Ope
     assert opened.stored().tolist() == [0] * PEOPLE
     opened.ask(inputs[:1])
     assert opened.stored().tolist() == expected(opened, inputs[:1]).tolist()
-    opened.ask(inputs[1:7], key="some")
-    opened.ask(inputs[1:7], key="some")
+    opened.ask(inputs[1:7])
+    opened.ask(inputs[1:7])
     opened.ask(inputs[3:12] + inputs[:3])  # some are on record, and some come twice
     answered = opened.ask(inputs[::-1] + inputs)
     assert all(result.replayed for result in answered.results)
@@ -194,15 +194,17 @@ def test_whatever_dies_in_between_accounts_and_charges_go_together(
     assert opened.ledger.verify("study").problems == []
 
 
-def drawn(opened: Opened, query: object, near: NDArray[np.uint8]) -> tuple[Batch, OnRecord, Cast]:
+def drawn(
+    opened: Opened, query: object, near: NDArray[np.uint8]
+) -> tuple[list[Proposal], OnRecord, Cast]:
     """A query that was voted on, and is not paid yet."""
     proposal = counted(query)
     counts = (5, 3)
     proposal = type(proposal)(
         proposal.query_digest, proposal.input_digest, proposal.outcome, 0, counts=counts
     )
-    digests = [[QueryDigest(proposal.query_digest, proposal.input_digest)]]
-    record = opened.ledger.look_up("study", [None], digests)
+    digests = [QueryDigest(proposal.query_digest, proposal.input_digest)]
+    record = opened.ledger.look_up("study", digests)
     project = record.project
     mechanism = Neighbours(PEOPLE, 2, 15.0, 40)
     weights = opened.people.weights(near[None])
@@ -210,7 +212,7 @@ def drawn(opened: Opened, query: object, near: NDArray[np.uint8]) -> tuple[Batch
         weights, opened.voters.found.units, opened.ledger.accounts(project), opened.allowance
     )
     shadows = opened.ledger.shadows(project, PEOPLE)
-    return Batch([proposal]), record, Cast(project.charges, project.head, 1, after, shadows)
+    return [proposal], record, Cast(project.charges, project.head, 1, after, shadows)
 
 
 def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> None:
@@ -261,7 +263,7 @@ def test_nothing_is_charged_without_accounts_or_with_those_of_other_queries(
 ) -> None:
     batch, record, cast = drawn(opened, "one", opened.people.near(1))
     with refuses(ValueError, "accounts"):
-        opened.ledger.charge(opened.project.id, batch.proposals)
+        opened.ledger.charge(opened.project.id, batch)
     with refuses(ValueError, "accounts"):
         opened.ledger.charge_group(opened.project.id, [batch], record)
     for other in (

@@ -28,7 +28,7 @@ def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str)
     inputs = many(opened.people, 200)
     for step in count():
         before = opened.ledger.project("study").charges
-        given = database_url, before, before + 3, f"key {step}", step
+        given = database_url, before, before + 3, step
         [process] = in_processes(ask_but_die, given)
         charges = opened.ledger.project("study").charges
         assert charges in (before, before + 3)
@@ -37,7 +37,7 @@ def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str)
         assert opened.stored().tolist() == replayed(opened, inputs).tolist()
         assert opened.ledger.verify("study").problems == []
         # Nobody is left holding the turn or a lock.
-        [again] = in_processes(ask_but_die, (*given[:4], 10_000))
+        [again] = in_processes(ask_but_die, (*given[:3], 10_000))
         assert again.exitcode == 0
         assert opened.ledger.project("study").charges == before + 3
         assert opened.stored().tolist() == replayed(opened, inputs).tolist()

@@ -41,7 +41,7 @@ KILLED = {"killed", "caught by type check"}
 FAILED, INTERRUPTED = 1, 2
 """Exit codes of pytest: a test failed; the tests could not even be imported."""
 SLOW = {
-    "terrine_server.ledger.charging": "ledger/test_keys.py ledger/test_charging.py "
+    "terrine_server.ledger.charging": "ledger/test_charging.py ledger/test_between.py "
     "ledger/test_groups.py ledger/test_publishing.py "
     "-k 'postgresql or test_publishing'",
     "terrine_server.ledger": "ledger/test_tampering.py ledger/test_between.py "

@@ -65,15 +65,14 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
 def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     served_machine: Machine,
 ) -> None:
-    """Clients without an answer retry with the same key on the next server, and pay once."""
+    """Clients without an answer retry on the next server, and pay once."""
     headers, clients = served_machine.student("ending", 20_000), 16
     results: dict[int, dict[str, Any]] = {}
     numbers = itertools.count()
 
     def ask(http: httpx.Client, number: int) -> int | None:
         with suppress(httpx.TransportError):
-            key = {"Idempotency-Key": str(number)}
-            reply = http.post("/label", json=question(number), headers=key)
+            reply = http.post("/label", json=question(number))
             if reply.status_code == 200:
                 (results[number],) = reply.json()["results"]
             return reply.status_code

@@ -72,12 +72,11 @@ def test_a_silent_database_is_a_503_in_time_and_afterwards_all_goes_on(
     ):
 
         def ask(number: int) -> httpx.Response:
-            key = {"Idempotency-Key": str(number)}
             if number % 3 == 1:
                 return http.get("/budget")
             if number % 3 == 2:
                 return http.get("/readyz")
-            return http.post("/label", json=question(number), headers=key)
+            return http.post("/label", json=question(number))
 
         assert ask(0).status_code == 200
         with postgres.silent():
@@ -96,7 +95,7 @@ def test_a_silent_database_is_a_503_in_time_and_afterwards_all_goes_on(
 
 
 @POSTGRESQL
-def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
+def test_charges_that_a_silence_left_uncertain_are_answered_once(
     served_machine: Machine, postgres: Postgres
 ) -> None:
     """Statements that were sent are carried out once the database goes on, also without us."""
@@ -109,9 +108,8 @@ def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
         with httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE) as http:
             while not stopped:
                 number = next(numbers)
-                key = {"Idempotency-Key": str(number)}
                 while True:
-                    reply = http.post("/label", json=question(number), headers=key)
+                    reply = http.post("/label", json=question(number))
                     if reply.status_code == 200:
                         break
                     assert problem(reply) == "/problems/database-unavailable"

@@ -34,7 +34,7 @@ class Worker:
 
     def __call__(self, project: str, key: str, queries: Sequence[int]) -> Answers:
         try:
-            self._pipe.send((self._projects[project], key, queries, project == "people"))
+            self._pipe.send((self._projects[project], queries, project == "people"))
             results = self._pipe.recv()
         except (EOFError, OSError) as error:
             self.process.join()
@@ -83,9 +83,8 @@ class Student:
 
     def __call__(self, project: str, key: str, queries: Sequence[int]) -> Answers:
         server = self._servers.url(self._rng.randrange(len(self._servers)))
-        headers = {"Idempotency-Key": key}
         try:
-            response = self._http.post(f"{server}/label", json=request(queries), headers=headers)
+            response = self._http.post(f"{server}/label", json=request(queries))
         except httpx.TransportError as error:
             raise Lost from error
         return read(response, queries)

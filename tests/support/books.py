@@ -31,7 +31,6 @@ from terrine_server.ledger.store import log
 from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.ledger.store.tables import (
     administrative_log,
-    idempotency,
     metadata,
 )
 from terrine_server.ledger.store.transaction import Transaction
@@ -130,15 +129,6 @@ def register(
 def private(*parts: object, key: object = "records") -> PrivateData:
     """Data that are known by any of these."""
     return PrivateData(digest(key).hex(), frozenset(digest(part).hex() for part in parts))
-
-
-def kept_keys(url: str) -> set[str]:
-    """Return the idempotency keys in the ledger."""
-    engine = connect(url)
-    with engine.connect() as connection:
-        keys = set(connection.execute(select(idempotency.c.key)).scalars())
-    engine.dispose()
-    return keys
 
 
 @contextmanager

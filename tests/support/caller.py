@@ -20,11 +20,10 @@ class Caller:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.http = httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_SECONDS)
 
-    def label(self, inputs: Array, key: str | None = None, **more: Array) -> httpx.Response:
+    def label(self, inputs: Array, **more: Array) -> httpx.Response:
         """Ask in JSON."""
         body = {"inputs": inputs.tolist()} | {name: rows.tolist() for name, rows in more.items()}
-        headers = {} if key is None else {"Idempotency-Key": key}
-        return self.http.post("/label", json=body, headers=headers)
+        return self.http.post("/label", json=body)
 
     def send(self, content: bytes, kind: str) -> httpx.Response:
         """Ask with any bytes."""

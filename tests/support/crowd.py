@@ -38,6 +38,7 @@ class Exchange:
 
     project: str
     key: str
+    """Names the request, and its repetitions; the service is not told."""
     queries: tuple[int, ...]
     answers: tuple[Answer, ...] | None
 

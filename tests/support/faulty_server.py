@@ -32,10 +32,6 @@ class Seen:
     body: bytes
 
     @property
-    def key(self) -> str:
-        return self.headers["Idempotency-Key"]
-
-    @property
     def arrays(self) -> dict[str, np.ndarray]:
         kind = self.headers["Content-Type"]
         if kind == "application/json":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server import errors
@@ -16,8 +14,6 @@ Query = str
 Seen = tuple[int, str, int | None]
 """Number, outcome and label of a charge."""
 RECENT = 20
-KEPT = timedelta(days=6)
-"""For so long a key must give the same answers; the ledger keeps it for seven days."""
 
 
 @dataclass
@@ -30,8 +26,7 @@ class Study:
     drawn: dict[Query, set[tuple[str, int | None]]] = field(default_factory=dict)
     answers: dict[Query, Seen] = field(default_factory=dict)
     payers: dict[int, Query] = field(default_factory=dict)
-    keys: dict[str, tuple[datetime, list[Any]]] = field(default_factory=dict)
-    requests: list[tuple[str | None, tuple[Query, ...]]] = field(default_factory=list)
+    requests: list[tuple[Query, ...]] = field(default_factory=list)
     accounts: dict[int, tuple[int, str]] = field(default_factory=dict)
     """By number of charges: the units spent, and the head of the chain."""
     exhausted: bool = False
@@ -49,10 +44,10 @@ class Judge:
     def opened(self, name: str, terms: Terms) -> None:
         self.studies[name] = Study(terms)
 
-    def asks(self, name: str, key: str | None, queries: tuple[Query, ...]) -> None:
-        self.studies[name].requests.append((key, queries))
+    def asks(self, name: str, queries: tuple[Query, ...]) -> None:
+        self.studies[name].requests.append(queries)
 
-    def recent(self, name: str) -> list[tuple[str | None, tuple[Query, ...]]]:
+    def recent(self, name: str) -> list[tuple[Query, ...]]:
         return self.studies[name].requests[-RECENT:]
 
     def knows(self, name: str, digest: bytes, query: Query) -> None:
@@ -86,20 +81,11 @@ class Judge:
 
     # ------------------------------------------------------------------------------ replies
 
-    def answered(
-        self,
-        name: str,
-        key: str | None,
-        queries: tuple[Query, ...],
-        receipt: Receipt,
-        began: int,
-        now: datetime,
-    ) -> None:
+    def answered(self, name: str, queries: tuple[Query, ...], receipt: Receipt, began: int) -> None:
         study = self.studies[name]
         assert self._certainly(name, began) is not ProjectStatus.PAUSED, "a paused project answered"
         assert len(receipt.results) == len(queries)
         self.saw_account(name, receipt.project)
-        results = [(r.seq, r.outcome, r.label) for r in receipt.results]
         assert any(r.seq is not None for r in receipt.results), "nothing paid, and no refusal"
         for query, result in zip(queries, receipt.results, strict=True):
             if result.outcome is Outcome.REFUSED:
@@ -112,16 +98,12 @@ class Judge:
             assert study.payers.setdefault(result.seq, query) == query, "one charge, two queries"
             assert seen[1:] in study.drawn[query], "an answer that nobody drew"
             self.replies["replayed" if result.replayed else "paid"] += 1
-        if key is not None:
-            first, before = study.keys.setdefault(key, (now, results))
-            assert before == results or now - first > KEPT, "the same key, other answers"
 
-    def refused(self, name: str, key: str | None, refusal: errors.TerrineError, began: int) -> None:
+    def refused(self, name: str, refusal: errors.TerrineError, began: int) -> None:
         study = self.studies[name]
         self.replies[type(refusal).__name__] += 1
         if isinstance(refusal, errors.BudgetExhausted):
             study.exhausted = True
-            assert key not in study.keys, "answered once, refused later"
             return
         assert isinstance(refusal, errors.ProjectPaused), repr(refusal)
         assert self._certainly(name, began) is not ProjectStatus.ACTIVE, "an active one refused"

@@ -51,7 +51,7 @@ def ask_and_log(url: str, project_id: int, name: str, log: str) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for round in range(100_000):
         query = f"{name} {round}"
-        [result] = ledger.charge(project_id, [answered(query)], (query, digest(query))).results
+        [result] = ledger.charge(project_id, [answered(query)]).results
         os.write(descriptor, f"{result.seq} {digest(query).hex()}\n".encode())
 
 
@@ -72,9 +72,7 @@ def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, A
             return
 
 
-def die_before(
-    url: str, project_id: int, batch: list[Proposal], key: str, step: int, between: bool
-) -> None:
+def die_before(url: str, project_id: int, batch: list[Proposal], step: int, between: bool) -> None:
     """Pay for a batch, but be killed just before the given step: a statement or a COMMIT.
 
     `between`: another charge comes first, so that this one is retried while holding the lock.
@@ -84,13 +82,13 @@ def die_before(
         other = Ledger(connect(url), SECRET_KEY)
         come_between(engine, lambda: other.charge(project_id, [answered(f"between {step}")]))
     killed_before(engine, step)
-    Ledger(engine, SECRET_KEY).charge(project_id, batch, (key, digest("body")))
+    Ledger(engine, SECRET_KEY).charge(project_id, batch)
 
 
 def die_after_commit(url: str, project_id: int, queries: int) -> None:
     """Pay for a batch, and be killed before the answers are sent."""
     receipt: Receipt = Ledger(connect(url), SECRET_KEY).charge(
-        project_id, [answered(i) for i in range(queries)], ("key", digest("body"))
+        project_id, [answered(i) for i in range(queries)]
     )
     assert receipt
     os.kill(os.getpid(), signal.SIGKILL)
@@ -118,7 +116,7 @@ def die_approving(url: str, request: str, before: str) -> None:
 def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:
     """Charge the requests from a pipe, one at a time, until it is closed.
 
-    A request is a project's number, a key, queries, and whether people vote on them. Each vote is
+    A request is a project's number, queries, and whether people vote on them. Each vote is
     drawn anew, so an answer that is not a replay is noticed. Replies with a list of results, None
     if the budget is spent, or the error's problem. A `flaw` is one of `FLAWS`.
     """
@@ -129,23 +127,26 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
         event.listen(engine, "commit", lose)
     while True:
         try:
-            project_id, key, queries, of_people = connection.recv()
+            project_id, queries, of_people = connection.recv()
         except EOFError:
             return
-        batch = [
-            abstained(query) if randbelow(3) == 0 else answered(query, randbelow(10))
+        names = [
+            f"{query} {randbelow(2**40)}" if flaw == "forgets what was paid" else query
             for query in queries
         ]
+        batch = [
+            abstained(name) if randbelow(3) == 0 else answered(name, randbelow(10))
+            for name in names
+        ]
         try:
-            idempotency = None if flaw == "forgets keys" else (key, digest(queries))
             if of_people:
-                ask = labeling.check("people", np.stack([*map(numbered, queries)]), key=key)
+                ask = labeling.check("people", np.stack([*map(numbered, queries)]))
                 (found,) = labeling.answer("people", [ask])
                 if isinstance(found, TerrineError):
                     raise found
                 receipt = found
             else:
-                receipt = ledger.charge(project_id, batch, idempotency)
+                receipt = ledger.charge(project_id, batch)
         except BudgetExhausted:
             connection.send(None)
         except TerrineError as error:
@@ -154,7 +155,7 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
             connection.send(_results(receipt))
 
 
-FLAWS = ("loses commits", "forgets keys")
+FLAWS = ("loses commits", "forgets what was paid")
 """Bugs to plant, which the checker must find."""
 
 

@@ -19,11 +19,11 @@ def replica(ledger: Ledger) -> Labeling:
     return Labeling(ledger, TheirVoters(People()), Metrics(), max_batch=1000)
 
 
-def ask_but_die(url: str, first: int, last: int, key: str, step: int) -> None:
+def ask_but_die(url: str, first: int, last: int, step: int) -> None:
     """Ask some inputs in one request, and be killed just before a statement or a COMMIT."""
     engine = connect(url)
     labeling = replica(Ledger(engine, SECRET_KEY))
-    ask = labeling.check("study", np.stack(many(People(), last)[first:]), key=key)
+    ask = labeling.check("study", np.stack(many(People(), last)[first:]))
     killed_before(engine, step)
     labeling.answer("study", [ask])
 

@@ -97,10 +97,10 @@ class Opened:
     def labeling(self, ledger: Ledger | None = None) -> Labeling:
         return Labeling(ledger or self.ledger, self.voters, Metrics(), max_batch=1000)
 
-    def ask(self, inputs: Sequence[NDArray[np.uint8]], key: str | None = None) -> Any:
+    def ask(self, inputs: Sequence[NDArray[np.uint8]]) -> Any:
         """What the service answers to one request, by another replica each time."""
         labeling = self.labeling(Ledger(connect(self.url), SECRET_KEY))
-        (answer,) = labeling.answer("study", [labeling.check("study", np.stack(inputs), key=key)])
+        (answer,) = labeling.answer("study", [labeling.check("study", np.stack(inputs))])
         if isinstance(answer, Exception):
             raise answer
         return answer

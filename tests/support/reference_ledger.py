@@ -22,20 +22,14 @@ class Book:
     status: str = "active"
     paid: dict[str, tuple[int, str]] = field(default_factory=dict)
     """The charge that answers each query, in the order of payment."""
-    keys: dict[str, tuple[list[tuple[str, str]], list[Answer]]] = field(default_factory=dict)
 
     def total(self, part: int) -> int:
         return sum(self.prices[outcome][part] for _, outcome in self.paid.values())
 
-    def charge(self, queries: list[tuple[str, str]], key: str) -> list[Answer]:
+    def charge(self, queries: list[tuple[str, str]]) -> list[Answer]:
         """Pay for queries, each with the outcome that its votes would give."""
         if self.status != "active":
             raise Refused(self.status)
-        if key in self.keys:
-            before, answers = self.keys[key]
-            if before != queries:
-                raise Refused("key")
-            return answers
         worst, full = max(cost for cost, _ in self.prices.values()), False
         answers = []
         for query, outcome in queries:
@@ -46,7 +40,6 @@ class Book:
             answers.append(self.paid.get(query))
         if not any(answers):
             raise Refused("exhausted")
-        self.keys[key] = queries, answers
         return answers
 
 

@@ -44,7 +44,7 @@ from sqlalchemy import Connection, Engine, event, exc
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.ledger import Batch, Ledger, NewProject, Proposal, QueryDigest, connect, handle
+from terrine_server.ledger import Ledger, NewProject, Proposal, QueryDigest, connect, handle
 from terrine_server.ledger.store.database import BEGIN
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import VoteOutcome
@@ -260,12 +260,11 @@ class World:
             return lambda: self.attempted(lambda: self.look(name))
         earlier = self.judge.recent(name)
         if earlier and chance < 0.2:  # a duplicate, perhaps while the first is on its way
-            key, queries = self.random.choice(earlier)
+            queries = self.random.choice(earlier)
         else:
             count = self.random.randint(1, 5)
             queries = tuple(f"{name}-{self.random.randrange(QUERIES)}" for _ in range(count))
-            key = f"k{number}" if self.random.random() < 0.8 else None
-        return lambda: self.ask(name, key, queries)
+        return lambda: self.ask(name, queries)
 
     def served(self, work: Callable[[Ledger], Any]) -> Any:
         """Have a server do it. Raises what the ledger raises, and Crash if the server dies."""
@@ -298,45 +297,42 @@ class World:
         account = self.served(lambda ledger: ledger.project(name))
         self.judge.saw_account(name, account)
 
-    def ask(self, name: str, key: str | None, queries: tuple[Query, ...]) -> None:
+    def ask(self, name: str, queries: tuple[Query, ...]) -> None:
         """A client's request, sent again until there is a reply, as the client library does."""
-        self.judge.asks(name, key, queries)
+        self.judge.asks(name, queries)
         for _ in range(ATTEMPTS):
             began = self.judge.moment(name)
             try:
-                receipt = self.served(lambda ledger: self.answer(ledger, name, key, queries))
+                receipt = self.served(lambda ledger: self.answer(ledger, name, queries))
             except (Crash, errors.DatabaseUnavailable, errors.ConcurrentUpdate) as error:
-                self.say(name, key, type(error).__name__)
+                self.say(name, queries, type(error).__name__)
                 continue
             except errors.TerrineError as refusal:
-                self.say(name, key, type(refusal).__name__)
-                self.judge.refused(name, key, refusal, began)
+                self.say(name, queries, type(refusal).__name__)
+                self.judge.refused(name, refusal, began)
             else:
-                self.say(name, key, [(r.seq, r.outcome, r.label) for r in receipt.results])
-                self.judge.answered(name, key, queries, receipt, began, self.now)
+                self.say(name, queries, [(r.seq, r.outcome, r.label) for r in receipt.results])
+                self.judge.answered(name, queries, receipt, began)
             break
         self.counts["done"] += 1
 
-    def answer(self, ledger: Ledger, name: str, key: str | None, queries: tuple[str, ...]) -> Any:
+    def answer(self, ledger: Ledger, name: str, queries: tuple[str, ...]) -> Any:
         """By the labeling pipeline, or as it does: look up, draw for what is new, charge."""
         if name in self.of_people:
             labeling = Labeling(ledger, self.voters, self.metrics, max_batch=100)
-            ask = labeling.check(name, np.stack([numbered(query) for query in queries]), key=key)
+            ask = labeling.check(name, np.stack([numbered(query) for query in queries]))
             for query, both in zip(queries, ask.digests, strict=True):
                 self.judge.knows(name, both.query, query)
             (found,) = labeling.answer(name, [ask])
         else:
-            found = self.answer_by_chance(ledger, name, key, queries)
+            found = self.answer_by_chance(ledger, name, queries)
         if isinstance(found, errors.TerrineError):
             raise found
         return found
 
-    def answer_by_chance(
-        self, ledger: Ledger, name: str, key: str | None, queries: tuple[str, ...]
-    ) -> Any:
+    def answer_by_chance(self, ledger: Ledger, name: str, queries: tuple[str, ...]) -> Any:
         digests = [QueryDigest(digest(query), digest(query)) for query in queries]
-        idempotency = None if key is None else (key, digest(queries))
-        record = ledger.look_up(name, [idempotency], [digests])
+        record = ledger.look_up(name, digests)
         proposals = []
         for query, both in zip(queries, digests, strict=True):
             self.judge.knows(name, both.query, query)
@@ -346,7 +342,7 @@ class World:
                 label = self.random.randrange(10) if outcome is VoteOutcome.ANSWERED else None
                 self.judge.drew(name, both.query, outcome, label)
             proposals.append(Proposal(both.query, both.input, outcome, label))
-        (found,) = ledger.charge_group(record.project.id, [Batch(proposals, idempotency)], record)
+        (found,) = ledger.charge_group(record.project.id, [proposals], record)
         return found
 
 

@@ -78,7 +78,7 @@ class World:
             )
         self.ask_first(study)
         last = [abstained("a"), answered("b", 4), answered("c", 5), abstained("d")]
-        ledger.charge(study.id, last, ("second", digest("second")))
+        ledger.charge(study.id, last)
         ledger.charge(noisy.id, [counted(1), counted(2), counted(3)])
         ledger.charge(epochs.id, [answered(query, epoch=query // 3) for query in range(5)])
         ledger.charge(ledger.project("other").id, [answered("other")])
@@ -122,7 +122,7 @@ class World:
 
     def ask_first(self, study: ProjectRecord) -> None:
         batch = [answered(1, 1), answered(2, 2), answered(3, 3)]
-        self.ledger().charge(study.id, batch, ("k", digest("body")))
+        self.ledger().charge(study.id, batch)
 
     def ledger(self, key: bytes = SECRET_KEY) -> Ledger:
         """As a server has it that has read nothing yet."""

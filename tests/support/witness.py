@@ -33,7 +33,9 @@ class Witness:
 
     def ask_again(self, earlier: Exchange) -> None:
         """Repeat a request that was answered; the answers must be the same."""
-        assert self._student(self.project, earlier.key, earlier.queries) == earlier.answers
+        again = self._student(self.project, earlier.key, earlier.queries)
+        told = [(a.charge, a.label, a.counts) for a in earlier.answers or ()]
+        assert [(a.charge, a.label, a.counts) for a in again or ()] == told
 
     def ask_until_lost(self, most: int) -> None:
         with suppress(Lost):

@@ -42,7 +42,7 @@ def test_a_connection_cut_at_any_step_leaves_nothing_half_written(
 ) -> None:
     """Cut before each statement and each COMMIT. The same ledger then recovers by itself."""
     ledger = open_ledger(database.url, epsilon=80)
-    batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
+    batch = [answered(i) for i in range(5)]
     lost = 0
     for last in count():
         project = open_project(ledger, queries=6, name=f"study{last}")
@@ -51,12 +51,12 @@ def test_a_connection_cut_at_any_step_leaves_nothing_half_written(
             come_between(engine, partial(ledger.charge, project.id, [answered("between")]))
         remote, receipt = Ledger(engine, SECRET_KEY), None
         with cut_before(engine, database, step=last) as cuts, suppress(DatabaseUnavailable):
-            receipt = remote.charge(project.id, batch, key)
+            receipt = remote.charge(project.id, batch)
         lost += receipt is None
         charged = {entry.query_digest for entry in ledger.charges(project.name)}
         ours = len(charged - {digest("between").hex()})
         assert ours == (5 if receipt else 0)
-        results = remote.charge(project.id, batch, key).results
+        results = remote.charge(project.id, batch).results
         first = results[0].seq
         assert first is not None
         assert [result.seq for result in results] == [*range(first, first + 5)]
@@ -93,7 +93,7 @@ def test_a_retry_replays_a_charge_whose_reply_was_lost(between: bool, database: 
     assert database.server
     ledger = open_ledger(database.url)
     project = open_project(ledger, queries=10)
-    batch, key = [answered(i, label=i) for i in range(5)], ("key", digest("body"))
+    batch = [answered(i, label=i) for i in range(5)]
     with cable(database.server) as (link, sockets):
         engine = connect(database.server.url(database.name, sockets))
         if between:
@@ -102,10 +102,10 @@ def test_a_retry_replays_a_charge_whose_reply_was_lost(between: bool, database: 
         assert remote.project("study").charges == 0
         link.lose_next_reply_to = b"COMMIT\0" if between else b"INSERT INTO charges"
         with pytest.raises(DatabaseUnavailable):
-            remote.charge(project.id, batch, key)
+            remote.charge(project.id, batch)
         assert link.lose_next_reply_to is None, "the cable never saw it"
         voted_anew = [answered(i, label=9) for i in range(5)]
-        receipt = remote.charge(project.id, voted_anew, key)
+        receipt = remote.charge(project.id, voted_anew)
         assert [(r.label, r.seq) for r in receipt.results] == [
             (i, i + 1 + between) for i in range(5)
         ]
@@ -171,16 +171,15 @@ def test_a_clock_that_jumps_breaks_nothing(
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=10)
     started = datetime.now(UTC)
-    hours = [0, -1, 24, -24, 24 * 365, -24 * 365 * 10]  # some longer than keys are kept
+    hours = [0, -1, 24, -24, 24 * 365, -24 * 365 * 10]
     for label, jump in enumerate(hours):
         set_clock(monkeypatch, started + timedelta(hours=jump))
-        receipt = ledger.charge(project.id, [answered(label, label)], (f"{label}", digest(label)))
+        receipt = ledger.charge(project.id, [answered(label, label)])
         assert receipt.results[0].seq == label + 1
         assert ledger.verify("study").ok
     for label, jump in enumerate(hours):
         set_clock(monkeypatch, started - timedelta(hours=jump))
-        key = (f"{label}", digest(label))
-        [again] = ledger.charge(project.id, [answered(label, 9)], key).results
+        [again] = ledger.charge(project.id, [answered(label, 9)]).results
         assert (again.seq, again.label) == (label + 1, label), "never paid or answered anew"
     entries = list(ledger.stream_charges("study"))
     assert [entry.seq for entry in entries] == [1, 2, 3, 4, 5, 6]
@@ -195,9 +194,9 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, instant: datetime) -> None:
 @pytest.mark.slow
 def test_a_request_delivered_many_times_is_answered_once(witness: Witness) -> None:
     """The same bytes, pipelined, at once on many connections, late, and after a restart."""
-    key, queries = "same", (1, 2, 3)
+    queries = (1, 2, 3)
     servers = witness.servers
-    deliver = delivery(servers, servers.open_project("again", 50), key, queries)
+    deliver = delivery(servers, servers.open_project("again", 50), queries)
     replies = deliver(copies=3)
     with ThreadPoolExecutor(8) as pool:
         for more in pool.map(lambda _: deliver(copies=2), range(8)):
@@ -209,7 +208,7 @@ def test_a_request_delivered_many_times_is_answered_once(witness: Witness) -> No
     servers.start(0)
     servers.wait_until_ready(0)
     replies += deliver(copies=1)
-    exchanges = [Exchange("again", key, queries, read(reply, queries)) for reply in replies]
+    exchanges = [Exchange("again", "same", queries, read(reply, queries)) for reply in replies]
     assert len(exchanges) == 3 + 16 + 1 + 1
     assert discrepancies(servers.database_url, "again", exchanges) == []
     assert servers.ledger.project("again").charges == 3
@@ -217,13 +216,13 @@ def test_a_request_delivered_many_times_is_answered_once(witness: Witness) -> No
 
 
 def delivery(
-    servers: Replicas, token: str, key: str, queries: Sequence[int]
+    servers: Replicas, token: str, queries: Sequence[int]
 ) -> Callable[..., list[httpx.Response]]:
     """Return a function that sends one request's bytes `copies` times on a new connection."""
     sent = httpx.Request(
         "POST",
         f"{servers.url(0)}/label",
-        headers={"Authorization": f"Bearer {token}", "Idempotency-Key": key},
+        headers={"Authorization": f"Bearer {token}"},
         json=request(queries),
     )
     head = "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items())

@@ -129,7 +129,7 @@ def test_servers_give_256_clients_exactly_the_answers_of_the_budget(
 def test_queries_sent_to_several_servers_at_once_are_paid_once(
     servers: Replicas, seed: int
 ) -> None:
-    """Eight clients of four servers send the same queries: with different keys, then with one."""
+    """Eight clients of four servers send the same queries: as eight requests, then as one."""
     with closing(Race(servers, queries=500, clients=2 * REPLICAS)) as race:
 
         def live(client: int) -> None:

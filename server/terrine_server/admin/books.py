@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from terrine_protocol import LogEntry, LogVerification
 from terrine_server import views
 from terrine_server.admin.access import Checked, Reader
 from terrine_server.admin.overview import caps
@@ -49,7 +48,7 @@ def administrative_log(
         request,
         "log.html",
         reader,
-        entries=[LogEntry.model_validate(entry) for entry in found[:ROWS]],
+        entries=found[:ROWS],
         next=found[ROWS - 1].seq if len(found) > ROWS else None,
         before=before,
     )
@@ -82,7 +81,7 @@ def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Respon
         "verified.html",
         sent.session,
         name=None,
-        found=LogVerification.model_validate(found),
+        found=found,
         now=None,
     )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response, StreamingResponse
 
-from terrine_protocol import Name, Outcome, ProjectStatus, Verification
+from terrine_protocol import Name, Outcome, ProjectStatus
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
 from terrine_server.admin.overview import ShownProject
@@ -32,6 +32,11 @@ router = APIRouter(prefix=f"{ROOT}/projects")
 
 CHARGES = 25
 """Charges on a page."""
+ACTS = {
+    "pause": ProjectStatus.PAUSED,
+    "resume": ProjectStatus.ACTIVE,
+    "close": ProjectStatus.CLOSED,
+}
 
 
 def _or_none(value: Any) -> Any:
@@ -124,32 +129,11 @@ def verified_dossier(
     return page(request, "dossier.html", sent.session, **_dossier(services, name, verify=True))
 
 
-@router.post("/{name}/pause")
-def pause(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
-    """Pause a project."""
-    services.ledger.set_status(name, ProjectStatus.PAUSED, sent.session.actor)
-    return see_other(request, f"/projects/{name}", sent.session)
-
-
-@router.post("/{name}/resume")
-def resume(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
-    """Resume a paused project."""
-    services.ledger.set_status(name, ProjectStatus.ACTIVE, sent.session.actor)
-    return see_other(request, f"/projects/{name}", sent.session)
-
-
 @router.get("/{name}/close")
 def closing(request: Request, services: ServicesDep, reader: Admin, name: Name) -> Response:
     """Say what closing a project will mean, and ask whether it is meant."""
     record = services.ledger.project(name)
     return page(request, "close.html", reader, **_shown(record))
-
-
-@router.post("/{name}/close")
-def close(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
-    """Close a project for good."""
-    services.ledger.set_status(name, ProjectStatus.CLOSED, sent.session.actor)
-    return see_other(request, f"/projects/{name}", sent.session)
 
 
 @router.post("/{name}/verify")
@@ -161,9 +145,22 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
         "verified.html",
         sent.session,
         name=name,
-        found=Verification.model_validate(found),
+        found=found,
         now=datetime.now(UTC),
     )
+
+
+@router.post("/{name}/{act}")
+def act(
+    request: Request,
+    services: ServicesDep,
+    sent: ByAdmin,
+    name: Name,
+    act: Literal["pause", "resume", "close"],
+) -> Response:
+    """Pause a project, resume it, or close it for good."""
+    services.ledger.set_status(name, ACTS[act], sent.session.actor)
+    return see_other(request, f"/projects/{name}", sent.session)
 
 
 def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:

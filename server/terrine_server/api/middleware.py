@@ -38,7 +38,6 @@ SINGLE = (
     b"authorization",
     b"content-type",
     b"content-encoding",
-    b"idempotency-key",
     b"cookie",
     b"origin",
 )
@@ -235,7 +234,7 @@ CLOSE = (b"connection", b"close")
 STOPPED = Refusal(
     "overloaded",
     "The server is stopping, and does not know whether this was answered. "
-    "Retry with the same Idempotency-Key.",
+    "Send the same again: what was answered before is free.",
     headers=CLOSING,
 )
 

@@ -46,20 +46,8 @@ def problems(*slugs: str, token: bool = True) -> Responses:
     return responses
 
 
-IDEMPOTENCY_KEY = r"^[\x21-\x7e]{1,255}$"
-
 LABEL_REQUEST: dict[str, Any] = {
     "security": [{"token": []}],
-    "parameters": [
-        {
-            "name": "idempotency-key",
-            "in": "header",
-            "required": False,
-            "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY},
-            "description": "Identifies this request. A retry with the same inputs returns the same "
-            "answers at no cost; with other inputs it is refused.",
-        }
-    ],
     "requestBody": {
         "required": True,
         "content": {
@@ -84,7 +72,6 @@ INPUTS_REQUEST = {key: LABEL_REQUEST[key] for key in ("security", "requestBody")
 
 LABEL_RESPONSES: Responses = problems(
     "invalid-query",
-    "idempotency-conflict",
     "budget-exhausted",
     "project-paused",
     "project-closed",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, Query, Response
 
 from terrine_protocol import (
     EnsembleAccount,
@@ -34,19 +33,6 @@ from terrine_server.planning.remaining import too_few
 router = APIRouter(tags=["owner"])
 
 
-async def refuse_key(request: Request) -> None:
-    """Refuse an Idempotency-Key where it would have no effect: only `POST /label` keeps them."""
-    if "idempotency-key" in request.headers:
-        message = (
-            "Only POST /label takes one. If the reply was lost, look up whether the project, the "
-            "token or the decision was made"
-        )
-        raise RequestValidationError([{"loc": ("header", "Idempotency-Key"), "msg": message}])
-
-
-KEYLESS = [Depends(refuse_key)]
-
-
 @router.get("/ensembles", responses=openapi.problems())
 def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | EnsembleInfo]:
     """List the ensembles. A student sees its project's ensemble, without the owner's account."""
@@ -62,7 +48,6 @@ def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | E
 @router.post(
     "/projects",
     status_code=201,
-    dependencies=KEYLESS,
     responses=openapi.problems("invalid-terms", "not-found", "conflict", "cap-exceeded"),
 )
 def open_project(
@@ -127,7 +112,6 @@ def update_project(
 @router.post(
     "/tokens",
     status_code=201,
-    dependencies=KEYLESS,
     responses=openapi.problems("not-found"),
 )
 def create_token(

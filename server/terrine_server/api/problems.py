@@ -33,7 +33,7 @@ MAX_ERRORS = 20
 """Maximum number of fields that one `invalid-request` names."""
 PRIVATE_DETAIL = {
     "database-unavailable": "The ledger cannot be reached, and no query is answered without it. "
-    "Retry with the same Idempotency-Key.",
+    "Send the same again: what was answered before is free.",
     "ensemble-unavailable": "The ensemble cannot vote now: its files do not verify, or those who "
     "vote elsewhere do not answer. Nothing was charged. Retry later; the server's log has the "
     "reason: ask the data owner.",

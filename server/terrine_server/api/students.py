@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from terrine_protocol import (
@@ -33,7 +31,6 @@ from terrine_server.serving.turns import Turns
 
 router = APIRouter(tags=["students"])
 
-IDEMPOTENCY_KEY = re.compile(openapi.IDEMPOTENCY_KEY, re.ASCII)
 CHECKING = Turns(8)
 """Label requests decoded and checked at a time, of each token one. Other routes use a separate
 thread pool."""
@@ -51,7 +48,6 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     Answers that this project has paid for before are replayed at no cost. If no query of the batch
     can be answered, the problem is `budget-exhausted`.
     """
-    key = _idempotency_key(request)
     holder = request.state.principal
     services.replays.take(holder.token_id)
     decoded = await _received(request, services, project)
@@ -59,8 +55,7 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     def check() -> Ask:
         with services.metrics.stage("decode"):
             sent = decoded()
-            given = (sent.inputs, sent.probabilities, key, holder.record)
-            return services.labeling.check(project, *given)
+            return services.labeling.check(project, sent.inputs, sent.probabilities, holder.record)
 
     ask = await CHECKING.run(holder.token_id, check)
     answered = await services.queue.ask(project, ask)
@@ -103,14 +98,6 @@ async def _received(request: Request, services: Services, project: str) -> Calla
         body += part
         check_length(content_type, len(body), expected, limits)
     return partial(decode, content_type, bytes(body), expected, limits)
-
-
-def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
-        message = "From 1 to 255 printable ASCII characters are expected, without spaces"
-        raise RequestValidationError([{"loc": ("header", "Idempotency-Key"), "msg": message}])
-    return key
 
 
 def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answered | Exception]]:

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Literal
 
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
-Unit = Literal["μ", "ε", "D₂"]
+from terrine_server.findings import Unit
+
 ROUNDING = 1e-9
 """More than sums of exact probabilities are off."""
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from terrine_server.audit.findings import AuditFinding, Part
 from terrine_server.audit.worst_votes import needed_by_answer, needed_share, shown
+from terrine_server.findings import AuditFinding, Part
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.epochs import events_of
 from terrine_server.owner.verification import verify_project

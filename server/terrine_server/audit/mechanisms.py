@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from terrine_server.audit.cases import CASES, MORE, Case, Request
 from terrine_server.audit.evidence import ConfidenceLimits, Promise, Sample, events, limits
-from terrine_server.audit.findings import AuditFinding
+from terrine_server.findings import AuditFinding
 from terrine_server.privacy import (
     GaussianArgmax,
     GaussianNoisyCounts,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from terrine_server.audit.findings import AuditFinding
+from terrine_server.findings import AuditFinding
 from terrine_server.privacy import build_mechanism
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 

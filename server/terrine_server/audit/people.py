@@ -28,10 +28,10 @@ from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers import neighbours
 from terrine_server.audit.evidence import Promise, Sample, held_to_law
-from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.laws import mass
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.world import WORLDS, Service, World, running_service
+from terrine_server.findings import AuditFinding
 from terrine_server.privacy import NeighbourCounts, gdp_squared
 from terrine_server.privacy.accounting.units import DELTA_UNITS, SAMPLER_DELTA
 

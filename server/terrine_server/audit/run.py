@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Literal
 
 import numpy as np
 
-from terrine_server.audit.findings import AuditFinding, AuditReport
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.mechanisms import audit_mechanisms
 from terrine_server.audit.noise import audit_noise
 from terrine_server.audit.worst_votes import audit_prices
+from terrine_server.findings import AuditFinding, AuditReport
 from terrine_server.ledger import Ledger
 
 Subject = Literal["mechanisms", "service", "ledger"]
@@ -56,7 +57,9 @@ def audit(
     for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL, seed, ledger):
         findings.append(finding)
         on_finding(finding)
-    return AuditReport(datetime.now(UTC), confidence, seed, time.monotonic() - start, findings)
+    return AuditReport(
+        datetime.now(UTC), version("terrine"), confidence, seed, time.monotonic() - start, findings
+    )
 
 
 def _findings(

@@ -24,7 +24,6 @@ import numpy as np
 from terrine_client import BudgetExhausted, Client
 from terrine_protocol import Outcome
 from terrine_server.audit.evidence import Promise, Sample, held_to_law, limits
-from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.transcripts import Answer, Guess, Transcripts, outcomes
 from terrine_server.audit.world import (
@@ -38,6 +37,7 @@ from terrine_server.audit.world import (
     running_service,
     save_world,
 )
+from terrine_server.findings import AuditFinding
 from terrine_server.privacy import Terms, quote
 from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax

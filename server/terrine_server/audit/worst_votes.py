@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.optimize import brentq
 
-from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.laws import Votes, labels, passes
+from terrine_server.findings import AuditFinding
 from terrine_server.privacy import (
     ConfidentMax,
     CostEvent,

@@ -11,7 +11,7 @@ from rich.markup import escape
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, with_json
 
 if TYPE_CHECKING:
-    from terrine_server.audit.findings import AuditFinding, AuditReport
+    from terrine_server.findings import AuditFinding, AuditReport
     from terrine_server.ledger import Ledger
 
 

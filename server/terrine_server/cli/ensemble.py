@@ -243,7 +243,7 @@ def register(
 
     [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
     """
-    from terrine_server.owner.operations import open_ledger, register_ensemble
+    from terrine_server.owner.operations import register_ensemble
     from terrine_server.settings import Settings
 
     found = re.fullmatch(r"(rdp|gdp)(?::([\d.]+))?", rule)
@@ -252,8 +252,7 @@ def register(
     wanted = EnsembleRegister.model_validate(
         {**wanted.model_dump(), "rule": found[1], "order": found[2]}
     )
-    settings = Settings()
-    record = register_ensemble(open_ledger(settings), settings, wanted)
+    record = register_ensemble(opened_ledger(), Settings(), wanted)
     others = ", ".join(record.shares_with)
     shared = f" It shares this cap with {others}: they are of the same people." if others else ""
     console.print(
@@ -325,13 +324,11 @@ def list_ensembles() -> None:
     """List the registered ensembles, their caps, and the share that projects have reserved."""
     from terrine_server import views
     from terrine_server.labeling.any_voters import AnyVoters
-    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
-    settings = Settings()
-    records = open_ledger(settings).ensembles()
+    records = opened_ledger().ensembles()
     if as_json():
-        voters = AnyVoters(settings)
+        voters = AnyVoters(Settings())
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
     shared = any(record.shares_with for record in records)

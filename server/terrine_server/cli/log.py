@@ -20,11 +20,10 @@ def show(
     last: Annotated[int, typer.Option(min=1, max=1000, help="Number of entries to show.")] = LAST,
 ) -> None:
     """Show who did what, newest last: projects, tokens, ensembles, keys, publications, exports."""
-    from terrine_protocol import LogEntry
 
     entries = opened_ledger().log(limit=last, newest=True)
     output(
-        [LogEntry.model_validate(entry) for entry in entries],
+        entries,
         [
             {
                 "#": str(entry.seq),

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_protocol import ProjectOpen
-from terrine_server.cli.console import Row, as_json, console, errors, output, with_json
+from terrine_server.cli.console import (
+    Row,
+    as_json,
+    console,
+    errors,
+    opened_ledger,
+    output,
+    with_json,
+)
 from terrine_server.cli.derived import takes
 
 if TYPE_CHECKING:
@@ -34,12 +42,12 @@ def open_project(request: ProjectOpen) -> None:
       terrine project open sepsis --ensemble ward --epsilon 1 --delta 1e-5
           --mechanism confident_gnmax:threshold=600,sigma1=200,sigma2=120
     """
-    from terrine_server.owner.operations import open_ledger, open_project
+    from terrine_server.owner.operations import open_project
     from terrine_server.planning.remaining import too_few
     from terrine_server.settings import Settings
 
     settings = Settings()
-    record = open_project(open_ledger(settings), request)
+    record = open_project(opened_ledger(), request)
     warning = too_few(record.terms, len(record.ensemble.facts.classes))
     info = _infos(settings, [record])[0].model_copy(update={"warning": warning})
     output(info, _for_people(record))
@@ -80,12 +88,10 @@ def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
 @with_json
 def list_projects() -> None:
     """List all projects."""
-    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
     from terrine_server.views import budget
 
-    settings = Settings()
-    ledger = open_ledger(settings)
+    settings, ledger = Settings(), opened_ledger()
     records: list[ProjectRecord] = []
     while page := ledger.projects(records[-1].name if records else None, 100):
         records += page
@@ -111,12 +117,10 @@ def list_projects() -> None:
 @with_json
 def show(name: Name) -> None:
     """Show a project's terms and account. JSON has the terms; see also `terrine ledger show`."""
-    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
-    settings = Settings()
-    record = open_ledger(settings).project(name)
-    output(_infos(settings, [record])[0], _for_people(record))
+    record = opened_ledger().project(name)
+    output(_infos(Settings(), [record])[0], _for_people(record))
 
 
 @app.command("secret-spend")
@@ -127,13 +131,9 @@ def secret_spend(name: Name) -> None:
     For the data owner only: it is a function of the private data, and no guarantee covers showing
     it to anyone. Students see bounds on it, published at counts that were fixed beforehand.
     """
-    from terrine_server import views
     from terrine_server.owner import operations
-    from terrine_server.settings import Settings
 
-    spend = views.secret_spend(
-        name, operations.secret_spend(operations.open_ledger(Settings()), name)
-    )
+    spend = operations.secret_spend(opened_ledger(), name)
     errors.print(
         "[bold red]SECRET:[/] this is computed from private votes, outside every guarantee. "
         "Do not share it.",
@@ -166,10 +166,7 @@ def close(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Close a project for good, and return its unspent budget to its ensemble's cap."""
-    from terrine_server.owner.operations import open_ledger
-    from terrine_server.settings import Settings
-
-    open_ledger(Settings()).project(name)  # fails for an unknown name, before the prompt
+    opened_ledger().project(name)  # fails for an unknown name, before the prompt
     if not yes:
         typer.confirm(f"Close {name} for good?", abort=True)
     _set_status(name, "closed")
@@ -177,10 +174,8 @@ def close(
 
 def _set_status(name: str, status: str) -> None:
     from terrine_protocol import ProjectStatus
-    from terrine_server.owner.operations import open_ledger
-    from terrine_server.settings import Settings
 
-    record = open_ledger(Settings()).set_status(name, ProjectStatus(status))
+    record = opened_ledger().set_status(name, ProjectStatus(status))
     console.print(f"{record.name} is {record.status}.")
 
 

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from terrine_protocol import TokenCreate, TokenInfo
-from terrine_server.cli.console import as_json, console, errors, output, print_json, with_json
+from terrine_server.cli.console import (
+    as_json,
+    console,
+    errors,
+    opened_ledger,
+    output,
+    print_json,
+    with_json,
+)
 from terrine_server.cli.derived import takes
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
@@ -18,12 +26,10 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
 @takes(TokenCreate)
 def create(request: TokenCreate) -> None:
     """Create a token. It is printed once, alone on stdout, and cannot be shown again."""
-    from terrine_server.owner.operations import open_ledger
     from terrine_server.owner.tokens import Tokens, load_secret_key
     from terrine_server.settings import Settings
 
-    settings = Settings()
-    tokens = Tokens(open_ledger(settings), load_secret_key(settings.secret_key_path))
+    tokens = Tokens(opened_ledger(), load_secret_key(Settings().secret_key_path))
     made = tokens.create(request)
     if as_json():
         print_json(made)
@@ -40,10 +46,7 @@ def create(request: TokenCreate) -> None:
 @with_json
 def list_tokens() -> None:
     """List all tokens, without their secrets."""
-    from terrine_server.owner.operations import open_ledger
-    from terrine_server.settings import Settings
-
-    tokens = open_ledger(Settings()).list_tokens()
+    tokens = opened_ledger().list_tokens()
     output(
         [TokenInfo.model_validate(token) for token in tokens],
         [
@@ -63,8 +66,5 @@ def list_tokens() -> None:
 @app.command()
 def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")]) -> None:
     """Revoke a token immediately and for good."""
-    from terrine_server.owner.operations import open_ledger
-    from terrine_server.settings import Settings
-
-    open_ledger(Settings()).revoke_token(token_id)
+    opened_ledger().revoke_token(token_id)
     console.print(f"{token_id} is revoked.")

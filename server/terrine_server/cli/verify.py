@@ -13,7 +13,8 @@ from terrine_server.cli.console import console, errors, fail, opened_ledger, wri
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from terrine_server.ledger import Ledger, LogVerificationRecord, VerificationRecord
+    from terrine_protocol import LogVerification, Verification
+    from terrine_server.ledger import Ledger
 
 Certificate = Annotated[
     Path | None,
@@ -83,7 +84,7 @@ def verify(
     if file is not None:
         with entries_bar(errors, file.name) as progress:
             found = verify_export(file, progress)
-        intact = _report(found)
+        intact = _report(found.project, f"{found.charges} charges", found)
     else:
         intact = _verify_ledger(project or "all")
         if logged:
@@ -149,13 +150,14 @@ def _verify_ledger(project: str) -> bool:
     for name in names:
         with entries_bar(errors, name) as progress:
             found = verify_project(ledger, name, progress)
-        intact = _report(found) and intact
+        intact = _report(name, f"{found.charges} charges", found) and intact
         if found.ok:
             _say_missing(ledger, name)
     if not names:
         console.print("No project has been opened yet.")
     if project == "all":
-        intact = report_log(verify_log(ledger)) and intact
+        log = verify_log(ledger)
+        intact = _report("administrative log", f"{log.entries} entries", log) and intact
     return intact
 
 
@@ -253,21 +255,10 @@ def _verify_accounts(project: str, path: Path) -> bool:
     return found.same is True
 
 
-def report_log(found: LogVerificationRecord) -> bool:
-    """Print whether the administrative log is intact, and return it."""
+def _report(what: str, entries: str, found: Verification | LogVerification) -> bool:
+    """Print whether books are intact, and return it."""
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
-    line = f"administrative log: {verdict}, {found.entries} entries"
-    console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"  head {found.head}", highlight=False, soft_wrap=True)
-    for problem in found.problems:
-        console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
-    return found.ok
-
-
-def _report(found: VerificationRecord) -> bool:
-    verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
-    line = f"{found.project}: {verdict}, {found.charges} charges"
-    console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"{what}: {verdict}, {entries}", highlight=False, soft_wrap=True)
     console.print(f"  head {found.head}", highlight=False, soft_wrap=True)
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)

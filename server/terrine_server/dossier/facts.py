@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from terrine_protocol import (
     Budget,
     EnsembleAccount,
     LogEntry,
+    LogState,
     LogVerification,
     Outcome,
     ProjectInfo,
@@ -26,14 +27,13 @@ from terrine_protocol import (
     Verification,
 )
 from terrine_protocol.files import read
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Note
-from terrine_protocol.transparency.policies import NONE, Party, Policy
+from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.dossier.code import Code, running
 from terrine_server.dossier.told import FILE, DossierError, Told, load
+from terrine_server.findings import AuditReport
 from terrine_server.ledger import Action, EnsembleRecord, Ledger, ProjectRecord
-from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
+from terrine_server.owner.checkpoints import load_checkpoint_key, log_state, own_policy
 from terrine_server.owner.verification import verify_log, verify_project
 from terrine_server.planning.first_project import caught_at_most, right_at_most
 from terrine_server.settings import Settings
@@ -54,6 +54,7 @@ on somebody's word."""
 SHOWN = 100
 """The most notable acts, newest last."""
 PAGE = 1000
+_AUDIT = TypeAdapter(AuditReport)
 
 
 @dataclass(frozen=True)
@@ -132,46 +133,13 @@ class Acts:
     verification: LogVerification | None
 
 
-@dataclass(frozen=True)
-class LastCheckpoint:
-    """The last checkpoint, who cosigned it and when, and what holding the tree against it found.
-
-    `witnesses`: of the policy; None if there is no policy. `waiting`, `problems`: None if it was
-    not held against the ledger.
-    """
+class LastCheckpoint(LogState):
+    """The last checkpoint, what `GET /ledger` says of it, and what holding the tree against it
+    found: `waiting` and `problems` are None if it was not held against the ledger."""
 
     note: str
-    origin: str
-    size: int
-    cosigned: Mapping[str, datetime]
-    witnesses: tuple[str, ...] | None
     waiting: int | None
     problems: tuple[str, ...] | None
-
-
-class AuditFinding(BaseModel):
-    """A finding of `terrine audit`, as its report says it."""
-
-    part: str
-    subject: str
-    verdict: str
-    evidence: str
-    passed: bool
-    unit: str | None = None
-    measured: float | None = None
-    price: float | None = None
-
-
-class Audit(BaseModel):
-    """A report of `terrine --json audit`."""
-
-    made_at: datetime
-    version: str
-    passed: bool
-    confidence: float
-    seed: int
-    seconds: float
-    findings: list[AuditFinding]
 
 
 @dataclass(frozen=True)
@@ -194,7 +162,7 @@ class Facts:
     """The public key of the log, a vkey."""
     checkpoint: LastCheckpoint | None
     verified: bool
-    audit: Audit | None
+    audit: AuditReport | None
     told: Told
 
     @property
@@ -210,10 +178,10 @@ class Facts:
         return next(each for each in self.ensembles if each.account.name == name)
 
 
-def read_audit(path: Path) -> Audit:
+def read_audit(path: Path) -> AuditReport:
     """Read the report of an audit. Raises DossierError, or OSError."""
     try:
-        return Audit.model_validate_json(read(path))
+        return _AUDIT.validate_json(read(path))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
@@ -229,16 +197,15 @@ def gather(
     *,
     project: str | None = None,
     policy: Policy | None = None,
-    audit: Audit | None = None,
+    audit: AuditReport | None = None,
     verify: bool,
 ) -> Facts:
     """Read everything, of one project or of all. `verify`: also recompute books, log and tree.
 
-    `policy`: whose cosignatures the log needs; by default, that of the settings. Raises NotFound,
-    DossierError, CheckpointError or TerrineError.
+    `policy`: whose cosignatures the log needs; by default, that of the settings, or the log's key
+    alone. Raises NotFound, DossierError, CheckpointError or TerrineError.
     """
     signer = load_checkpoint_key(settings.checkpoint_key_path)
-    policy = policy or load_policy(settings.log_policy_file)
     records = [ledger.project(project)] if project else list(_every_project(ledger))
     wanted = {record.ensemble.name for record in records} if project else None
     spent = ledger.spent_of_caps()
@@ -253,7 +220,6 @@ def gather(
         for token in ledger.list_tokens()
         if token.role is not Role.STUDENT and token.revoked_at is None and token.expires_at > now
     )
-    own = None if signer is None else Policy((Party(signer.verifier),), {}, {}, NONE)
     return Facts(
         made_at=now,
         only=project,
@@ -268,7 +234,7 @@ def gather(
         database="SQLite" if settings.database.startswith("sqlite") else "PostgreSQL",
         issuer=settings.oidc_issuer is not None,
         signer=None if signer is None else str(signer.verifier),
-        checkpoint=_checkpoint(ledger, policy, own, verify),
+        checkpoint=_checkpoint(ledger, policy or own_policy(settings), verify),
         verified=verify,
         audit=audit,
         told=load(settings.data_dir / FILE),
@@ -286,7 +252,6 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
     history, terms = ledger.history(record.name), record.terms
     budget = views.budget(record)
     oldest = ledger.charges(record.name, limit=1)
-    found = verify_project(ledger, record.name) if verify else None
     return Project(
         info=views.project(record, available),
         budget=budget,
@@ -305,7 +270,7 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
                 terms.delta,
             ),
         ),
-        verification=None if found is None else Verification.model_validate(found),
+        verification=verify_project(ledger, record.name) if verify else None,
     )
 
 
@@ -361,29 +326,21 @@ def _acts(ledger: Ledger, verify: bool) -> Acts:
     after = 0
     while page := ledger.log(after, PAGE):
         counts.update(entry.action for entry in page)
-        notable += [LogEntry.model_validate(entry) for entry in page if entry.action in NOTABLE]
+        notable += [entry for entry in page if entry.action in NOTABLE]
         after = page[-1].seq
-    found = LogVerification.model_validate(verify_log(ledger)) if verify else None
+    found = verify_log(ledger) if verify else None
     return Acts(after, dict(sorted(counts.items())), tuple(notable[-SHOWN:]), found)
 
 
-def _checkpoint(
-    ledger: Ledger, policy: Policy | None, own: Policy | None, verify: bool
-) -> LastCheckpoint | None:
-    text = ledger.checkpoint()
-    if text is None:
+def _checkpoint(ledger: Ledger, policy: Policy | None, verify: bool) -> LastCheckpoint | None:
+    note = ledger.checkpoint()
+    state = log_state(note, policy)
+    if note is None or state is None:
         return None
-    note = Note.parse(text)
-    checkpoint = Checkpoint.parse(note.text)
-    against = policy or own
-    check = ledger.check_tree(against, {}) if verify and against is not None else None
-    cosigned = {} if policy is None else policy.cosigned(note)
+    check = ledger.check_tree(policy, {}) if verify and policy is not None else None
     return LastCheckpoint(
-        note=text,
-        origin=checkpoint.origin,
-        size=checkpoint.size,
-        cosigned={name: datetime.fromtimestamp(at, UTC) for name, at in cosigned.items()},
-        witnesses=None if policy is None else tuple(policy.witnesses),
+        **state.model_dump(),
+        note=note,
         waiting=None if check is None else check.waiting,
         problems=None if check is None else tuple(check.problems),
     )

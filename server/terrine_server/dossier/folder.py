@@ -46,6 +46,7 @@ def as_json(facts: Facts) -> bytes:
     written: dict[str, Any] = {"format": FORMAT, "unchecked": list(unchecked(facts))}
     written |= {name: value for name, value in vars(facts).items() if name not in written}
     written["told"] = facts.told.answers
+    written["audit"] = facts.audit and facts.audit.to_json()
     written["assessment"] = [asdict(each) for each in assessment.assess(facts)]
     return to_json(written, indent=2)
 

@@ -110,18 +110,24 @@ def _unchecked_log(facts: Facts) -> Iterator[Unchecked]:
             "there is neither a policy nor the log's key on this machine",
             "Name a policy with --policy.",
         )
-    if not last.witnesses:
+    if not last.cosigned and not last.missing:
         yield Unchecked(
             "Whether everybody was told the same history",
             "no witness cosigns the log, so the owner could show two",
             "Ask somebody to run `terrine witness` (docs/transparency.md).",
         )
-    elif missing := sorted(set(last.witnesses) - set(last.cosigned)):
+    elif last.missing:
         yield Unchecked(
             "What some witnesses saw",
-            f"{', '.join(missing)} did not cosign the last checkpoint",
+            f"{', '.join(last.missing)} did not cosign the last checkpoint",
             "Ask them, and compare with the checkpoint in this dossier.",
         )
+    yield Unchecked(
+        "Since when an authority's clock says that this history was there",
+        "time stamps (RFC 3161) lie beside checkpoints that the owner kept, wherever that is",
+        "Ask for one. `terrine ledger checkpoint --timestamp` makes it, and `terrine ledger verify "
+        "--checkpoint FILE --tsa-certificate PEM` checks it (docs/transparency.md).",
+    )
 
 
 def _unchecked_audit(facts: Facts) -> Iterator[Unchecked]:

@@ -136,7 +136,6 @@ STORED = (
     Kept(
         "tokens and requests", "a label, a purpose, dates; no secret", "for ever; a token expires"
     ),
-    Kept("idempotency keys", "which charges answered a request", "7 days"),
     Kept("students' inputs", "whatever the student sends: possibly personal data", "not stored"),
     Kept(
         "the server's log",

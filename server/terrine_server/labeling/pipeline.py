@@ -26,7 +26,6 @@ from terrine_server.errors import (
     TokenChanged,
 )
 from terrine_server.labeling.queries import (
-    batch_digest,
     canonical_inputs,
     check_probabilities,
     input_digests,
@@ -35,7 +34,6 @@ from terrine_server.labeling.queries import (
 from terrine_server.labeling.voters import Neighbourhood, Voters, checked_votes
 from terrine_server.ledger import (
     SHARED,
-    Batch,
     Cast,
     EnsembleRecord,
     Ledger,
@@ -66,25 +64,19 @@ from terrine_server.privacy import (
 class Ask:
     """One checked request: canonical inputs `[B, …]`, probabilities and baselines `[B, m]`.
 
-    `key`: its idempotency key and the digest of its queries. `genesis`: that of the project that it
-    was checked for. `token`: that by which it came, if its row is still to be looked up.
+    `genesis`: that of the project that it was checked for. `token`: that by which it came, if its
+    row is still to be looked up.
     """
 
     queries: np.ndarray
     probabilities: np.ndarray | None
     baselines: np.ndarray | None
     digests: Sequence[QueryDigest]
-    key: tuple[str, bytes] | None
     genesis: str
     token: TokenRecord | None
 
     def __len__(self) -> int:
         return len(self.queries)
-
-    @property
-    def name(self) -> str | None:
-        """The idempotency key."""
-        return None if self.key is None else self.key[0]
 
 
 class Labeling:
@@ -101,13 +93,11 @@ class Labeling:
         project_name: str,
         inputs: np.ndarray,
         probabilities: np.ndarray | None = None,
-        key: str | None = None,
         token: TokenRecord | None = None,
     ) -> Ask:
         """Check one request: inputs `[B, …]`, and probabilities `[B, m]` if needed.
 
-        `key` is its idempotency key, `token` see `Ask`. Raises a `TerrineError` that concerns this
-        request only.
+        `token`: see `Ask`. Raises a `TerrineError` that concerns this request only.
         """
         project = self._ledger.remembered(project_name)
         facts, mechanism = project.ensemble.facts, mechanism_of(project)
@@ -125,7 +115,6 @@ class Labeling:
             checked,
             baselines,
             [QueryDigest(*pair) for pair in zip(queries_sha256, inputs_sha256, strict=True)],
-            None if key is None else (key, batch_digest(queries_sha256)),
             project.genesis,
             token,
         )
@@ -151,7 +140,7 @@ class Labeling:
         return [done / every if every else None for done, every in zip(gone, there, strict=True)]
 
     def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
-        """Answer a group of requests, no two with the same key, with one vote and one commit.
+        """Answer a group of requests with one vote and one commit.
 
         Each gets its receipt, or a refusal that concerns it alone: `TokenChanged` where its token
         is not what it was. Raises a `TerrineError` if nothing was answered; then nothing was
@@ -178,8 +167,7 @@ class Labeling:
                 try:
                     record = self._ledger.look_up(
                         project_name,
-                        [ask.key for ask in group],
-                        [ask.digests for ask in group],
+                        digests,
                         {ask.token for ask in group if ask.token is not None},
                     )
                 except TokenChanged as found:
@@ -197,12 +185,6 @@ class Labeling:
                     if not self._overtaken(project.ensemble):
                         raise
                     continue
-                answers |= {
-                    i: answer for i, answer in zip(waiting, record.answers, strict=True) if answer
-                }
-            if any(record.answers):
-                waiting = [index for index in waiting if index not in answers]
-                continue
             chosen = self._payable(project, digests, record.recorded)
             if chosen and not own_turn and _one_at_a_time(project):
                 turn.enter_context(self._ledger.turn(project.id))
@@ -220,7 +202,7 @@ class Labeling:
                 drawn.get(index) or Proposal(digest.query, digest.input, None, None)
                 for index, digest in enumerate(digests)
             )
-            batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in group]
+            batches = [list(islice(proposals, len(ask))) for ask in group]
             # If another request came first, the draws are discarded unsent. More is recorded
             # then, so this loop ends.
             with self._metrics.stage("charge"), suppress(ConcurrentUpdate):

@@ -117,11 +117,6 @@ def query_digests(inputs: list[bytes], baselines: np.ndarray | None) -> list[byt
     ]
 
 
-def batch_digest(queries: list[bytes]) -> bytes:
-    """Return the SHA-256 of all queries of a request, to which its idempotency key is bound."""
-    return hashlib.sha256(b"terrine batch 1\0" + b"".join(queries)).digest()
-
-
 def _digest(common: hashlib._Hash, *parts: bytes) -> bytes:
     digest = common.copy()
     for part in parts:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -27,18 +27,7 @@ THREADS = 16
 """Groups of all projects at the same time."""
 
 
-class QueuedRequest(Protocol):
-    """One request in the queue."""
-
-    def __len__(self) -> int:
-        """Number of queries."""
-
-    @property
-    def name(self) -> str | None:
-        """Its idempotency key; a group never has two requests with the same key."""
-
-
-R = TypeVar("R", bound=QueuedRequest)
+R = TypeVar("R", bound=Sized)
 T = TypeVar("T")
 
 
@@ -58,8 +47,9 @@ class _Line(Generic[R, T]):
 class Queue(Generic[R, T]):
     """Queues requests for `answer`, which answers a group of one project in a thread.
 
-    `answer` returns for each request its answer, or an exception that concerns it alone. An
-    exception that it raises concerns the whole group. Belongs to one event loop.
+    The length of a request is its number of queries. `answer` returns for each request its answer,
+    or an exception that concerns it alone. An exception that it raises concerns the whole group.
+    Belongs to one event loop.
     """
 
     def __init__(
@@ -118,14 +108,11 @@ class Queue(Generic[R, T]):
 
     def _take(self, line: _Line[R, T]) -> list[_Waiting[R, T]]:
         group: list[_Waiting[R, T]] = []
-        names: set[str] = set()
         queries = 0
         while line.waiting:
             request = line.waiting[0].request
-            if request.name in names or (group and queries + len(request) > GROUP_QUERIES):
+            if group and queries + len(request) > GROUP_QUERIES:
                 break
-            if request.name is not None:
-                names.add(request.name)
             queries += len(request)
             group.append(line.waiting.popleft())
         self._count(line, -queries)

@@ -15,14 +15,11 @@ from terrine_server.ledger.projects import NewProject
 from terrine_server.ledger.records import (
     NEIGHBOURS,
     SHARED,
-    Batch,
     Cast,
     ChargeRecord,
     Edition,
     EnsembleRecord,
     History,
-    LogRecord,
-    LogVerificationRecord,
     OnRecord,
     PrivateData,
     ProjectRecord,
@@ -34,9 +31,7 @@ from terrine_server.ledger.records import (
     Recorded,
     RequestRecord,
     Result,
-    SecretAccount,
     TokenRecord,
-    VerificationRecord,
 )
 from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.store.database import connect

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from terrine_protocol import Outcome
+from terrine_protocol import Outcome, SecretSpend, Verification
 from terrine_server.errors import NotFound
 from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.handle import Handle
-from terrine_server.ledger.records import ChargeRecord, History, SecretAccount, VerificationRecord
+from terrine_server.ledger.records import ChargeRecord, History
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import reading, snapshot
+from terrine_server.ledger.store.history import history
 from terrine_server.ledger.store.tables import charges, projects
 from terrine_server.ledger.verifying import archive
 from terrine_server.ledger.verifying.walk import Progress, verify_project
@@ -23,7 +24,7 @@ _PAGE = 1000
 class Entries(Handle):
     """The entries of a ledger's projects."""
 
-    def secret_spend(self, project: str) -> SecretAccount:
+    def secret_spend(self, project: str) -> SecretSpend:
         """Return the actual cost of a data-dependent project's queries, given their votes. Secret.
 
         For the data owner only: no guarantee covers its disclosure. Raises NotFound, and Conflict
@@ -49,7 +50,6 @@ class Entries(Handle):
         In order, the first of them; or the `newest`, last one first. `since` (inclusive) and
         `until` (exclusive) limit their times, if given. Raises NotFound.
         """
-        known = self._histories.known(project)
         with reading(self._engine) as connection:
             account = self._named(connection, project)
             query = rows.select_charges(account.id)
@@ -61,19 +61,9 @@ class Entries(Handle):
                 query = query.where(charges.c.created_at < until)
             if newest:
                 query = query.order_by(None).order_by(charges.c.seq.desc())
-            last = account.charges if before_seq is None else before_seq - 1
-            places = [(0, account.charges)]
-            if (outcome, since, until) != (None, None, None):
-                sums = self._histories.sums(connection, account, known)
-                places = sums.ranges(outcome, since, until)
-            found: list[ChargeRecord] = []
-            for start, end in places[::-1] if newest else places:
-                start, end = max(start, after_seq), min(end, last)
-                if start < end and len(found) < limit:
-                    here = query.where(charges.c.seq > start, charges.c.seq <= end)
-                    got = connection.execute(here.limit(limit - len(found)))
-                    found += [rows.charge_record(row, account) for row in got]
-            return found
+            last = min(account.charges, account.charges if before_seq is None else before_seq - 1)
+            here = query.where(charges.c.seq > after_seq, charges.c.seq <= last).limit(limit)
+            return [rows.charge_record(row, account) for row in connection.execute(here)]
 
     def stream_charges(
         self,
@@ -94,13 +84,11 @@ class Entries(Handle):
     def history(self, project: str) -> History:
         """Return how a project's budget was spent, entry by entry and day by day.
 
-        It follows from the entries, of which each is summed once, and LedgerCorrupted is raised
-        unless it ends at the balance. Raises NotFound.
+        It follows from the entries, and LedgerCorrupted is raised unless it ends at the balance.
+        Raises NotFound.
         """
-        known = self._histories.known(project)
         with reading(self._engine) as connection:
-            account = self._named(connection, project)
-            return self._histories.sums(connection, account, known).history(account)
+            return history(connection, self._named(connection, project))
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
         """Yield a project's account, then the entries that it counts, in the format of `archive`.
@@ -119,7 +107,7 @@ class Entries(Handle):
                 return
             yield archive.entry_line(entry)
 
-    def verify(self, project: str, progress: Progress | None = None) -> VerificationRecord:
+    def verify(self, project: str, progress: Progress | None = None) -> Verification:
         """Recompute a project's ledger from its charges, in constant memory. Raises NotFound."""
         with snapshot(self._engine) as connection:
             return verify_project(connection, self._seals, project, progress)

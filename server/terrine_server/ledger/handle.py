@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 from terrine_server.ledger.administration import Actor
 from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import history, rows
+from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import appending, writing
 from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.store.transaction import Transaction
@@ -27,7 +27,6 @@ class Handle:
         self._engine = engine
         self._seals = Seals(key)
         self._accounts = rows.KnownProjects(self._seals)
-        self._histories = history.Histories()
         # By project: its number of charges after the last one made here. Older records are stale.
         self._charged: dict[int, int] = {}
 

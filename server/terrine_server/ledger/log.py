@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import select
 
+from terrine_protocol import LogEntry, LogVerification
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.handle import Handle
-from terrine_server.ledger.records import LogRecord, LogVerificationRecord
 from terrine_server.ledger.store import log
 from terrine_server.ledger.store.database import reading, snapshot
 from terrine_server.ledger.store.schema import differences
@@ -46,7 +46,7 @@ class Log(Handle):
         limit: int = 100,
         newest: bool = False,
         before_seq: int | None = None,
-    ) -> list[LogRecord]:
+    ) -> list[LogEntry]:
         """Return up to `limit` entries of the administrative log numbered above `after_seq`.
 
         And below `before_seq`, if given. In order: the first of them, or the `newest`.
@@ -69,7 +69,7 @@ class Log(Handle):
             last = query.order_by(entries.seq.desc()).limit(1)
             return connection.execute(last).scalar_one_or_none() or 0
 
-    def log_since(self, seq: int, hash: str | None = None) -> list[LogRecord]:
+    def log_since(self, seq: int, hash: str | None = None) -> list[LogEntry]:
         """Return all entries of the administrative log after the one with this number.
 
         They are believed because their hashes lead from that entry's to the log's sealed end, so
@@ -93,7 +93,7 @@ class Log(Handle):
             yield from map(archive.log_entry_line, page)
             after = page[-1].seq
 
-    def verify_log(self) -> LogVerificationRecord:
+    def verify_log(self) -> LogVerification:
         """Recompute the administrative log, and hold the rows of today against it."""
         with snapshot(self._engine) as connection:
             return verify_log(connection, self._seals)

@@ -17,7 +17,6 @@ from terrine_server.ledger.charging import lookup, shadow_accounts, unit_account
 from terrine_server.ledger.charging.charge import StaleRecord, charge
 from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.records import (
-    Batch,
     Cast,
     OnRecord,
     ProjectRecord,
@@ -38,19 +37,17 @@ class Payments(Handle):
     def look_up(
         self,
         project: str,
-        keys: Sequence[tuple[str, bytes] | None],
-        digests: Sequence[Sequence[QueryDigest]],
+        digests: Sequence[QueryDigest],
         held: Collection[TokenRecord] = (),
     ) -> OnRecord:
-        """Return a project's account and what is on record for requests to it. Locks nothing.
+        """Return a project's account and what is on record for queries to it. Locks nothing.
 
-        `keys`: for each request, its idempotency key and the SHA-256 of its body, or None.
-        `digests`: those of its queries. No two may have the same key. `held`: tokens by which they
-        came. Raises TokenChanged if any of these is not as it is in the ledger, and NotFound.
+        `held`: tokens by which they came. Raises TokenChanged if any of these is not as it is in
+        the ledger, and NotFound.
         """
         with reading(self._engine) as connection:
             check_unchanged(connection, self._seals, held)
-            return lookup.look_up(connection, self._accounts, project, keys, digests)
+            return lookup.look_up(connection, self._accounts, project, digests)
 
     def accounts(self, project: ProjectRecord) -> Accounts:
         """Return what each unit has spent in a project as it was looked up, uint32[U]. Secret.
@@ -78,23 +75,16 @@ class Payments(Handle):
         with reading(self._engine) as connection:
             return shadow_accounts.as_of(connection, self._seals, project, count or 0)
 
-    def charge(
-        self,
-        project_id: int,
-        proposals: Sequence[Proposal],
-        idempotency: tuple[str, bytes] | None = None,
-    ) -> Receipt:
+    def charge(self, project_id: int, proposals: Sequence[Proposal]) -> Receipt:
         """Pay for a batch in one transaction, which is durable once the receipt is returned.
 
         A query that was paid before, or that occurs twice, is replayed for free. New ones are paid
         in order while one more at the worst price is certain to fit; then all new ones are refused.
-        The first paid query of each epoch also pays for opening it. `idempotency`: the request's
-        key and the SHA-256 of its body; a retry gets the earlier receipt. Raises ProjectPaused,
-        ProjectClosed, IdempotencyConflict, InvalidQuery (no query, a malformed key),
-        ConcurrentUpdate (a query of an epoch was paid meanwhile), and BudgetExhausted when every
-        query was refused.
+        The first paid query of each epoch also pays for opening it. Raises ProjectPaused,
+        ProjectClosed, InvalidQuery (no query), ConcurrentUpdate (a query of an epoch was paid
+        meanwhile), and BudgetExhausted when every query was refused.
         """
-        (answer,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
+        (answer,) = self.charge_group(project_id, [proposals])
         if isinstance(answer, TerrineError):
             raise answer
         return answer
@@ -102,14 +92,14 @@ class Payments(Handle):
     def charge_group(
         self,
         project_id: int,
-        batches: Sequence[Batch],
+        batches: Sequence[Sequence[Proposal]],
         record: OnRecord | None = None,
         cast: Cast | None = None,
     ) -> list[Receipt | TerrineError]:
         """Pay for the batches of several requests, in order, in one transaction.
 
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
-        refused one does not affect the others. No two may have the same key. `record`: what
+        refused one does not affect the others. `record`: what
         `look_up` returned for them; it is looked up again only if it is out of date. `cast`: for a
         project of `neighbours`, the accounts that belong to its proposals; with `record`, and never
         looked up again: ConcurrentUpdate if the project has moved. Raises what
@@ -121,12 +111,10 @@ class Payments(Handle):
         genesis = None if record is None else record.project.genesis
 
         def look_up(connection: Connection) -> OnRecord:
-            keys = [batch.key for batch in batches]
             digests = [
-                [QueryDigest(p.query_digest, p.input_digest) for p in batch.proposals]
-                for batch in batches
+                QueryDigest(p.query_digest, p.input_digest) for batch in batches for p in batch
             ]
-            found = lookup.look_up(connection, self._accounts, project_id, keys, digests)
+            found = lookup.look_up(connection, self._accounts, project_id, digests)
             if genesis not in (None, found.project.genesis):
                 # The same id, but other terms: the outcomes were drawn for another project.
                 raise DatabaseUnavailable(
@@ -159,7 +147,7 @@ class Payments(Handle):
         return answers
 
     def _charge_cast(
-        self, batches: Sequence[Batch], record: OnRecord, cast: Cast
+        self, batches: Sequence[Sequence[Proposal]], record: OnRecord, cast: Cast
     ) -> list[Receipt | TerrineError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id

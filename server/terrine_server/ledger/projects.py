@@ -175,7 +175,6 @@ class Projects(Handle):
         manifest_sha256: str,
         slots: int,
         erased: Collection[int],
-        by: Actor | None = None,
         *,
         data: PrivateData | None = None,
     ) -> EnsembleRecord:
@@ -189,7 +188,7 @@ class Projects(Handle):
         follows the newest edition, or if the data have another cap, and InvalidTerms for one that
         takes slots away or brings anybody back.
         """
-        with self._writing(by) as tx:
+        with self._writing(None) as tx:
             row = rows.lock_ensemble(tx.connection, ensembles.c.name == name)
             if row is None:
                 raise NotFound(f"There is no ensemble called {name}.")
@@ -230,7 +229,7 @@ class Projects(Handle):
                 shared_caps.extend(tx, found, number, data)
             return rows.living_ensemble(tx.connection, tx.seals, found)
 
-    def fill_accounts(self, by: Actor | None = None) -> Filled:
+    def fill_accounts(self) -> Filled:
         """After a restore: pause every active project, and count every account as spent.
 
         What was charged after the backup is not known any more, so no unit of a project of
@@ -242,11 +241,11 @@ class Projects(Handle):
         for name in self.project_names():
             project = self.project(name)
             if project.status is ProjectStatus.ACTIVE:
-                self.set_status(name, ProjectStatus.PAUSED, by)
+                self.set_status(name, ProjectStatus.PAUSED)
                 paused.append(name)
             if project.terms.allowance is None or project.status is ProjectStatus.CLOSED:
                 continue
-            with self._writing(by) as tx:
+            with self._writing(None) as tx:
                 tx.connection.execute(rows.HOLD, {"id": project.id})
                 project = self._named(tx.connection, name)
                 unit_accounts.fill(tx, project)

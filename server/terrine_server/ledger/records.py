@@ -6,20 +6,18 @@ ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
 Proposal            a query with the outcome drawn for it, not yet paid
 Cast                the accounts of units after a project's queries were voted on
-Batch               one request's proposals
 Result              the result of one query, paid or refused
 Receipt             a batch's results and the account after them
 Recorded            earlier charges that answer queries
 OnRecord            what is on record for requests before they are paid
 Publication         a published bound on a data-dependent project's spend
-SecretAccount       that spend, for the data owner only
 ChargeRecord        one entry
 TokenRecord         a token without its secret
 RequestRecord       what somebody asks the data owner for, and what was decided
-LogRecord            one entry of the administrative log
-LogVerificationRecord     whether that log is intact
+LogEntry            one entry of the administrative log
+LogVerification     whether that log is intact
 History             how a project's budget was spent over its entries and days
-VerificationRecord        whether a project's ledger is intact
+Verification        whether a project's ledger is intact
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from math import hypot
 from typing import Any
 
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
-from terrine_server.errors import TerrineError
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
 from terrine_server.privacy import GDP, Account, Accounts, Rule, Terms, VoteOutcome
 
@@ -276,14 +273,6 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One request's queries; `key` is its idempotency key and the SHA-256 of its body."""
-
-    proposals: Sequence[Proposal]
-    key: tuple[str, bytes] | None = None
-
-
-@dataclass(frozen=True)
 class Result:
     """The result of one query. `seq`: the charge that paid for it; None if refused.
 
@@ -323,15 +312,9 @@ class Recorded:
 
 @dataclass(frozen=True)
 class OnRecord:
-    """A project and what is on record for some requests to it, all as of one moment.
-
-    `answers`: for each request, the earlier receipt for its key, None if it is new, or an error,
-    such as IdempotencyConflict if its key was used for another request. `recorded`: earlier charges
-    that answer queries.
-    """
+    """A project and what is on record for some queries to it, all as of one moment."""
 
     project: ProjectRecord
-    answers: Sequence[Receipt | TerrineError | None]
     recorded: Recorded
 
 
@@ -345,19 +328,6 @@ class Publication:
     seq: int
     queries: int
     figure: int
-
-
-@dataclass(frozen=True)
-class SecretAccount:
-    """The actual cost of a project's queries, given their votes, and its smooth sensitivity.
-
-    Both are secret, and in Rényi divergence at the project's order.
-    """
-
-    queries: int
-    order: float
-    cost: float
-    smooth_sensitivity: float
 
 
 @dataclass(frozen=True)
@@ -441,46 +411,3 @@ class RequestRecord:
     reason: str | None
     created_at: datetime
     decided_at: datetime | None
-
-
-@dataclass(frozen=True)
-class LogRecord:
-    """One entry of the administrative log; hash in hex. See `administration`."""
-
-    seq: int
-    created_at: datetime
-    actor: str
-    request_id: str | None
-    action: str
-    subject: str
-    detail: Mapping[str, Any]
-    hash: str
-
-
-@dataclass(frozen=True)
-class LogVerificationRecord:
-    """Whether the administrative log is intact, and the rows as it says."""
-
-    entries: int
-    head: str
-    problems: Sequence[str]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-
-@dataclass(frozen=True)
-class VerificationRecord:
-    """Whether a project's ledger is intact. `problems`: what is not, first finding first."""
-
-    project: str
-    charges: int
-    head: str
-    problems: Sequence[str]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems

@@ -21,7 +21,6 @@ from terrine_server.ledger.store.tables import (
     administrative_log,
     editions,
     ensembles,
-    idempotency,
     log_head,
     private_data,
     projects,
@@ -109,7 +108,6 @@ def seal_rows(connection: Connection, seals: Seals) -> None:
         shadow_accounts,
         editions,
         private_data,
-        idempotency,
     ):
         keys = [column.name for column in table.primary_key]
         statement = (

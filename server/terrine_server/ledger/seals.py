@@ -1,12 +1,11 @@
 """Seals: keyed hashes of rows. Whoever lacks the server's secret key cannot write a valid one.
 
 Charges are chained by hashes that anyone can compute, so that anyone can check them. What else the
-service believes (balances, statuses, tokens, requests, caps, what is kept of idempotency keys,
-tallies, accounts of units and shadows, editions, private data, the end of the administrative log)
-has a seal in its row: HMAC-SHA256 over the row's other columns, framed as in `chain`, under a key
-that is derived from the secret key.
-A project's seal covers the hash of its terms and that of its last charge, and thereby all of its
-charges.
+service believes (balances, statuses, tokens, requests, caps, tallies, accounts of units and
+shadows, editions, private data, the end of the administrative log) has a seal in its row:
+HMAC-SHA256 over the row's other columns, framed as in `chain`, under a key that is derived from the
+secret key. A project's seal covers the hash of its terms and that of its last charge, and thereby
+all of its charges.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ SEALED: dict[str, tuple[str, ...]] = {
         "made_at",
     ),
     "private_data": ("ensemble_id", "cap_id", "edition", "key_check", "digests"),
-    "idempotency": ("project_id", "key", "body_digest", "results", "created_at"),
     "tokens": (
         "id",
         "role",

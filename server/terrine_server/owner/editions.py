@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from terrine_protocol.files import sync_directory
 from terrine_server.errors import Conflict
-from terrine_server.ledger import Actor, Edition, EnsembleRecord, Ledger
+from terrine_server.ledger import Edition, EnsembleRecord, Ledger
 from terrine_server.owner.operations import private_data
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
@@ -63,9 +63,7 @@ def records_key(settings: Settings, *, make: bool = False) -> bytes:
         ) from None
 
 
-def forget(
-    ledger: Ledger, settings: Settings, name: str, who: Digests, by: Actor | None = None
-) -> Made:
+def forget(ledger: Ledger, settings: Settings, name: str, who: Digests) -> Made:
     """Forget people, uint8[k, 32] as `people.name_digests` or `record_digests` has them.
 
     When it returns, their records are on no disk of this service, and they vote in no query that is
@@ -75,7 +73,7 @@ def forget(
     from terrine_models.teachers import editions
 
     key = records_key(settings)
-    return _next(ledger, settings, name, lambda old, out: editions.forget(old, out, who, key), by)
+    return _next(ledger, settings, name, lambda old, out: editions.forget(old, out, who, key))
 
 
 def forget_taught(
@@ -85,7 +83,6 @@ def forget_taught(
     who: Digests,
     data: Dataset,
     public: PublicData | None = None,
-    by: Actor | None = None,
 ) -> Made:
     """Forget people in trained teachers: the teachers that saw them are trained anew without them.
 
@@ -99,12 +96,10 @@ def forget_taught(
     def make(old: Path, out: Path) -> Change | None:
         return editions.forget_taught(old, out, who, data, key, public)
 
-    return _next(ledger, settings, name, make, by)
+    return _next(ledger, settings, name, make)
 
 
-def add(
-    ledger: Ledger, settings: Settings, name: str, data: Dataset, by: Actor | None = None
-) -> Made:
+def add(ledger: Ledger, settings: Settings, name: str, data: Dataset) -> Made:
     """Add people, or records of people who are there. Who was forgotten is left out.
 
     Raises what `forget` raises; DataError for records of another kind.
@@ -112,7 +107,7 @@ def add(
     from terrine_models.teachers import editions
 
     key = records_key(settings)
-    return _next(ledger, settings, name, lambda old, out: editions.add(old, out, data, key), by)
+    return _next(ledger, settings, name, lambda old, out: editions.add(old, out, data, key))
 
 
 def living(ledger: Ledger, name: str) -> tuple[EnsembleRecord, Edition]:
@@ -134,7 +129,6 @@ def _next(
     settings: Settings,
     name: str,
     make: Callable[[Path, Path], Change | None],
-    by: Actor | None,
 ) -> Made:
     from terrine_models.storage.manifests import manifest_digest
     from terrine_models.teachers.ensemble import load
@@ -152,7 +146,7 @@ def _next(
         erased, slots = {*newest.erased, *change.slots}, change.manifest.units
         digest, data = manifest_digest(made), private_data(change.manifest)
         try:
-            ledger.make_edition(name, number, digest, slots, erased, by, data=data)
+            ledger.make_edition(name, number, digest, slots, erased, data=data)
         except Conflict:
             _tidy(settings, ledger.ensemble(name))
             raise

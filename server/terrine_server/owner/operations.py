@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terrine_protocol import EnsembleFacts, EnsembleRegister, InputSpec, ProjectOpen
+from terrine_protocol import EnsembleFacts, EnsembleRegister, InputSpec, ProjectOpen, SecretSpend
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import (
     NEIGHBOURS,
@@ -19,7 +19,6 @@ from terrine_server.ledger import (
     NewProject,
     PrivateData,
     ProjectRecord,
-    SecretAccount,
     connect,
 )
 from terrine_server.owner.room import explained
@@ -304,7 +303,7 @@ def _refuse_teachers_of_others(
             )
 
 
-def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> SecretAccount:
+def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> SecretSpend:
     """Return the actual cost of a data-dependent project's queries, and record who looked at it.
 
     Raises what `Ledger.secret_spend` raises.
@@ -314,9 +313,9 @@ def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> Secre
     return spend
 
 
-def export(ledger: Ledger, project: str, by: Actor | None = None) -> Iterator[dict[str, Any]]:
+def export(ledger: Ledger, project: str) -> Iterator[dict[str, Any]]:
     """Record that a project's ledger is exported, and yield it. Raises NotFound."""
-    record_export(ledger, project, by)
+    record_export(ledger, project)
     return _with_leaf_key(ledger, project, ledger.export(project))
 
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
 
-from terrine_protocol import Role
+from terrine_protocol import LogEntry, Role
 from terrine_server.errors import Forbidden, InvalidQuery, LedgerCorrupted, NotFound, Unauthorized
-from terrine_server.ledger import Action, Actor, Ledger, LogRecord
+from terrine_server.ledger import Action, Actor, Ledger
 from terrine_server.owner.issuer import Flow, Issuer
 from terrine_server.owner.tokens import Principal, Tokens
 
@@ -91,9 +91,9 @@ class _Said:
         self._ledger = ledger
         self._lock = Lock()
         self._read: tuple[int, str | None] | None = None
-        self._last: dict[str, LogRecord] = {}
+        self._last: dict[str, LogEntry] = {}
 
-    def now(self) -> dict[str, LogRecord]:
+    def now(self) -> dict[str, LogEntry]:
         """Return the last entry about each session, by id, in order. Raises LedgerCorrupted."""
         since = datetime.now(UTC) - LONGEST
         with self._lock:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from terrine_server.ledger import Ledger, LogVerificationRecord, VerificationRecord
+from terrine_protocol import LogVerification, Verification
+from terrine_server.ledger import Ledger
 from terrine_server.ledger.verifying.walk import Progress
 
 
-def verify_project(
-    ledger: Ledger, project: str, progress: Progress | None = None
-) -> VerificationRecord:
+def verify_project(ledger: Ledger, project: str, progress: Progress | None = None) -> Verification:
     """As `Ledger.verify`; nothing is intact in a database whose schema is not Terrine's."""
     found = ledger.verify(project, progress)
-    return replace(found, problems=[*found.problems, *ledger.verify_schema()])
+    return found.model_copy(update={"problems": [*found.problems, *ledger.verify_schema()]})
 
 
-def verify_log(ledger: Ledger) -> LogVerificationRecord:
+def verify_log(ledger: Ledger) -> LogVerification:
     """As `Ledger.verify_log`; nothing is intact in a database whose schema is not Terrine's."""
     found = ledger.verify_log()
-    return replace(found, problems=[*found.problems, *ledger.verify_schema()])
+    return found.model_copy(update={"problems": [*found.problems, *ledger.verify_schema()]})

@@ -63,8 +63,8 @@ class Slot:
     `owner`: an address or a token's id, whichever is known of the client.
     """
 
-    def __init__(self, owner: str = "") -> None:
-        self.owner = owner
+    def __init__(self) -> None:
+        self.owner = ""
         self._slots: ConcurrencyLimit | None = None
         self._held: tuple[tuple[Share, str], ...] = ()
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
-    ConcurrentUpdate,
     InvalidQuery,
     ProjectClosed,
     ProjectPaused,
@@ -25,21 +24,16 @@ from terrine_server.ledger.chain import (
     iso,
     publication_digest,
 )
-from terrine_server.ledger.charging import (
-    idempotency_keys,
-    shadow_accounts,
-    tallies,
-    unit_accounts,
-)
+from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accounts
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
 from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import (
-    Batch,
     Cast,
     OnRecord,
     ProjectRecord,
+    Proposal,
     Receipt,
     Result,
 )
@@ -56,7 +50,10 @@ class StaleRecord(Exception):  # noqa: N818 - not an error: it is tried again
 
 
 def charge(
-    tx: Transaction, record: OnRecord, batches: Sequence[Batch], cast: Cast | None = None
+    tx: Transaction,
+    record: OnRecord,
+    batches: Sequence[Sequence[Proposal]],
+    cast: Cast | None = None,
 ) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
@@ -67,34 +64,25 @@ def charge(
     """
     project = record.project
     check_active(project)
-    answers = list(record.answers)
-    for index, (answer, batch) in enumerate(zip(record.answers, batches, strict=True)):
-        if not batch.proposals:
-            answers[index] = InvalidQuery("The batch is empty; at least one query is expected.")
-        elif answer is not None and any(p.epoch is not None for p in batch.proposals):
-            # Its draws decide where later epochs of the group start.
-            raise ConcurrentUpdate("Another request came first with one of these keys. Ask again.")
-    fresh = [index for index, answer in enumerate(answers) if answer is None]
-    proposals = [proposal for index in fresh for proposal in batches[index].proposals]
-    tally = tallies.load_tally(tx.connection, tx.seals, project) if fresh else None
+    proposals = list(chain.from_iterable(batches))
+    known = record.recorded.find
+    new = any(known(p.query_digest, p.input_digest) is None for p in proposals)
+    tally = tallies.load_tally(tx.connection, tx.seals, project) if new else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(tx.now, project, admission)
     if project.terms.allowance is not None and (entries or cast is not None):
         unit_accounts.check_cast(project, len(entries), cast)
     results = _with_hashes(admission.results, entries)
-    kept, before = [], project.charges
-    for index in fresh:
-        results_of_batch = list(islice(results, len(batches[index].proposals)))
-        if all(result is REFUSED for result in results_of_batch):
-            answers[index] = _exhausted(after)
-            continue
-        answers[index] = Receipt(results_of_batch, after)
-        own = idempotency_keys.keep(results_of_batch, before)
-        before = own.last
-        key = batches[index].key
-        if key is not None:
-            kept.append((*key, own))
-    if (entries or kept) and not append(tx, project, after, entries, kept):
+    answers: list[Receipt | TerrineError] = []
+    for batch in batches:
+        of_batch = list(islice(results, len(batch)))
+        if not batch:
+            answers.append(InvalidQuery("The batch is empty; at least one query is expected."))
+        elif all(result is REFUSED for result in of_batch):
+            answers.append(_exhausted(after))
+        else:
+            answers.append(Receipt(of_batch, after))
+    if entries and not append(tx, project, after, entries):
         raise StaleRecord
     if entries and tally is not None:
         tallies.save_tally(tx.connection, tx.seals, project, tally, after.charges)
@@ -108,7 +96,7 @@ def charge(
             project.name,
             {"charge": publication.seq, "figure": publication.figure},
         )
-    return after, [answer for answer in answers if answer is not None]
+    return after, answers
 
 
 def check_active(project: ProjectRecord) -> None:

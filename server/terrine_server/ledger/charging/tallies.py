@@ -13,9 +13,10 @@ from functools import lru_cache
 import numpy as np
 from sqlalchemy import Connection, insert, select, update
 
+from terrine_protocol import SecretSpend
 from terrine_server.errors import Conflict, LedgerCorrupted
 from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.records import ProjectRecord, SecretAccount
+from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -130,7 +131,7 @@ def save_tally(
     )
 
 
-def secret_spend(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretAccount:
+def secret_spend(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretSpend:
     """See `Ledger.secret_spend`."""
     tally = load_tally(connection, seals, project)
     if tally is None:
@@ -138,7 +139,8 @@ def secret_spend(connection: Connection, seals: Seals, project: ProjectRecord) -
             f"The project {project.name} is priced at the worst case; it has no secret spend."
         )
     spend = tally.spend()
-    return SecretAccount(
+    return SecretSpend(
+        project=project.name,
         queries=project.account.queries,
         order=meter_of(project).order,
         cost=spend.cost,

@@ -128,7 +128,7 @@ def writing(engine: Engine) -> AbstractContextManager[Connection]:
     """A transaction that commits as a whole or not at all; on SQLite it excludes other writers.
 
     Any failure of the database is raised as DatabaseUnavailable. If the connection breaks during
-    COMMIT, the outcome is unknown: only a retry with the same idempotency key tells.
+    COMMIT, the outcome is unknown: only the same charge again tells: what was paid is replayed.
     """
     return _transaction(engine, writes=True)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, insert, or_, select, update
 
+from terrine_protocol import LogEntry
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger.administration import (
     ABOUT,
@@ -25,7 +26,6 @@ from terrine_server.ledger.administration import (
     log_hash,
 )
 from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.records import LogRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
@@ -92,19 +92,19 @@ def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[
     return row
 
 
-def entry(row: Row[Any]) -> LogRecord:
+def entry(row: Row[Any]) -> LogEntry:
     """Return the record of a row of `select_log`. Raises LedgerCorrupted if it cannot be read."""
     try:
         check_types(administrative_log.c, row._mapping)
         fields = {**row._mapping, "detail": json.loads(row.detail), "hash": row.hash.hex()}
-        return LogRecord(**fields)
+        return LogEntry(**fields)
     except UNREADABLE as error:
         raise LedgerCorrupted(
             f"Entry {row.seq} of the administrative log was altered or damaged.", cause=repr(error)
         ) from None
 
 
-def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -> list[LogRecord]:
+def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -> list[LogEntry]:
     """Return the entries after one; see `Log.log_since`.
 
     The connection's transaction must read one snapshot throughout.

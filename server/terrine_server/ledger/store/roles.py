@@ -7,54 +7,37 @@ from sqlalchemy import Connection, Engine, text
 from terrine_server.errors import NotFound
 from terrine_server.ledger.store.database import writing
 
+CHANGES: dict[str, tuple[str, ...]] = {
+    "administrative_log": (),
+    "charges": (),
+    "ensembles": ("reserved", "delta_reserved", "seal"),
+    "editions": ("seal",),
+    "private_data": ("edition", "digests", "seal"),
+    "log_head": ("key_check", "entries", "head", "seal"),
+    "projects": (
+        *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
+        *("charges", "published", "head", "seal"),
+    ),
+    "requests": ("status", "project_id", "reason", "decided_at", "seal"),
+    "secret_spends": ("charges", "tally", "seal"),
+    "unit_accounts": ("charges", "head", "filled", "accounts", "seal"),
+    "shadow_accounts": ("charges", "head", "accounts", "seal"),
+    "tokens": ("revoked_at", "seal"),
+    "tree_head": ("checkpoint",),
+    "tree_leaves": (),
+    "tree_nodes": (),
+}
+"""By table: the columns that the service changes. It reads all of them, and adds rows to them."""
+
+
+def _rights(changes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    rights: dict[str, tuple[str, ...]] = {"SELECT": (), "INSERT": ()}
+    return rights | {"UPDATE": changes} if changes else rights
+
+
 RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "administrative_log": {"SELECT": (), "INSERT": ()},
     "alembic_version": {"SELECT": ()},
-    "charges": {"SELECT": (), "INSERT": ()},
-    "ensembles": {"SELECT": (), "INSERT": (), "UPDATE": ("reserved", "delta_reserved", "seal")},
-    "editions": {"SELECT": (), "INSERT": (), "UPDATE": ("seal",)},
-    "private_data": {"SELECT": (), "INSERT": (), "UPDATE": ("edition", "digests", "seal")},
-    "idempotency": {"SELECT": (), "INSERT": (), "DELETE": (), "UPDATE": ("seal",)},
-    "log_head": {
-        "SELECT": (),
-        "INSERT": (),
-        "UPDATE": ("key_check", "entries", "head", "seal"),
-    },
-    "projects": {
-        "SELECT": (),
-        "INSERT": (),
-        "UPDATE": (
-            "status",
-            "closed_at",
-            "spent",
-            "delta_spent",
-            "cap_spent",
-            "charges",
-            "published",
-            "head",
-            "seal",
-        ),
-    },
-    "requests": {
-        "SELECT": (),
-        "INSERT": (),
-        "UPDATE": ("status", "project_id", "reason", "decided_at", "seal"),
-    },
-    "secret_spends": {"SELECT": (), "INSERT": (), "UPDATE": ("charges", "tally", "seal")},
-    "unit_accounts": {
-        "SELECT": (),
-        "INSERT": (),
-        "UPDATE": ("charges", "head", "filled", "accounts", "seal"),
-    },
-    "shadow_accounts": {
-        "SELECT": (),
-        "INSERT": (),
-        "UPDATE": ("charges", "head", "accounts", "seal"),
-    },
-    "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at", "seal")},
-    "tree_head": {"SELECT": (), "INSERT": (), "UPDATE": ("checkpoint",)},
-    "tree_leaves": {"SELECT": (), "INSERT": ()},
-    "tree_nodes": {"SELECT": (), "INSERT": ()},
+    **{t: _rights(changes) for t, changes in CHANGES.items()},
 }
 """By table and right: the columns, or () for all of them."""
 SEQUENCES = ("ensembles_id_seq", "projects_id_seq")

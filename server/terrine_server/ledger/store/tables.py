@@ -294,19 +294,6 @@ private_data = Table(
     CheckConstraint("edition >= 1", name="edition"),
 )
 
-idempotency = Table(
-    "idempotency",
-    metadata,
-    Column("project_id", ForeignKey(projects.c.id), primary_key=True),
-    Column("key", String(255), primary_key=True),
-    Column("body_digest", _Digest, nullable=False),
-    Column("results", Text, nullable=False),
-    Column("created_at", Timestamp, nullable=False),
-    *_seal(),
-    Index("ix_idempotency_project_id_created_at", "project_id", "created_at"),
-    _digest("body_digest"),
-)
-
 tokens = Table(
     "tokens",
     metadata,

@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, select
 
+from terrine_protocol import LogVerification
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger.administration import ABOUT, START, facts, log_hash
 from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.records import LogVerificationRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.editions import select_editions
@@ -75,11 +75,11 @@ def rows_of(kind: str) -> Select[Any]:
             )
 
 
-def verify_log(connection: Connection, seals: Seals) -> LogVerificationRecord:
+def verify_log(connection: Connection, seals: Seals) -> LogVerification:
     """See `Log.verify_log`. The connection's transaction must read one snapshot throughout."""
     walk = _Walk()
     problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
-    return LogVerificationRecord(walk.last, walk.head.hex(), problems)
+    return LogVerification(entries=walk.last, head=walk.head.hex(), problems=problems)
 
 
 def _findings(connection: Connection, seals: Seals, walk: _Walk) -> Iterator[str]:

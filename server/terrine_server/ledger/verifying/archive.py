@@ -18,10 +18,11 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from terrine_protocol import LogEntry
 from terrine_protocol.files import opened as opened_file
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.counts import text_of, whole_numbers
-from terrine_server.ledger.records import ChargeRecord, LogRecord
+from terrine_server.ledger.records import ChargeRecord
 from terrine_server.ledger.verifying.entries import COLUMNS, PAGE, Pages, StoredEntry
 
 FORMAT = "terrine-export/1"
@@ -81,7 +82,7 @@ def log_line(entries: int, head: bytes) -> dict[str, Any]:
     }
 
 
-def log_entry_line(entry: LogRecord) -> dict[str, Any]:
+def log_entry_line(entry: LogEntry) -> dict[str, Any]:
     """Return the line of an entry of that log, with its time in the form that is hashed."""
     return {**vars(entry), "created_at": iso(entry.created_at)}
 

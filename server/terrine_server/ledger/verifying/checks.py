@@ -22,7 +22,6 @@ from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.chain import genesis
 from terrine_server.ledger.charging import (
-    idempotency_keys,
     shadow_accounts,
     tallies,
     unit_accounts,
@@ -32,7 +31,7 @@ from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
-from terrine_server.ledger.store.tables import ensembles, idempotency, private_data, projects
+from terrine_server.ledger.store.tables import ensembles, private_data, projects
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]
@@ -234,25 +233,6 @@ def check_accounts(
 def whole(value: object) -> int:
     """Return a whole number as it is, and 0 for anything else, which is never written."""
     return value if isinstance(value, int) else 0
-
-
-def check_keys(connection: Connection, seals: Seals, project: Raw) -> Iterator[str]:
-    """Check that what is kept of each request with a key is sealed and names existing charges.
-
-    The queries are not kept, so whether they match is checked only when the request is repeated.
-    """
-    kept = select(idempotency).where(idempotency.c.project_id == project["id"])
-    for row in connection.execute(kept, execution_options={"yield_per": 1000}):
-        try:
-            seals.check("idempotency", row._mapping)
-            valid = idempotency_keys.read(row.results).last <= project["charges"]
-        except UNREADABLE:
-            valid = False
-        if not valid:
-            yield (
-                f"key {row.key!r}: what is kept of its request is not what was written; without "
-                "it, what was paid is still answered at no cost"
-            )
 
 
 def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:

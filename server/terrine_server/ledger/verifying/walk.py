@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
 
+from terrine_protocol import Verification
 from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.chain import KIND_FIELDS, frame, frame_counts, hasher
-from terrine_server.ledger.records import VerificationRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -30,7 +29,6 @@ from terrine_server.ledger.verifying.checks import (
     check_balance,
     check_counted,
     check_entry,
-    check_keys,
     check_reservation,
     check_tally,
     check_terms,
@@ -52,7 +50,7 @@ def verify_project(
     seals: Seals,
     name: str,
     progress: Progress | None = None,
-) -> VerificationRecord:
+) -> Verification:
     """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
     row = connection.execute(rows.select_projects().where(projects.c.name == name)).one_or_none()
     if row is None:
@@ -63,7 +61,6 @@ def verify_project(
         yield from check_tally(connection, seals, project, rules)
         yield from check_accounts(connection, seals, project, rules)
         yield from check_reservation(connection, project)
-        yield from check_keys(connection, seals, project)
 
     found = _Walk(project, progress).verified(stored(connection, project["id"]), check_rest)
     if found.ok:
@@ -71,11 +68,12 @@ def verify_project(
         try:
             rows.living(connection, seals, rows.project_record(row, seals))
         except LedgerCorrupted as error:
-            return replace(found, problems=[f"account: {error.found} {error.cause}"])
+            problems = [f"account: {error.found} {error.cause}"]
+            return found.model_copy(update={"problems": problems})
     return found
 
 
-def verify_export(path: Path, progress: Progress | None = None) -> VerificationRecord:
+def verify_export(path: Path, progress: Progress | None = None) -> Verification:
     """Verify an export from the file alone: all but what is stored outside a project's own ledger.
 
     Raises ArchiveError when the file is not an export.
@@ -103,9 +101,7 @@ class _Walk:
     def __init__(self, project: Raw, progress: Progress | None) -> None:
         self._project, self._progress = project, progress
 
-    def verified(
-        self, pages: Pages, check_rest: Callable[[Rules], Iterable[str]]
-    ) -> VerificationRecord:
+    def verified(self, pages: Pages, check_rest: Callable[[Rules], Iterable[str]]) -> Verification:
         """Check the entries of `pages`, then call `check_rest` for what is stored outside them."""
         project, found = self._project, list[str]()
         try:
@@ -121,7 +117,7 @@ class _Walk:
             except UNREADABLE as error:
                 found.append(f"account: a value is not of the kind that was written ({error})")
         head = project["head"]
-        return VerificationRecord(
+        return Verification(
             project=project["name"],
             charges=whole(project["charges"]),
             head=head.hex() if isinstance(head, bytes) else str(head),

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from importlib.metadata import version
 from typing import Any, Literal
 
-from terrine_server.audit.evidence import Unit
-
+Unit = Literal["μ", "ε", "D₂"]
 Part = Literal["noise", "mechanisms", "service", "ledger"]
 Verdict = Literal["holds", "exceeded", "claim refuted", "claim not refuted", "nothing there"]
 
@@ -69,6 +67,8 @@ class AuditReport:
     """All findings of a run. `confidence`: the probability that no sound part fails by chance."""
 
     made_at: datetime
+    version: str
+    """Of Terrine."""
     confidence: float
     seed: int
     seconds: float
@@ -83,7 +83,7 @@ class AuditReport:
         """Return the report as JSON."""
         return {
             "made_at": self.made_at.isoformat(),
-            "version": version("terrine"),
+            "version": self.version,
             "passed": self.passed,
             "confidence": self.confidence,
             "seed": self.seed,
