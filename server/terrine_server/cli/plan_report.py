@@ -52,13 +52,13 @@ def show(found: Plan, rows: int) -> None:
     _say(f"To open the project:\n  {command(found)}")
 
 
-def show_all(plans: Sequence[Plan], rows: int) -> None:
+def show_all(plans: Sequence[Plan]) -> None:
     """Print the best plans of several mechanisms, and the command for the first of them."""
     best = plans[0]
     against = "the labels" if best.labelled else "what most teachers say"
     _say(
-        f"What ε = {best.epsilon:g}, δ = {best.delta:g} buys of each mechanism. Right: agrees with "
-        f"{against}."
+        f"What ε = {best.epsilon:g}, δ = {best.delta:g} buys of each mechanism, by right answers, "
+        f"for labels that are used one by one. Right: agrees with {against}."
     )
     table = Table()
     table.add_column("mechanism", no_wrap=True)
@@ -73,18 +73,14 @@ def show_all(plans: Sequence[Plan], rows: int) -> None:
             f"[bold]{name}[/]" if each is best else name,
             of_how_many + _parameters(chosen),
             f"{chosen.answered:.1%}",
-            "counts" if name == "noisy_votes" else f"{chosen.accuracy:.2%}",
+            f"{chosen.accuracy:.2%}",
             f"{chosen.answers:,.0f}",
             f"{each.quotes[0].considered.queries:,}",
         )
     console.print(table)
-    for each in plans:
-        if each.chosen.spec["name"] == "noisy_votes":
-            _show_fitted(each, rows)
     _say(
-        "First is what buys the most right answers, for labels that are used one by one. To train "
-        "a model, `terrine quickstart PRIVATE --public POOL` simulates students on public rows, "
-        "and proposes noisy counts by the way that teaches them most."
+        "To train a model, labelled public rows tell what it will be: terrine plan --public POOL "
+        "--units N."
     )
     _say(f"To open a project with the first one:\n  {command(best)}")
     _say("More about one of them: terrine plan MECHANISM")
