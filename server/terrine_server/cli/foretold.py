@@ -141,11 +141,13 @@ def why(made: Chosen) -> str:
     if alike := [each for each in others if not each.worse]:
         more = ", and gain more from all private records than from few public ones"
         said.append(f"about as good as those of {_and(alike)}{more * bool(made.first.neighbours)}")
-    return f"Its simulated students were {', and '.join(said)}."
+    return f"By balanced accuracy, its simulated students were {', and '.join(said)}."
 
 
 def buys(made: Chosen, labelled: Dataset | None) -> str:
     """Say what is certain, and what else the project should buy."""
+    import numpy as np
+
     from terrine_server.owner.foreseen import DRAWS
 
     certain, found = f"for certain, {bought(made.first)}", made.foreseen
@@ -159,12 +161,20 @@ def buys(made: Chosen, labelled: Dataset | None) -> str:
             f"{certain}. What they teach cannot be foreseen: {len(labelled):,} labelled public "
             "rows are too few."
         )
-    return (
+    said = (
         f"{certain}. If private rows are like the public ones, they teach a student that is right "
         f"on {_percent(found.accuracy)}, balanced accuracy {_percent(found.balanced_accuracy)}. "
         f"Simulated {DRAWS} times with plain students and {found.stand_ins:,} public stand-ins."
-        + (" That is next to nothing: more records or a larger ε would help." * found.useless)
     )
+    if found.useless:
+        return f"{said} That is next to nothing: more records or a larger ε would help."
+    largest = float(np.bincount(labelled.labels).max() / len(labelled))
+    if len(labelled.classes) == 2 and found.accuracy[1] < largest:
+        said += (
+            " To say nothing but the larger class is right more often, and useless: they find the "
+            "rarer one. Students who prefer accuracy have --threshold accuracy."
+        )
+    return said
 
 
 def bought(first: FirstProject) -> str:

@@ -175,8 +175,10 @@ def _for_a_model(given: foretold.Given, units: int, epsilon: float, consensus: s
             f"What students will be cannot be foreseen without public labels: {error} Below, "
             "mechanisms are ranked by right answers, if teachers agree as --consensus says."
         )
-        names = arrays.class_names(given.classes) if schema is None else schema.classes
-        many = len(names or range(10))
+        if schema is None:
+            many = len(arrays.class_names(given.classes) or range(10))
+        else:
+            many = sum(len(each.values or ()) for each in schema.columns if each.role == "label")
         levels, teachers = Consensus.parse(consensus), teachers_for(units, many)
         known = Votes.synthetic(levels, teachers=teachers, classes=many)
         _compared([known], epsilon, delta_for(units), "assumed")

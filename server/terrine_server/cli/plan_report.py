@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from terrine_server.planning.lasting import Lasting
     from terrine_server.planning.plan import Candidate, Plan
 
-ALTERNATIVES = 8
-"""About how many candidates of the frontier are shown."""
 FEATURES = 150
 """Of public rows, that shares are fitted to: about as many as the default student has."""
 
@@ -48,7 +46,8 @@ def show(found: Plan, rows: int) -> None:
         _show_fitted(found, rows)
     else:
         _show_publishing(found)
-    _show_alternatives(found)
+    if len(found.by_teachers) > 1:
+        _show_by_teachers(found)
     _say(f"To open the project:\n  {command(found)}")
 
 
@@ -143,24 +142,11 @@ def _show_publishing(found: Plan) -> None:
     )
 
 
-def _show_alternatives(found: Plan) -> None:
-    from terrine_server.planning.plan import frontier
-
-    if len(found.by_teachers) > 1:
-        console.print("The best candidate for each number of teachers:")
-        _show_candidates(found, found.by_teachers)
-    best = frontier(found.candidates)
-    if len(best) > 1:
-        step = -(-len(best) // ALTERNATIVES)
-        shown = {id(each): each for each in [*best[::step], found.chosen]}
-        console.print("Other parameters:")
-        _show_candidates(found, sorted(shown.values(), key=lambda each: each.accuracy))
-
-
-def _show_candidates(found: Plan, candidates: Sequence[Candidate]) -> None:
+def _show_by_teachers(found: Plan) -> None:
+    _say("The best candidate for each number of teachers:")
     table = Table("teachers", "parameters", "answered", "right")
     table.add_column("answers", justify="right")
-    for each in candidates:
+    for each in found.by_teachers:
         name = _parameters(each)
         table.add_row(
             f"{each.teachers:,}",

@@ -230,7 +230,10 @@ def _schema(data: Path, given: Given, settings: Settings, name: str) -> Path | N
     proposal = given.proposed(tables.note)
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, given.public, out)
-    _say(f"To change it, answer no below, edit {out}, and run this again.")
+    _say(
+        f"To change it, answer no below, edit {out}, and run this again. A column to leave out has "
+        'the role "ignored".'
+    )
     return out
 
 
@@ -299,8 +302,7 @@ def _by_hand(
     if first.neighbours is not None:
         made = ["neighbours", "build", data, "--near", first.neighbours.near]
     made += ["--name", name, "--public", given.public, *given.formats]
-    rule = ["--rule", cap.rule]
-    register = ["ensemble", "register", name, "--epsilon", f"{cap.epsilon:g}", *budget, *rule]
+    register = ["ensemble", "register", name, "--epsilon", f"{cap.epsilon:g}", *budget]
     mechanism = mechanism_text(opening.mechanism.model_dump(exclude_defaults=True))
     project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
     proposing = ["ensemble", "schema", given.public, *given.table, "--out", schema]
@@ -308,7 +310,7 @@ def _by_hand(
         ["init"],
         *([proposing] if schema and given.label else []),
         [*made, *(["--schema", schema] if schema else [])],
-        register,
+        [*register, "--rule", cap.rule],
         [*project, "--epsilon", f"{first.epsilon:g}", *budget],
         ["token", "create", "--role", "student", "--project", name],
     ]

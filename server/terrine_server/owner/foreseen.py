@@ -26,6 +26,7 @@ from terrine_models.teachers.preview import halves, stand_ins
 from terrine_server.owner.stand_in_units import StandInUnits
 from terrine_server.planning.first_project import FirstProject
 from terrine_server.planning.forecast import Votes
+from terrine_server.planning.grid import Grid
 from terrine_server.planning.lasting import lasting, near_for, quieter
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW
@@ -317,7 +318,7 @@ def _confident(draw: _Draw, poll: _Poll, first: FirstProject) -> _Taught | None:
     """Return the confident answers that promise the most right ones; None if none is paid for."""
     votes = _in_full(poll.votes[_learned(len(draw.asked))][:TRIED], first.teachers)
     known = Votes.observed(votes, draw.sample.labels[draw.learned[:TRIED]], teachers=first.teachers)
-    grid = {
+    grid: Grid = {
         "threshold": [round(share * first.teachers) for share in THRESHOLDS],
         "sigma1": [share * first.teachers for share in TESTS],
         "sigma2": [share * first.teachers for share in MAXIMA],
@@ -382,7 +383,7 @@ def _learned(asked: int) -> NDArray[np.bool_]:
 
 def _in_full(votes: NDArray[np.int64], teachers: int) -> NDArray[np.int64]:
     """Return votes [K, m] as if all `teachers` had cast them as the stand-ins did."""
-    full = votes * teachers // votes.sum(axis=1, keepdims=True)
+    full: NDArray[np.int64] = votes * teachers // votes.sum(axis=1, keepdims=True)
     full[np.arange(len(full)), votes.argmax(axis=1)] += teachers - full.sum(axis=1)
     return full
 
@@ -419,4 +420,4 @@ def _clearly_better(one: Sequence[_Tested], other: Sequence[_Tested]) -> bool:
             for a, b in zip(one, other, strict=True)
         ]
     )
-    return float(gains.mean()) > DOUBT * float(gains.std()) / len(gains) ** 0.5
+    return float(gains.mean()) > DOUBT * float(gains.std() / np.sqrt(len(gains)))
