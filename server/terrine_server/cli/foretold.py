@@ -199,8 +199,11 @@ def show_plan(made: Chosen, labelled: Dataset, given: Given) -> None:
         ]
         print_json({"command": command, "ways": ways, "true_labels": made.truth})
         return
+    unit = "records"
+    if labelled.groups is not None:
+        unit = f"units (each {labelled.group_column or 'group'} with all its records)"
     _say(
-        f"What ε = {first.epsilon:g}, δ = {first.delta:g} buys of {first.units:,} private units, "
+        f"What ε = {first.epsilon:g}, δ = {first.delta:g} buys of {first.units:,} private {unit}, "
         f"if they are like the {len(labelled):,} public rows ({first.rows:,} different ones)."
     )
     if made.foreseen is not None:

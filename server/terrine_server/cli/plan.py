@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from terrine_server.planning.forecast import Votes
     from terrine_server.planning.plan import Plan
 
-ROWS = 10_000
-"""Public rows that are asked, if nothing is said."""
+ROWS, CLASSES = 10_000, 10
+"""Public rows that are asked, and classes, if nothing is said."""
 
 
 @with_json
@@ -118,7 +118,7 @@ def plan(
     if public is not None:
         if units is None:
             fail("How many private records, or people, are there? Say it with --units.")
-        if mechanism or delta or teachers or votes or rows or ensemble:
+        if mechanism or delta or teachers or votes or votes_are or rows or ensemble:
             fail(
                 "--public takes what `terrine quickstart` takes: no MECHANISM and no number but "
                 "--units and --epsilon, and for labels one by one --consensus."
@@ -136,8 +136,7 @@ def plan(
         fail("--ensemble goes with neighbours alone. Other plans take --teachers.")
     if rows is not None and not (mechanism or "").startswith("noisy_votes"):
         fail("--rows goes with noisy_votes or neighbours. For labels one by one leave it out.")
-    many = len(arrays.class_names(classes) or range(10))
-    ensembles = _ensembles(_sizes(teachers), many, consensus, votes, votes_are)
+    ensembles = _ensembles(_sizes(teachers), _how_many(classes), consensus, votes, votes_are)
     origin = "assumed" if votes_are is None else votes_are.value
     if mechanism is None:
         _compared(ensembles, epsilon, delta, origin)
@@ -176,7 +175,7 @@ def _for_a_model(given: foretold.Given, units: int, epsilon: float, consensus: s
             "mechanisms are ranked by right answers, if teachers agree as --consensus says."
         )
         if schema is None:
-            many = len(arrays.class_names(given.classes) or range(10))
+            many = _how_many(given.classes)
         else:
             many = sum(len(each.values or ()) for each in schema.columns if each.role == "label")
         levels, teachers = Consensus.parse(consensus), teachers_for(units, many)
@@ -258,6 +257,11 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
         print_json(asdict(foretold))
     else:
         show_lasting(foretold, name, manifest.units, epsilon, delta)
+
+
+def _how_many(classes: str | None) -> int:
+    names = arrays.class_names(classes)
+    return CLASSES if names is None else len(names)
 
 
 def _sizes(text: str | None) -> list[int]:
