@@ -61,6 +61,12 @@ ADULT = (
 )
 LATE = 15
 """Minutes."""
+WAYS = {
+    "neighbours": "neighbours, with",
+    "confident answers": "else abstain",
+    "teachers": "teachers",
+}
+"""What quickstart says of each way to ask the records."""
 Row = Sequence[str]
 
 
@@ -195,15 +201,15 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> W
     known = labels >= 0
     foretold, way = _line(said, "It buys"), _line(said, "By what")
     pictures = len(private.spec.shape) > 1
-    certain = re.search(r"for certain, noisy counts of votes on all ([\d,]+) different", foretold)
+    certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", foretold)
     if certain is None:
         raise SystemExit(f"quickstart did not say what is certain:\n{said}")
-    answered = distinct(pool.inputs)[outcomes == "answered"]
+    answered = distinct(pool.inputs)[np.isin(outcomes, ("answered", "abstained"))]
     return Walk(
         data=name,
         seed=seed,
         epsilon=epsilon,
-        way="neighbours" if way.startswith("neighbours") else "teachers",
+        way=next(name for name, words in WAYS.items() if words in way),
         foretold=foretold,
         range=_between(r"right on", foretold),
         balanced_range=_between(r"balanced accuracy", foretold),
