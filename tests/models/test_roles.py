@@ -113,6 +113,16 @@ def test_names_that_only_sound_like_identifiers_are_not_taken_for_them(
     assert guess(tmp_path, name, [3 * i for i in range(ROWS)]).column.role == "numeric"
 
 
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_the_numbers_of_some_rows_of_a_data_frame_are_left_out(tmp_path: Path, name: str) -> None:
+    found = guess(tmp_path, name, [3 * i for i in range(ROWS)])
+    assert (found.column.role, found.why) == (
+        "ignored",
+        "without a name, and different in every row",
+    )
+    assert guess(tmp_path, name, [i % 7 for i in range(ROWS)]).column.role == "numeric"
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_server.owner import foreseen
-from terrine_server.owner.foreseen import Chosen, choose_way
+from terrine_server.owner.foreseen import (
+    Chosen,
+    Way,
+    _clearly_better,
+    _in_full,
+    _Tested,
+    choose_way,
+)
 from terrine_server.planning.first_project import FirstProject
+from terrine_server.planning.opening import choose
+from terrine_server.privacy import ParameterError
+from terrine_server.privacy.budget.quoting import cap
 
 FIRST = FirstProject.of(units=4_000, rows=1_000, classes=2, epsilon=1)
 
@@ -34,36 +46,85 @@ def chosen(
     return choose_way(first, sample, pool, labelled=labelled, people=people)
 
 
-def test_clear_classes_are_learned_by_both_ways_and_the_ranges_say_so() -> None:
+def by_way(found: Chosen) -> dict[str, Way]:
+    return {each.first.way: each for each in found.ways}
+
+
+def test_clear_classes_are_learned_by_every_way_and_the_ranges_say_so() -> None:
     found = chosen(public(1_000))
-    assert found.trained is not None
-    assert found.neighbours is not None
-    for each in (found.trained, found.neighbours):
-        assert each.accuracy[0] > 0.7
-        assert 0.75 < each.balanced_accuracy[0] <= each.balanced_accuracy[1] <= 1
-        assert not each.useless
-    assert found.foreseen in (found.trained, found.neighbours)
+    assert set(by_way(found)) == {"trained teachers", "neighbours", "confident answers"}
+    for each in found.ways:
+        assert each.foreseen is not None
+        assert each.foreseen.accuracy[0] > 0.7
+        assert 0.75 < each.foreseen.balanced_accuracy[0] <= each.foreseen.balanced_accuracy[1] <= 1
+        assert not each.foreseen.useless
+    assert found.foreseen is found.ways[0].foreseen
+    assert found.truth is not None
+    assert found.truth.balanced_accuracy[1] > 0.85
+
+
+def test_the_chosen_way_comes_first_and_then_the_better_students() -> None:
+    _, *others = chosen(public(1_000)).ways
+    found = [each.foreseen.balanced_accuracy for each in others if each.foreseen is not None]
+    assert all(sum(one) + 0.1 > sum(other) for one, other in pairwise(found))
+
+
+def test_confident_answers_are_of_the_price_and_the_budget_of_the_project() -> None:
+    first = by_way(chosen(public(1_000)))["confident answers"].first
+    assert first.spec["name"] == "confident_gnmax"
+    assert first.cap.rule.name == "rdp", "where a test and its maximum have one price"
+    assert first.terms.cap_budget <= first.cap.budget
+    opened = choose(first.mechanism, first.epsilon, first.delta, cap_rule=first.cap.rule)
+    assert first.terms == opened.terms
+    assert 0 < first.share <= 1
+    poor = replace(FIRST, epsilon=0.001, delta=1e-9, cap=cap(0.003, 1e-9))
+    with refuses(ParameterError, "epsilon"):
+        poor.of_confident(first.spec)
 
 
 def test_noise_that_drowns_the_votes_of_teachers_is_foreseen_and_decides() -> None:
     found = chosen(public(1_000), replace(FIRST, sigma=50 * FIRST.sigma))
-    assert found.trained is not None
-    assert found.trained.useless or found.trained.balanced_accuracy[0] < 0.5, "nothing but luck"
-    assert found.clear
-    assert found.first.neighbours is not None
-    assert found.other.neighbours is None
+    trained = by_way(found)["trained teachers"]
+    assert trained.foreseen is not None
+    assert trained.foreseen.useless or trained.foreseen.balanced_accuracy[0] < 0.5, "only luck"
+    assert trained.worse
+    assert found.first.way != "trained teachers"
 
 
 @pytest.mark.parametrize(
-    ("lead", "trains"), [(0.03, False), (0.01, False), (-0.01, False), (-0.03, True)]
+    ("leads", "way"),
+    [
+        ((False, False), "neighbours"),
+        ((True, False), "trained teachers"),
+        ((False, True), "confident answers"),
+        ((True, True), "confident answers"),
+    ],
 )
-def test_teachers_are_trained_where_their_students_are_clearly_better(
-    lead: float, trains: bool, monkeypatch: pytest.MonkeyPatch
+def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
+    leads: tuple[bool, bool], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreseen, "_lead", lambda one, other: (lead, 0.01))
-    found = chosen(public(200))
-    assert (found.first.neighbours is None) == trains
-    assert found.clear == (abs(lead) > 0.02)
+    left = list(leads)
+    monkeypatch.setattr(foreseen, "_clearly_better", lambda *_: left.pop(0) if left else False)
+    assert chosen(public(200)).first.way == way
+
+
+def test_better_by_less_than_two_standard_errors_is_not_clearly_better() -> None:
+    labels = np.arange(1_000) % 2
+
+    def of(right: int) -> list[_Tested]:
+        return [_Tested(np.where(np.arange(1_000) < right, labels, 1 - labels), labels, 5)]
+
+    assert _clearly_better(of(600), of(500))
+    assert not _clearly_better(of(500), of(600))
+    assert not _clearly_better(of(502), of(500)), "two rows of a thousand"
+
+
+def test_votes_of_few_stand_ins_are_those_of_all_teachers() -> None:
+    votes = np.array([[3, 2, 2], [7, 0, 0]])
+    full = _in_full(votes, 100)
+    assert full.sum(axis=1).tolist() == [100, 100]
+    assert full.argmax(axis=1).tolist() == [0, 0]
+    assert np.abs(full / 100 - votes / 7).max() < 0.03
 
 
 def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() -> None:
@@ -73,9 +134,11 @@ def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() ->
         chosen(public(1_000), labelled=False),
         chosen(public(1_000), people=True),
     ):
-        assert found.trained is found.neighbours is found.foreseen is None
-        assert not found.clear
-        assert found.first.neighbours is None, "√(4,000 · 133) votes against 1,000 teachers"
+        assert found.truth is found.foreseen is None
+        assert [(each.first.way, each.worse) for each in found.ways] == [
+            ("trained teachers", False),
+            ("neighbours", False),
+        ], "√(4,000 · 133) votes against 1,000 teachers"
     many = chosen(public(1_000), replace(FIRST, teachers=400), labelled=False)
     assert many.first.neighbours is not None
 
@@ -83,15 +146,15 @@ def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() ->
 def test_what_is_not_labelled_does_not_matter() -> None:
     sample = public(400)
     flipped = replace(sample, labels=1 - sample.labels)
-    both = [chosen(each, labelled=False).other.neighbours for each in (sample, flipped)]
+    both = [chosen(each, labelled=False).ways for each in (sample, flipped)]
     assert both[0] == both[1]
 
 
 def test_people_stand_in_with_all_their_records() -> None:
-    alone = chosen(public(1_200), labelled=False).other.neighbours
-    found = chosen(public(1_200, people=300), people=True)
-    assert found.trained is not None
-    of_people = (found.other if found.first.neighbours is None else found.first).neighbours
+    alone = by_way(chosen(public(1_200), labelled=False))["neighbours"].first.neighbours
+    found = by_way(chosen(public(1_200, people=300), people=True))["neighbours"]
+    assert found.foreseen is not None
+    of_people = found.first.neighbours
     assert alone is not None
     assert of_people is not None
     assert of_people.allowance > 2 * alone.allowance, "whoever has four records is near more often"

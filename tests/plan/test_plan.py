@@ -11,7 +11,7 @@ from refusals import refuses
 from reference.sensitivity import Charged, secret_spend
 from terrine_server.planning.forecast import Consensus, Votes, forecast
 from terrine_server.planning.grid import default_grid, specifications
-from terrine_server.planning.plan import frontier, plan
+from terrine_server.planning.plan import plan
 from terrine_server.planning.publishing import DataDependent, PublishingPlan
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
 from terrine_server.privacy.accounting.conversions import rdp_budget
@@ -130,15 +130,6 @@ def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
     assert loose.chosen.answers >= strict.chosen.answers
     with refuses(ParameterError, "99.9%"):
         plan("gnmax", [synthetic(300, Consensus(0.2))], delta=DELTA, epsilon=2.0, accuracy=0.999)
-
-
-def test_no_candidate_beats_one_on_the_frontier() -> None:
-    found = plan("confident_gnmax", [synthetic(300)], delta=DELTA, epsilon=2.0)
-    best = frontier(found.candidates)
-    assert len(best) > 2
-    for each in found.candidates:
-        assert any(b.answers >= each.answers and b.accuracy >= each.accuracy for b in best)
-    assert [b.accuracy for b in best] == sorted(b.accuracy for b in best)
 
 
 # --------------------------------------------------------------------------- data-dependent mode

@@ -255,6 +255,11 @@ class Clues:
         return not self.gaps and len(self.distinct) == self._counted
 
     @property
+    def nameless(self) -> bool:
+        """Whether nobody named it: such is the number of a row that a data frame was saved with."""
+        return not self.name.strip() or self.name.startswith("Unnamed: ")
+
+    @property
     def counts_rows(self) -> bool:
         """Whether the values are consecutive integers, each once."""
         rows, span = self.rows, self.high - self.low

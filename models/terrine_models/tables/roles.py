@@ -290,6 +290,9 @@ def _guess_number(column: Clues, keep_or_group: str) -> RoleGuess:
     name, count = column.name, len(column.distinct)
     if column.counts_rows:
         return _ignore(column, "numbers the rows", keep_or_group)
+    if column.nameless and column.unique:
+        doubt = "If this is wrong, give it a name."
+        return _ignore(column, "without a name, and different in every row", doubt)
     if column.names_identifier and column.rare:
         why = f"an identifier by its name: {column.different} in {_rows(column.rows)}"
         return _ignore(column, why, keep_or_group)

@@ -1,4 +1,4 @@
-"""`terrine plan`: how many answers, how accurate, for which ε, before anything is spent."""
+"""`terrine plan`: what a student will be, or how many answers are right, before it is spent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terrine_server.cli import arrays, foretold, tables
 from terrine_server.cli.console import as_json, fail, print_json, with_json
 from terrine_server.cli.plan_report import document, show, show_all, show_lasting
 from terrine_server.cli.specs import SPEC, parse_spec
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from terrine_server.planning.forecast import Votes
     from terrine_server.planning.plan import Plan
 
-ROWS = 10_000
-"""Public rows that are asked, if nothing is said."""
+ROWS, CLASSES = 10_000, 10
+"""Public rows that are asked, and classes, if nothing is said."""
 
 
 @with_json
@@ -31,13 +32,37 @@ def plan(
             "searched for. Without one, the best plans of all are compared.",
         ),
     ] = None,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="POOL",
+            help="For a model: public data, on all of which students will ask. With labels, they "
+            "foretell the student of each way.",
+        ),
+    ] = None,
+    units: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --public: private records, or people, that there are."),
+    ] = None,
+    label: foretold.Label = None,
+    group: foretold.Group = None,
+    columns: foretold.Columns = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,…", help="Number of classes, or their names. Default: 10; --label's."
+        ),
+    ] = None,
+    images: arrays.Images = None,
     epsilon: Annotated[float, typer.Option(help="ε that may be spent.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="δ; below 1 / training records.")] = 1e-5,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="δ; below 1 / training records. Default: 1e-5; with --units, by these."),
+    ] = None,
     teachers: Annotated[
         str | None,
         typer.Option(metavar="N,…", help="Number of teachers; several to compare ensembles."),
     ] = None,
-    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
     consensus: Annotated[
         str,
         typer.Option(
@@ -71,14 +96,18 @@ def plan(
         ),
     ] = None,
 ) -> None:
-    """Plan a project: how many answers, how accurate, for which ε?
+    """Plan a project: what will a student be, or how many answers are right, for which ε?
 
-    Nothing is spent and no teacher votes: the votes are generated from levels of consensus, or read
-    from a file and were cast by teachers trained on public or synthetic data.
+    Nothing is spent and no teacher votes. For a model, give --public and --units: students of
+    public stand-ins are simulated. Of labels that are used one by one, right answers count: votes
+    are generated from levels of consensus, or read from a file and were cast by teachers trained on
+    public or synthetic data.
 
     [bold]Examples[/bold]
 
-      terrine plan --teachers 1000 --epsilon 1 --consensus 0.95:6,0.8:3,0.5:1 --rows 9000
+      terrine plan --public census-sample.csv --label income --units 32000
+
+      terrine plan --teachers 1000 --epsilon 1 --consensus 0.95:6,0.8:3,0.5:1
 
       terrine plan confident_gnmax:sigma2=120 --teachers 250,1000 --epsilon 2
 
@@ -86,30 +115,92 @@ def plan(
 
       terrine plan neighbours --ensemble digits --rows 8000 --epsilon 0.3
     """
-    from terrine_server.planning.comparison import compare
-
+    if public is not None:
+        if units is None:
+            fail("How many private records, or people, are there? Say it with --units.")
+        if mechanism or delta or teachers or votes or votes_are or rows or ensemble:
+            fail(
+                "--public takes what `terrine quickstart` takes: no MECHANISM and no number but "
+                "--units and --epsilon, and for labels one by one --consensus."
+            )
+        given = foretold.Given(public, label, group, columns, classes, images)
+        _for_a_model(given, units, epsilon, consensus)
+        return
+    if units or label or group or columns or images:
+        fail("--units, --label, --group, --columns and --images go with --public.")
+    delta = 1e-5 if delta is None else delta
     if mechanism == "neighbours":
         _neighbours(ensemble, rows or ROWS, epsilon, delta)
         return
     if ensemble is not None:
         fail("--ensemble goes with neighbours alone. Other plans take --teachers.")
-    ensembles = _ensembles(_sizes(teachers), classes, consensus, votes, votes_are)
+    if rows is not None and not (mechanism or "").startswith("noisy_votes"):
+        fail("--rows goes with noisy_votes or neighbours. For labels one by one leave it out.")
+    ensembles = _ensembles(_sizes(teachers), _how_many(classes), consensus, votes, votes_are)
     origin = "assumed" if votes_are is None else votes_are.value
-    if rows is not None and not (mechanism or "noisy_votes").startswith("noisy_votes"):
-        fail("--rows goes with noisy_votes or neighbours, or with no MECHANISM, to compare all.")
-    rows = rows or ROWS
-    if mechanism is not None:
-        found = _one(mechanism, ensembles, epsilon, delta, rows)
-        if as_json():
-            print_json(document(found, origin))
-        else:
-            show(found, rows)
+    if mechanism is None:
+        _compared(ensembles, epsilon, delta, origin)
         return
-    plans = compare(ensembles, epsilon=epsilon, delta=delta, rows=rows)
+    rows = rows or ROWS
+    found = _one(mechanism, ensembles, epsilon, delta, rows)
+    if as_json():
+        print_json(document(found, origin))
+    else:
+        show(found, rows)
+
+
+def _for_a_model(given: foretold.Given, units: int, epsilon: float, consensus: str) -> None:
+    """Rank the ways to ask by what students will be; without public labels, mechanisms."""
+    from terrine_models.data.arrays import DataError, distinct
+    from terrine_models.features.maps import PublicData
+    from terrine_models.tables.loading import is_table, load_table
+    from terrine_server.planning.first_project import FirstProject, delta_for, teachers_for
+    from terrine_server.planning.forecast import Consensus, Votes
+
+    if not given.public.exists():
+        fail(f"There is no {given.public}.")
+    note = tables.note_aside if as_json() else tables.note
+    schema = given.proposed(note).schema if is_table(given.public) else None
+    try:
+        if schema is not None:
+            data = load_table(given.public, schema, note)
+        else:
+            given.check_no_table()
+            data, _, _ = arrays.load(
+                given.public, arrays.Arrays(given.public, given.classes, given.images)
+            )
+    except DataError as error:
+        note(
+            f"What students will be cannot be foreseen without public labels: {error} Below, "
+            "mechanisms are ranked by right answers, if teachers agree as --consensus says."
+        )
+        if schema is None:
+            many = _how_many(given.classes)
+        else:
+            many = sum(len(each.values or ()) for each in schema.columns if each.role == "label")
+        levels, teachers = Consensus.parse(consensus), teachers_for(units, many)
+        known = Votes.synthetic(levels, teachers=teachers, classes=many)
+        _compared([known], epsilon, delta_for(units), "assumed")
+        return
+    first = FirstProject.of(
+        units=units,
+        rows=int(distinct(data.inputs).max()) + 1,
+        classes=len(data.classes),
+        epsilon=epsilon,
+    )
+    pool = PublicData.declare(given.public.name, data.inputs)
+    foretold.show_plan(foretold.chosen(first, pool, data, data), data, given)
+
+
+def _compared(ensembles: list[Votes], epsilon: float, delta: float, origin: str) -> None:
+    """Rank mechanisms by right answers, for labels that are used one by one."""
+    from terrine_server.planning.comparison import compare
+
+    plans = compare(ensembles, epsilon=epsilon, delta=delta)
     if as_json():
         print_json([document(each, origin) for each in plans])
     else:
-        show_all(plans, rows)
+        show_all(plans)
 
 
 def _ensembles(
@@ -166,6 +257,11 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
         print_json(asdict(foretold))
     else:
         show_lasting(foretold, name, manifest.units, epsilon, delta)
+
+
+def _how_many(classes: str | None) -> int:
+    names = arrays.class_names(classes)
+    return CLASSES if names is None else len(names)
 
 
 def _sizes(text: str | None) -> list[int]:

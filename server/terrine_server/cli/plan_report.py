@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from terrine_server.planning.lasting import Lasting
     from terrine_server.planning.plan import Candidate, Plan
 
-ALTERNATIVES = 8
-"""About how many candidates of the frontier are shown."""
 FEATURES = 150
 """Of public rows, that shares are fitted to: about as many as the default student has."""
 
@@ -48,17 +46,18 @@ def show(found: Plan, rows: int) -> None:
         _show_fitted(found, rows)
     else:
         _show_publishing(found)
-    _show_alternatives(found)
+    if len(found.by_teachers) > 1:
+        _show_by_teachers(found)
     _say(f"To open the project:\n  {command(found)}")
 
 
-def show_all(plans: Sequence[Plan], rows: int) -> None:
+def show_all(plans: Sequence[Plan]) -> None:
     """Print the best plans of several mechanisms, and the command for the first of them."""
     best = plans[0]
     against = "the labels" if best.labelled else "what most teachers say"
     _say(
-        f"What ε = {best.epsilon:g}, δ = {best.delta:g} buys of each mechanism. Right: agrees with "
-        f"{against}."
+        f"What ε = {best.epsilon:g}, δ = {best.delta:g} buys of each mechanism, by right answers, "
+        f"for labels that are used one by one. Right: agrees with {against}."
     )
     table = Table()
     table.add_column("mechanism", no_wrap=True)
@@ -73,18 +72,14 @@ def show_all(plans: Sequence[Plan], rows: int) -> None:
             f"[bold]{name}[/]" if each is best else name,
             of_how_many + _parameters(chosen),
             f"{chosen.answered:.1%}",
-            "counts" if name == "noisy_votes" else f"{chosen.accuracy:.2%}",
+            f"{chosen.accuracy:.2%}",
             f"{chosen.answers:,.0f}",
             f"{each.quotes[0].considered.queries:,}",
         )
     console.print(table)
-    for each in plans:
-        if each.chosen.spec["name"] == "noisy_votes":
-            _show_fitted(each, rows)
     _say(
-        "First is what buys the most right answers, for labels that are used one by one. To train "
-        "a model, `terrine quickstart PRIVATE --public POOL` simulates students on public rows, "
-        "and proposes noisy counts by the way that teaches them most."
+        "To train a model, labelled public rows tell what it will be: terrine plan --public POOL "
+        "--units N."
     )
     _say(f"To open a project with the first one:\n  {command(best)}")
     _say("More about one of them: terrine plan MECHANISM")
@@ -147,24 +142,11 @@ def _show_publishing(found: Plan) -> None:
     )
 
 
-def _show_alternatives(found: Plan) -> None:
-    from terrine_server.planning.plan import frontier
-
-    if len(found.by_teachers) > 1:
-        console.print("The best candidate for each number of teachers:")
-        _show_candidates(found, found.by_teachers)
-    best = frontier(found.candidates)
-    if len(best) > 1:
-        step = -(-len(best) // ALTERNATIVES)
-        shown = {id(each): each for each in [*best[::step], found.chosen]}
-        console.print("Other parameters:")
-        _show_candidates(found, sorted(shown.values(), key=lambda each: each.accuracy))
-
-
-def _show_candidates(found: Plan, candidates: Sequence[Candidate]) -> None:
+def _show_by_teachers(found: Plan) -> None:
+    _say("The best candidate for each number of teachers:")
     table = Table("teachers", "parameters", "answered", "right")
     table.add_column("answers", justify="right")
-    for each in candidates:
+    for each in found.by_teachers:
         name = _parameters(each)
         table.add_row(
             f"{each.teachers:,}",

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from terrine_server.bars import stages_bar, teachers_bar
-from terrine_server.cli import arrays, neighbours, serve, tables
+from terrine_server.bars import teachers_bar
+from terrine_server.cli import arrays, foretold, neighbours, serve, tables
 from terrine_server.cli.console import console, fail
+from terrine_server.cli.foretold import Given
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
@@ -27,31 +27,6 @@ if TYPE_CHECKING:
 
 LABEL = "quickstart"
 """Of the token, for the owner's records."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the command line says about the data."""
-
-    private: Path
-    public: Path
-    label: str | None
-    group: str | None
-    columns: str | None
-    classes: str | None
-    images: str | None
-
-    def proposing(self, schema: Path) -> list[object]:
-        """The command that proposes the schema of a table."""
-        told = {"--label": self.label, "--group": self.group, "--columns": self.columns}
-        options = [word for key, value in told.items() if value for word in (key, value)]
-        return ["ensemble", "schema", self.public, *options, "--out", schema]
-
-    @property
-    def formats(self) -> list[str]:
-        """The options of `ensemble train` that say how arrays and pictures are read."""
-        classes = ["--classes", self.classes] if self.classes else []
-        return classes + (["--images", self.images] if self.images else [])
 
 
 def quickstart(
@@ -69,19 +44,9 @@ def quickstart(
             "labels, they foretell what the project buys.",
         ),
     ],
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="Of a table: the column that names whose a row is, if several."
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,…", help="Names of the columns of CSV files without a header."),
-    ] = None,
+    label: foretold.Label = None,
+    group: foretold.Group = None,
+    columns: foretold.Columns = None,
     classes: arrays.Classes = None,
     images: arrays.Images = None,
     epsilon: Annotated[
@@ -113,7 +78,7 @@ def quickstart(
 
     if not yes and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
-    given = Given(private, public, label, group, columns, classes, images)
+    given = Given(public, label, group, columns, classes, images)
     for path in (private, public):
         if not path.exists():
             fail(f"There is no {path}.")
@@ -126,7 +91,7 @@ def quickstart(
     try:
         record = ledger.project(name)
     except NotFound:
-        record = _open(given, ledger, settings, name, epsilon, yes=yes)
+        record = _open(private, given, ledger, settings, name, epsilon, yes=yes)
         _say(f"Project {name} is open.")
     else:
         if record.terms.epsilon != epsilon:
@@ -139,6 +104,7 @@ def quickstart(
 
 
 def _open(
+    data: Path,
     given: Given,
     ledger: Ledger,
     settings: Settings,
@@ -150,14 +116,14 @@ def _open(
     """Do all that is missing until the project is open."""
     from terrine_models.data.arrays import distinct
     from terrine_models.teachers.shards import unit_count
-    from terrine_protocol import EnsembleRegister, NeighboursSpec, NoisyVotesSpec, ProjectOpen
+    from terrine_protocol import EnsembleRegister, ProjectOpen
     from terrine_server.owner.operations import open_project, register_ensemble
     from terrine_server.planning.first_project import FirstProject
 
     directory = settings.ensembles_dir / name
-    schema = _schema(given, settings, name)
+    schema = _schema(data, given, settings, name)
     private, pool, labelled = neighbours.loaded(
-        given.private, given.public, schema, given.classes, given.images
+        data, given.public, schema, given.classes, given.images
     )
     pool.check_disjoint(private)
     first = FirstProject.of(
@@ -166,18 +132,13 @@ def _open(
         classes=len(private.classes),
         epsilon=epsilon,
     )
-    chosen = _chosen(first, private, pool, labelled)
-    first, foretold = chosen.first, chosen.first.neighbours
-    cap = EnsembleRegister(name=name, epsilon=first.cap.epsilon, delta=first.cap.delta, rule="gdp")
-    mechanism: NoisyVotesSpec | NeighboursSpec
-    if foretold is None:
-        mechanism = NoisyVotesSpec(name="noisy_votes", sigma=first.sigma)
-    else:
-        mechanism = NeighboursSpec(
-            name="neighbours", sigma=first.sigma, queries=foretold.queries, norm=foretold.norm
-        )
+    chosen = foretold.chosen(first, pool, labelled, private)
+    first = chosen.first
+    cap = EnsembleRegister(
+        name=name, epsilon=first.cap.epsilon, delta=first.cap.delta, rule=first.cap.rule.name
+    )
     opening = ProjectOpen(
-        name=name, ensemble=name, mechanism=mechanism, epsilon=epsilon, delta=first.delta
+        name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
     )
     _explain(private, labelled, chosen)
     registered = _registered(ledger, cap)
@@ -193,7 +154,7 @@ def _open(
         )
         register_ensemble(ledger, settings, cap)
     record = open_project(ledger, opening)
-    _by_hand(given, settings, schema, first, opening, cap)
+    _by_hand(data, given, settings, schema, first, opening, cap)
     return record
 
 
@@ -212,8 +173,8 @@ def _made(
     from terrine_models.teachers.training import train_ensemble
     from terrine_server.owner.editions import records_key
 
-    foretold, key = first.neighbours, records_key(settings, make=True)
-    if foretold is not None:
+    lasting, key = first.neighbours, records_key(settings, make=True)
+    if lasting is not None:
         _ask(f"Copy the records, as points with labels, to {directory}?", yes)
         with console.status("Placing the records"):
             build(
@@ -221,7 +182,7 @@ def _made(
                 directory,
                 name=name,
                 public=pool,
-                settings=Neighbours(near=foretold.near),
+                settings=Neighbours(near=lasting.near),
                 key=key,
             )
         return
@@ -235,29 +196,6 @@ def _made(
             public=pool,
             on_trained=on_trained,
             key=key,
-        )
-
-
-def _chosen(
-    first: FirstProject, private: Dataset, pool: PublicData, labelled: Dataset | None
-) -> Chosen:
-    """Choose how the records are asked, from public records."""
-    import numpy as np
-
-    from terrine_models.data.arrays import Dataset
-    from terrine_server.owner.foreseen import choose_way
-
-    sample = labelled
-    if sample is None:
-        unknown = np.zeros(len(pool.inputs), np.int64)
-        sample = Dataset(pool.inputs, unknown, private.classes, private.spec)
-    with console.status("Simulating both ways on public rows"):
-        return choose_way(
-            first,
-            sample,
-            pool,
-            labelled=labelled is not None,
-            people=private.groups is not None,
         )
 
 
@@ -277,36 +215,25 @@ def _registered(ledger: Ledger, cap: EnsembleRegister) -> bool:
     return True
 
 
-def _schema(given: Given, settings: Settings, name: str) -> Path | None:
+def _schema(data: Path, given: Given, settings: Settings, name: str) -> Path | None:
     """Return the schema of a table, which is proposed if there is none yet."""
     from terrine_models.tables.loading import is_table
-    from terrine_models.tables.roles import propose_schema
     from terrine_protocol.files import write_atomically
 
-    if not is_table(given.private):
-        if given.label or given.group or given.columns:
-            fail("--label, --group and --columns are for tables.")
+    if not is_table(data):
+        given.check_no_table()
         return None
-    if given.classes or given.images:
-        fail("--classes and --images are for images and arrays; a table has a schema.")
     out = settings.data_dir.parent / f"{name}-schema.json"
     if out.exists():
         _say(f"Using the schema {out}. To have another proposed, remove it.")
         return out
-    if given.label is None:
-        fail("Which column is to be predicted? Name it with --label.")
-    with stages_bar(console, f"Reading {given.public.name}") as (progress,):
-        proposal = propose_schema(
-            given.public,
-            label=given.label,
-            group=given.group,
-            columns=tables.split(given.columns),
-            note=tables.note,
-            progress=progress,
-        )
+    proposal = given.proposed(tables.note)
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, given.public, out)
-    _say(f"To change it, answer no below, edit {out}, and run this again.")
+    _say(
+        f"To change it, answer no below, edit {out}, and run this again. A column to leave out has "
+        'the role "ignored".'
+    )
     return out
 
 
@@ -324,78 +251,16 @@ def _explain(private: Dataset, labelled: Dataset | None, chosen: Chosen) -> None
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Who knows all others, and "
         f"guesses between two equally likely versions of one, is right at most {right:.1%} of the "
         "time, instead of 50 %.",
-        "By what": f"{_way(chosen)} {_why(chosen)}",
-        "It buys": _foreseen(labelled, chosen),
+        "By what": f"{foretold.way(first)} {foretold.why(chosen)}",
+        "It buys": foretold.buys(chosen, labelled),
         "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g} on all that these "
         f"records ever tell, to whomever: {int(1 / first.share)} projects like it would fit, as "
         "several ε add up to less than their sum. The cap is final.",
     }
     for heading, text in lines.items():
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
-
-
-def _way(chosen: Chosen) -> str:
-    first, foretold = chosen.first, chosen.first.neighbours
-    if foretold is None:
-        return (
-            f"{first.teachers:,} teachers, each of its own {first.units // first.teachers} "
-            f"or more; their votes have a noise of σ = {first.sigma:g}."
-        )
-    return (
-        f"neighbours, with nothing trained: some {foretold.near:,} of them are near a public row, "
-        f"and vote; their votes have a noise of σ = {first.sigma:g}. Each has an account; by "
-        f"public rows, {foretold.retired:.0%} will have spent theirs at the end."
-    )
-
-
-def _why(chosen: Chosen) -> str:
-    """Say why it is this way and not the other."""
-    first = chosen.first
-    other = "trained teachers" if first.neighbours else "neighbours"
-    if chosen.clear:
-        return f"Its simulated students were clearly better than those of {other}."
-    if chosen.trained:
-        return (
-            f"Its simulated students were about as good as those of {other}, and gain more from "
-            "all private records than from few public ones."
-        )
-    return f"Its votes have less noise than those of {other}; neither could be simulated."
-
-
-def _foreseen(labelled: Dataset | None, chosen: Chosen) -> str:
-    import numpy as np
-
-    from terrine_server.owner.foreseen import DRAWS
-
-    trained, by_units, found = chosen.trained, chosen.neighbours, chosen.foreseen
-    certain = (
-        f"for certain, noisy counts of votes on all {chosen.first.rows:,} different public rows"
-    )
-    if labelled is None:
-        return (
-            f"{certain}. What they teach cannot be foreseen: only labels of public rows could "
-            "tell, and to try it on private ones would disclose something about them."
-        )
-    if trained is None or by_units is None or found is None:
-        return (
-            f"{certain}. What they teach cannot be foreseen: {len(labelled):,} labelled public "
-            "rows are too few."
-        )
-    majority = float(np.bincount(labelled.labels).max() / len(labelled))
-    other = by_units if found is trained else trained
-    named = "neighbours" if found is trained else "trained teachers"
-    return (
-        f"{certain}. If private rows are like the public ones, they teach a student that is right "
-        f"on {_percent(found.accuracy)}, balanced accuracy {_percent(found.balanced_accuracy)}; by "
-        f"{named}, {_percent(other.accuracy)} and {_percent(other.balanced_accuracy)}; the largest "
-        f"class alone is {majority:.1%}. Simulated {DRAWS} times with plain students and "
-        f"{found.stand_ins:,} public stand-ins ({other.stand_ins:,} for {named})."
-        + (" That is next to nothing: more records or a larger ε would help." * found.useless)
-    )
-
-
-def _percent(between: tuple[float, float]) -> str:
-    return f"{between[0]:.1%} to {between[1]:.1%}"
+    if labelled is not None and chosen.foreseen is not None:
+        foretold.show(chosen, labelled)
 
 
 def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
@@ -421,6 +286,7 @@ def _ask(question: str, yes: bool) -> None:
 
 
 def _by_hand(
+    data: Path,
     given: Given,
     settings: Settings,
     schema: Path | None,
@@ -432,18 +298,19 @@ def _by_hand(
     from terrine_server.cli.mechanism import mechanism_text
 
     name, budget = cap.name, ["--delta", f"{first.delta:g}"]
-    made: list[object] = ["ensemble", "train", given.private, "--teachers", first.teachers]
+    made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
     if first.neighbours is not None:
-        made = ["neighbours", "build", given.private, "--near", first.neighbours.near]
+        made = ["neighbours", "build", data, "--near", first.neighbours.near]
     made += ["--name", name, "--public", given.public, *given.formats]
     register = ["ensemble", "register", name, "--epsilon", f"{cap.epsilon:g}", *budget]
     mechanism = mechanism_text(opening.mechanism.model_dump(exclude_defaults=True))
     project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
+    proposing = ["ensemble", "schema", given.public, *given.table, "--out", schema]
     acts: list[list[object]] = [
         ["init"],
-        *([given.proposing(schema)] if schema and given.label else []),
+        *([proposing] if schema and given.label else []),
         [*made, *(["--schema", schema] if schema else [])],
-        [*register, "--rule", "gdp"],
+        [*register, "--rule", cap.rule],
         [*project, "--epsilon", f"{first.epsilon:g}", *budget],
         ["token", "create", "--role", "student", "--project", name],
     ]

@@ -3,6 +3,8 @@
 Stand-ins for the teachers, or for the units of neighbours, are some public records, as many to each
 as it will have. They vote on others, with noise, and a plain student learns from that. The noise is
 such that a share fitted to these rows has the noise that it would have, fitted to the whole pool.
+Where labels are all that is told, rows are asked again until the pool has no more rows, or the
+budget is spent.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.preview import halves, stand_ins
 from terrine_server.owner.stand_in_units import StandInUnits
 from terrine_server.planning.first_project import FirstProject
+from terrine_server.planning.forecast import Votes
+from terrine_server.planning.grid import Grid
 from terrine_server.planning.lasting import lasting, near_for, quieter
+from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW
+from terrine_server.planning.simulation import simulate
 from terrine_server.privacy.noise import discrete_gaussian
-from terrine_server.privacy.parameters import MIN_SIGMA
+from terrine_server.privacy.parameters import MIN_SIGMA, ParameterError
 
 DRAWS = 3
 MOST, MOST_ROWS = 400, 3_000
@@ -38,6 +44,13 @@ TESTED = 4
 """One in so many of the rows that are voted on tests the student, which does not see it."""
 DOUBT = 2.0
 """Standard errors by which one way is ahead of another to be clearly better."""
+THRESHOLDS, TESTS, MAXIMA = (0.5, 0.7, 0.9), (0.25,), (0.06, 0.12, 0.2, 0.3)
+"""Threshold, σ₁ and σ₂ of confident answers that are tried, as shares of the teachers. That of all
+which promises the most right answers is simulated."""
+TRIED = 500
+"""Rows by whose votes they are tried."""
+PASSES = 10
+"""Times that a row is asked at most, for labels: by then noise has little part in them."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +68,48 @@ class Foreseen:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The way that was chosen, and why."""
+class Way:
+    """A way to ask the records, and what its simulated students were."""
 
     first: FirstProject
-    other: FirstProject
-    trained: Foreseen | None
-    """None, as the next, if there are no labelled public records, or too few."""
-    neighbours: Foreseen | None
-    clear: bool
-    """Whether its simulated students were better by more than chance explains."""
+    foreseen: Foreseen | None
+    """None if there are no labelled public records, or too few."""
+    worse: bool = False
+    """Whether they were worse than those of the chosen way, by more than chance explains."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The ways: the chosen one, and then the others, the best first."""
+
+    ways: tuple[Way, ...]
+    truth: Foreseen | None
+    """Of the same students, taught by the true labels of the same public rows."""
+
+    @property
+    def first(self) -> FirstProject:
+        """The project that was chosen."""
+        return self.ways[0].first
 
     @property
     def foreseen(self) -> Foreseen | None:
         """The figures of the way that was chosen."""
-        return self.trained if self.first.neighbours is None else self.neighbours
+        return self.ways[0].foreseen
 
 
 def choose_way(
     first: FirstProject, sample: Dataset, pool: PublicData, *, labelled: bool, people: bool
 ) -> Chosen:
-    """Choose between trained teachers, for which `first` is, and neighbours, from public records.
+    """Choose how records are asked, from public ones. `first` is for trained teachers.
 
     `sample`: the records of `pool`; labels that are not `labelled` are not looked at. `people`:
     whether private records have groups. Teachers are trained where their students' balanced
     accuracy is better by two standard errors; else neighbours vote. For these the simulation is too
     hard: of a share f of the units, f·k are near a query, and a share of so few votes is uncertain
     by √(p(1 − p)/(f·k)), whatever the noise; that of teachers by √(p(1 − p)/(f·n)), and n is larger
-    than k. Where nothing can be simulated, it is the way whose votes have less noise.
+    than k. Labels alone, where teachers mostly agree, are bought if their students are better by as
+    much than those of either. Where nothing can be simulated, it is the way whose votes have less
+    noise.
     """
     own, asked = halves(sample, seed=0)
     near = near_for(first.units, first.rows, first.epsilon, first.delta)
@@ -103,12 +130,21 @@ def choose_way(
     if found is None:
         calm = quieter(first.units, near, first.teachers)
         both = (neighbours, first) if calm else (first, neighbours)
-        return Chosen(*both, None, None, clear=False)
-    trained, by_units = found
-    lead, error = _lead(by_units, trained)
-    clear, classes = abs(lead) > DOUBT * error, len(sample.classes)
-    both = (first, neighbours) if clear and lead < 0 else (neighbours, first)
-    return Chosen(*both, _foreseen(trained, classes), _foreseen(by_units, classes), clear)
+        return Chosen(tuple(Way(each, None) for each in both), None)
+    best, *others = found.ways
+    for each in others:
+        if _clearly_better(each.students, best.students):
+            best = each
+    classes = len(sample.classes)
+    ways = [
+        Way(
+            each.first,
+            _foreseen(each.students, classes),
+            _clearly_better(best.students, each.students),
+        )
+        for each in sorted(found.ways, key=lambda each: (each is not best, -_balanced(each)))
+    ]
+    return Chosen(tuple(ways), _foreseen(found.truth, classes))
 
 
 def part(sample: Dataset, rows: NDArray[np.int64]) -> Dataset:
@@ -156,28 +192,153 @@ class _Tested:
         weights: NDArray[np.float64] = len(self.labels) / ((seen > 0).sum() * seen[self.labels])
         return weights
 
+    @property
+    def balanced(self) -> float:
+        """The balanced accuracy."""
+        return float((self.right * self.weights).mean())
 
-def _simulate(
-    sample: Dataset, pool: PublicData, first: FirstProject, neighbours: FirstProject
-) -> tuple[Sequence[_Tested], Sequence[_Tested]] | None:
-    """Simulate a student of either way in each draw. None if there are too few records.
 
-    In each draw both are asked, and tested on, the same rows.
-    """
-    trained, by_units = list[_Tested](), list[_Tested]()
-    for seed in range(DRAWS):
+@dataclass(frozen=True, eq=False)
+class _Taught:
+    """A way, and its students, one of each draw."""
+
+    first: FirstProject
+    students: list[_Tested]
+
+
+@dataclass(frozen=True, eq=False)
+class _Simulated:
+    """All ways, in the order in which a later one must be clearly better to be chosen."""
+
+    ways: Sequence[_Taught]
+    truth: Sequence[_Tested]
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """Public rows that are asked about; some of them test what was learned of the others."""
+
+    sample: Dataset
+    asked: NDArray[np.int64]
+    task: Task
+    seed: int
+
+    @classmethod
+    def of(cls, sample: Dataset, seed: int) -> _Draw | None:
+        """Draw rows. None if they are too few."""
         asked = halves(sample, seed)[1][:MOST_ROWS]
         if len(asked) < TESTED * FEW * len(sample.classes):
             return None
-        poll = _trained(sample, first, seed)
-        if poll is None:
+        learned = asked[_learned(len(asked))]
+        return cls(sample, asked, Task(sample.inputs[learned], sample.spec, sample.classes), seed)
+
+    @property
+    def learned(self) -> NDArray[np.int64]:
+        return self.asked[_learned(len(self.asked))]
+
+    def counts(self, poll: _Poll, first: FirstProject) -> Answers:
+        """Return the votes with noise. Equal rows have one answer."""
+        random = np.random.default_rng(self.seed)
+        of, rows = max(1.0, poll.of), int(self.task.inputs.max()) + 1
+        votes = poll.votes[_learned(len(self.asked))]
+        sigma = max(MIN_SIGMA, first.fitted_noise * of * rows**0.5)
+        noise = discrete_gaussian(sigma).sample((rows, votes.shape[1]), random.bytes)
+        return Answers.of_counts(
+            votes + noise[self.task.inputs],
+            teachers=max(1, round(of)),
+            sigma=sigma,
+            matches_prior=poll.matches_prior,
+        )
+
+    def labels(self, poll: _Poll, first: FirstProject) -> Answers | None:
+        """Return labels that the project's budget pays for. None if all abstain.
+
+        A row is known if the first query for it is answered, and has the shares of the labels that
+        all queries for it got.
+        """
+        random = np.random.default_rng(self.seed)
+        _, place, which = np.unique(self.task.inputs, return_index=True, return_inverse=True)
+        votes = _in_full(poll.votes[_learned(len(self.asked))][place], first.teachers)
+        rows = np.arange(min(first.rows, PASSES * len(votes))) % len(votes)
+        found = simulate(
+            votes[rows],
+            first.mechanism,
+            first.epsilon,
+            first.delta,
+            cap_rule=first.cap.rule,
+            entropy=random.bytes,
+        )
+        given = found.labels >= 0
+        labels = np.zeros(votes.shape)
+        np.add.at(labels, (rows[given], found.labels[given]), 1)
+        known = given[: len(votes)]
+        if not known.any():
             return None
-        learned = asked[np.arange(len(asked)) % TESTED > 0]
-        task = Task(sample.inputs[learned], sample.spec, sample.classes)
-        trained.append(_student(task, sample, asked, poll, first, seed))
-        poll = _units(sample, pool, neighbours, asked, seed)
-        by_units.append(_student(task, sample, asked, poll, neighbours, seed))
-    return trained, by_units
+        shares = labels * known[:, None] / np.maximum(1, labels.sum(axis=1))[:, None]
+        return Answers(shares[which], known[which])
+
+    def taught(self, answers: Answers, stand_ins: int) -> _Tested:
+        """Return what a plain student says of the rows that test it."""
+        student = choose(self.task, answers, Training(method=PLAIN)).student
+        tested = self.asked[~_learned(len(self.asked))]
+        said = student.predict(self.sample.inputs[tested])
+        return _Tested(said, self.sample.labels[tested], stand_ins)
+
+
+def _simulate(
+    sample: Dataset, pool: PublicData, first: FirstProject, neighbours: FirstProject
+) -> _Simulated | None:
+    """Simulate a student of each way in each draw. None if there are too few records.
+
+    In each draw all are asked, and tested on, the same rows.
+    """
+    by_units, trained = _Taught(neighbours, []), _Taught(first, [])
+    confident, truth = None, list[_Tested]()
+    for seed in range(DRAWS):
+        draw, poll = _Draw.of(sample, seed), _trained(sample, first, seed)
+        if draw is None or poll is None:
+            return None
+        trained.students.append(draw.taught(draw.counts(poll, first), poll.stand_ins))
+        if seed == 0:
+            confident = _confident(draw, poll, first)
+        labels = None if confident is None else draw.labels(poll, confident.first)
+        if confident is not None and labels is not None:
+            confident.students.append(draw.taught(labels, poll.stand_ins))
+        poll = _units(sample, pool, neighbours, draw.asked, seed)
+        by_units.students.append(draw.taught(draw.counts(poll, neighbours), poll.stand_ins))
+        true = Answers.of_labels(sample.labels[draw.learned], len(sample.classes))
+        truth.append(draw.taught(true, stand_ins=0))
+    ways = [by_units, trained]
+    if confident is not None and len(confident.students) == DRAWS:
+        ways.append(confident)
+    return _Simulated(ways, truth)
+
+
+def _confident(draw: _Draw, poll: _Poll, first: FirstProject) -> _Taught | None:
+    """Return the confident answers that promise the most right ones; None if none is paid for."""
+    votes = _in_full(poll.votes[_learned(len(draw.asked))][:TRIED], first.teachers)
+    known = Votes.observed(votes, draw.sample.labels[draw.learned[:TRIED]], teachers=first.teachers)
+    grid: Grid = {
+        "threshold": [round(share * first.teachers) for share in THRESHOLDS],
+        "sigma1": [share * first.teachers for share in TESTS],
+        "sigma2": [share * first.teachers for share in MAXIMA],
+    }
+    try:
+        found = plan(
+            "confident_gnmax",
+            [known],
+            epsilon=first.epsilon,
+            delta=first.delta,
+            grid=lambda _: grid,
+            data_dependent=False,
+        )
+        best = max(
+            found.candidates,
+            key=lambda each: min(each.answers, first.rows * each.answered) * each.accuracy,
+        )
+        return _Taught(first.of_confident(best.spec), [])
+    except ParameterError:
+        return None
 
 
 def _trained(sample: Dataset, first: FirstProject, seed: int) -> _Poll | None:
@@ -214,32 +375,22 @@ def _people(sample: Dataset) -> int:
     return len(sample) if sample.groups is None else int(sample.groups.max()) + 1
 
 
-def _student(
-    task: Task,
-    sample: Dataset,
-    asked: NDArray[np.int64],
-    poll: _Poll,
-    first: FirstProject,
-    seed: int,
-) -> _Tested:
-    random = np.random.default_rng(seed)
-    learned = np.arange(len(asked)) % TESTED > 0
-    of = max(1.0, poll.of)
-    votes, rows = poll.votes[learned], int(task.inputs.max()) + 1
-    sigma = max(MIN_SIGMA, first.fitted_noise * of * rows**0.5)
-    noise = discrete_gaussian(sigma).sample((rows, votes.shape[1]), random.bytes)
-    noisy = votes + noise[task.inputs]
-    answers = Answers.of_counts(
-        noisy, teachers=max(1, round(of)), sigma=sigma, matches_prior=poll.matches_prior
-    )
-    student = choose(task, answers, Training(method=PLAIN)).student
-    tested = asked[~learned]
-    return _Tested(student.predict(sample.inputs[tested]), sample.labels[tested], poll.stand_ins)
+def _learned(asked: int) -> NDArray[np.bool_]:
+    """Return which of the rows that are asked about are learned from [K]."""
+    learned: NDArray[np.bool_] = np.arange(asked) % TESTED > 0
+    return learned
+
+
+def _in_full(votes: NDArray[np.int64], teachers: int) -> NDArray[np.int64]:
+    """Return votes [K, m] as if all `teachers` had cast them as the stand-ins did."""
+    full: NDArray[np.int64] = votes * teachers // votes.sum(axis=1, keepdims=True)
+    full[np.arange(len(full)), votes.argmax(axis=1)] += teachers - full.sum(axis=1)
+    return full
 
 
 def _foreseen(found: Sequence[_Tested], classes: int) -> Foreseen:
     tested = sum(len(each.labels) for each in found)
-    balanced = [float((each.right * each.weights).mean()) for each in found]
+    balanced = [each.balanced for each in found]
     return Foreseen(
         _range([float(each.right.mean()) for each in found], tested),
         _range(balanced, tested),
@@ -254,8 +405,12 @@ def _range(values: Sequence[float], tested: int) -> tuple[float, float]:
     return max(0.0, least - error), min(1.0, most + error)
 
 
-def _lead(one: Sequence[_Tested], other: Sequence[_Tested]) -> tuple[float, float]:
-    """Return by how much balanced accuracy is larger, with its standard error.
+def _balanced(way: _Taught) -> float:
+    return float(np.mean([each.balanced for each in way.students]))
+
+
+def _clearly_better(one: Sequence[_Tested], other: Sequence[_Tested]) -> bool:
+    """Whether balanced accuracy is larger by more than chance explains.
 
     In each draw both were tested on the same rows.
     """
@@ -265,4 +420,4 @@ def _lead(one: Sequence[_Tested], other: Sequence[_Tested]) -> tuple[float, floa
             for a, b in zip(one, other, strict=True)
         ]
     )
-    return float(gains.mean()), float(gains.std() / np.sqrt(len(gains)))
+    return float(gains.mean()) > DOUBT * float(gains.std() / np.sqrt(len(gains)))

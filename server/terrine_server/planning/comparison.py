@@ -1,4 +1,4 @@
-"""One plan for each mechanism, side by side: which one to open?"""
+"""One plan for each mechanism, side by side, for labels that are used one by one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ LABELS = ("confident_gnmax", "gnmax", "lnmax", "stable")
 """The mechanisms that answer with labels alone and need nothing of the student."""
 
 
-def compare(ensembles: Sequence[Votes], *, epsilon: float, delta: float, rows: int) -> list[Plan]:
+def compare(ensembles: Sequence[Votes], *, epsilon: float, delta: float) -> list[Plan]:
     """Return the best plan of each mechanism that affords anything, most right answers first.
 
-    `noisy_votes`, of so many public `rows`, comes last: its counts are no answers by themselves,
-    and tell more once they are fitted together. Raises `ParameterError` if no mechanism affords
-    anything.
+    Raises `ParameterError` if no mechanism affords anything.
     """
     found, problem = [], ParameterError("There is nothing to compare.")
     for name in LABELS:
@@ -27,15 +25,9 @@ def compare(ensembles: Sequence[Votes], *, epsilon: float, delta: float, rows: i
             found.append(best)
         except ParameterError as error:
             problem = error
-    found.sort(key=lambda each: -each.right)
-    for votes in ensembles:
-        try:
-            found.append(plan_counts([votes], epsilon=epsilon, delta=delta, rows=rows))
-        except ParameterError as error:
-            problem = error
     if not found:
         raise problem
-    return found
+    return sorted(found, key=lambda each: -each.right)
 
 
 def plan_counts(ensembles: Sequence[Votes], *, epsilon: float, delta: float, rows: int) -> Plan:

@@ -3,9 +3,11 @@
     first = FirstProject.of(units=32_561, rows=13_000, classes=2, epsilon=1)
     first.teachers, first.sigma, first.delta, first.cap
     first.of_neighbours(lasting)
+    first.of_confident(spec)
 
 Noisy counts of the whole public pool, from trained teachers or from neighbours: of all mechanisms
-those whose student depends least on how far teachers agree (docs/results.md).
+those whose student depends least on how far teachers agree (docs/results.md). Or labels alone, of
+teachers that mostly agree.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import math
 from dataclasses import dataclass, replace
 
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
+from terrine_server.planning.grid import Spec
 from terrine_server.planning.lasting import Lasting
+from terrine_server.planning.opening import choose
 from terrine_server.planning.remaining import FEW
-from terrine_server.privacy.budget.quoting import Cap, cap, quote
+from terrine_server.privacy.budget.quoting import Cap, cap, cap_order
+from terrine_server.privacy.budget.terms import Terms
+from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism
-from terrine_server.privacy.mechanisms.neighbours import Neighbours
-from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError, check_epsilon
 
 MOST, USUAL = 2_000, 1_000
@@ -53,6 +57,8 @@ class FirstProject:
     """Of the cap, that the project reserves."""
     neighbours: Lasting | None = None
     """None: teachers are trained."""
+    confident: Spec | None = None
+    """Of labels alone; None: noisy counts."""
 
     @classmethod
     def of(cls, *, units: int, rows: int, classes: int, epsilon: float) -> FirstProject:
@@ -84,20 +90,47 @@ class FirstProject:
         )
         return first._reserving()
 
+    def of_confident(self, spec: Spec) -> FirstProject:
+        """Return the same of teachers that answer, with labels alone, where they mostly agree.
+
+        Its cap is in Rényi DP, where a test and its maximum are priced together. Raises
+        `ParameterError` if the budget pays for no query.
+        """
+        total = cap(self.cap.epsilon, self.delta, cap_order(self.cap.epsilon, self.delta))
+        return replace(self, confident=spec, cap=total, share=0)._reserving()
+
     def _reserving(self) -> FirstProject:
-        terms = quote(self.mechanism, self.epsilon, self.delta, cap_rule=self.cap.rule)
+        terms = self.terms
         costs = terms.cap_budget / self.cap.budget, terms.delta_budget / self.cap.delta_budget
         return replace(self, share=max(costs))
 
     @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism that the project is opened with."""
+    def way(self) -> str:
+        """How the records are asked."""
+        if self.confident is not None:
+            return "confident answers"
+        return "trained teachers" if self.neighbours is None else "neighbours"
+
+    @property
+    def spec(self) -> dict[str, object]:
+        """The specification of the mechanism that the project is opened with."""
+        if self.confident is not None:
+            return dict(self.confident)
         foretold = self.neighbours
         if foretold is None:
-            return NoisyVotes(self.teachers, self.classes, self.sigma)
-        return Neighbours(
-            self.units, self.classes, self.sigma, foretold.queries, norm=foretold.norm
-        )
+            return {"name": "noisy_votes", "sigma": self.sigma}
+        norm = {} if foretold.norm == 1 else {"norm": foretold.norm}
+        return {"name": "neighbours", "sigma": self.sigma, "queries": foretold.queries, **norm}
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """That mechanism."""
+        return build_mechanism(self.spec, teachers=self.teachers, classes=self.classes)
+
+    @property
+    def terms(self) -> Terms:
+        """What the project is opened under."""
+        return choose(self.mechanism, self.epsilon, self.delta, cap_rule=self.cap.rule).terms
 
     @property
     def fitted_noise(self) -> float:

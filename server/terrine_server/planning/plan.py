@@ -126,15 +126,6 @@ def plan(
     )
 
 
-def frontier(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other beats in accuracy and in answers; the best last."""
-    found: list[Candidate] = []
-    for each in sorted(candidates, key=_worth, reverse=True):
-        if each.answered > 0 and (not found or each.accuracy > found[-1].accuracy):
-            found.append(each)
-    return found
-
-
 def _candidate(spec: Spec, votes: Votes, epsilon: float, delta: float) -> Candidate:
     mechanism, expected, rate = _expected(spec, votes)
     queries = int(quick_quote(mechanism, epsilon, delta, rate).answers / rate)

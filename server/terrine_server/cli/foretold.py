@@ -1,0 +1,249 @@
+"""What `terrine quickstart` and `terrine plan` say of the ways to ask the records."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from terrine_server.bars import stages_bar
+from terrine_server.cli.console import as_json, console, fail, print_json
+from terrine_server.cli.tables import split
+
+if TYPE_CHECKING:
+    from terrine_models.data.arrays import Dataset
+    from terrine_models.features.maps import PublicData
+    from terrine_models.tables.roles import SchemaProposal
+    from terrine_server.owner.foreseen import Chosen, Foreseen, Way
+    from terrine_server.planning.first_project import FirstProject
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says about the data."""
+
+    public: Path
+    label: str | None
+    group: str | None
+    columns: str | None
+    classes: str | None
+    images: str | None
+
+    @property
+    def table(self) -> list[object]:
+        """The options that say what is in a table."""
+        return _options({"--label": self.label, "--group": self.group, "--columns": self.columns})
+
+    @property
+    def formats(self) -> list[object]:
+        """The options that say how arrays and pictures are read."""
+        return _options({"--classes": self.classes, "--images": self.images})
+
+    def proposed(self, note: Note) -> SchemaProposal:
+        """Propose a schema for a table."""
+        from terrine_models.tables.roles import propose_schema
+
+        if self.classes or self.images:
+            fail("--classes and --images are for images and arrays; a table has a schema.")
+        if self.label is None:
+            fail("Which column is to be predicted? Name it with --label.")
+        with stages_bar(console, f"Reading {self.public.name}") as (progress,):
+            return propose_schema(
+                self.public,
+                label=self.label,
+                group=self.group,
+                columns=split(self.columns),
+                note=note,
+                progress=progress,
+            )
+
+    def check_no_table(self) -> None:
+        """Refuse what is for tables alone."""
+        if self.table:
+            fail("--label, --group and --columns are for tables.")
+
+
+Label = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN", help="Of a table: the column that names whose a row is, if several."
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,…", help="Names of the columns of CSV files without a header."),
+]
+
+
+def _options(given: dict[str, str | None]) -> list[object]:
+    return [word for option, value in given.items() if value for word in (option, value)]
+
+
+def chosen(
+    first: FirstProject, pool: PublicData, labelled: Dataset | None, like: Dataset
+) -> Chosen:
+    """Choose how records are asked, from public rows. `like`: data with the private ones' kind."""
+    import numpy as np
+
+    from terrine_models.data.arrays import Dataset
+    from terrine_server.owner.foreseen import choose_way
+
+    sample = labelled
+    if sample is None:
+        unknown = np.zeros(len(pool.inputs), np.int64)
+        sample = Dataset(pool.inputs, unknown, like.classes, like.spec)
+    with console.status("Simulating each way on public rows"):
+        return choose_way(
+            first, sample, pool, labelled=labelled is not None, people=like.groups is not None
+        )
+
+
+def way(first: FirstProject) -> str:
+    """Say how records are asked."""
+    if first.neighbours is not None:
+        return (
+            f"neighbours, with nothing trained: some {first.neighbours.near:,} of them are near a "
+            f"public row, and vote; their votes have a noise of σ = {first.sigma:g}. Each has an "
+            f"account; by public rows, {first.neighbours.retired:.0%} will have spent theirs at "
+            "the end."
+        )
+    teachers = (
+        f"{first.teachers:,} teachers, each of its own {first.units // first.teachers} or more;"
+    )
+    if first.confident is not None:
+        threshold = int(str(first.confident["threshold"])) / first.teachers
+        return (
+            f"{teachers} they answer where about {threshold:.0%} of them agree, and else abstain."
+        )
+    return f"{teachers} their votes have a noise of σ = {first.sigma:g}."
+
+
+def why(made: Chosen) -> str:
+    """Say why it is this way and no other."""
+    _, *others = made.ways
+    if made.foreseen is None:
+        return (
+            f"Its votes have less noise than those of {_and(others)}; neither could be simulated."
+        )
+    said = []
+    if worse := [each for each in others if each.worse]:
+        said.append(f"clearly better than those of {_and(worse)}")
+    if alike := [each for each in others if not each.worse]:
+        more = ", and gain more from all private records than from few public ones"
+        said.append(f"about as good as those of {_and(alike)}{more * bool(made.first.neighbours)}")
+    return f"By balanced accuracy, its simulated students were {', and '.join(said)}."
+
+
+def buys(made: Chosen, labelled: Dataset | None) -> str:
+    """Say what is certain, and what else the project should buy."""
+    import numpy as np
+
+    from terrine_server.owner.foreseen import DRAWS
+
+    certain, found = f"for certain, {bought(made.first)}", made.foreseen
+    if labelled is None:
+        return (
+            f"{certain}. What they teach cannot be foreseen: only labels of public rows could "
+            "tell, and to try it on private ones would disclose something about them."
+        )
+    if found is None:
+        return (
+            f"{certain}. What they teach cannot be foreseen: {len(labelled):,} labelled public "
+            "rows are too few."
+        )
+    said = (
+        f"{certain}. If private rows are like the public ones, they teach a student that is right "
+        f"on {_percent(found.accuracy)}, balanced accuracy {_percent(found.balanced_accuracy)}. "
+        f"Simulated {DRAWS} times with plain students and {found.stand_ins:,} public stand-ins."
+    )
+    if found.useless:
+        return f"{said} That is next to nothing: more records or a larger ε would help."
+    largest = float(np.bincount(labelled.labels).max() / len(labelled))
+    if len(labelled.classes) == 2 and found.accuracy[1] < largest:
+        said += (
+            " To say nothing but the larger class is right more often, and useless: they find the "
+            "rarer one. Students who prefer accuracy have --threshold accuracy."
+        )
+    return said
+
+
+def bought(first: FirstProject) -> str:
+    """Say what a project buys, whatever teachers say."""
+    from terrine_server.privacy import Account
+
+    if first.confident is None:
+        return f"noisy counts of votes on all {first.rows:,} different public rows"
+    queries = min(first.rows, first.terms.affordable(Account()))
+    return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
+
+
+def show_plan(made: Chosen, labelled: Dataset, given: Given) -> None:
+    """Print or write what each way would come to, and the command that opens the best."""
+    first = made.first
+    words = ["terrine", "quickstart", "PRIVATE", "--public", given.public, *given.table]
+    command = shlex.join(map(str, [*words, *given.formats, "--epsilon", f"{first.epsilon:g}"]))
+    if as_json():
+        ways = [
+            {"way": each.first.way, "mechanism": each.first.spec, **asdict(each)}
+            for each in made.ways
+        ]
+        print_json({"command": command, "ways": ways, "true_labels": made.truth})
+        return
+    unit = "records"
+    if labelled.groups is not None:
+        unit = f"units (each {labelled.group_column or 'group'} with all its records)"
+    _say(
+        f"What ε = {first.epsilon:g}, δ = {first.delta:g} buys of {first.units:,} private {unit}, "
+        f"if they are like the {len(labelled):,} public rows ({first.rows:,} different ones)."
+    )
+    if made.foreseen is not None:
+        show(made, labelled)
+    _say(f"First: {way(first)} {why(made)}")
+    _say(f"It buys {buys(made, labelled)}")
+    _say(f"To open it, with its questions:\n  {command}")
+    _say("Of labels that are used one by one, right answers count: terrine plan --teachers N.")
+
+
+def show(made: Chosen, labelled: Dataset) -> None:
+    """Print what students would be by each way, and what there is to compare with."""
+    import numpy as np
+
+    table = Table("students of", "right on", "balanced accuracy")
+    for each in made.ways:
+        name = each.first.way
+        _row(table, f"[bold]{name}[/]" if each is made.ways[0] else name, each.foreseen)
+    _row(table, "(true labels of the same rows)", made.truth)
+    counts = np.bincount(labelled.labels)
+    table.add_row(
+        "(the largest class alone)",
+        f"{counts.max() / len(labelled):.1%}",
+        f"{1 / np.count_nonzero(counts):.1%}",
+    )
+    console.print(table)
+
+
+def _row(table: Table, name: str, found: Foreseen | None) -> None:
+    if found is not None:
+        table.add_row(name, _percent(found.accuracy), _percent(found.balanced_accuracy))
+
+
+def _percent(between: tuple[float, float]) -> str:
+    return f"{between[0]:.1%} to {between[1]:.1%}"
+
+
+def _and(ways: Sequence[Way]) -> str:
+    return " and of ".join(each.first.way for each in ways)
+
+
+def _say(text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
