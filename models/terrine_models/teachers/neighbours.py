@@ -86,9 +86,21 @@ MNIST's training images, 240 of 50,000 near each: 97.6 % of the pluralities righ
 coordinates, 98.0 % with them, 97.9 % where they are of length 1."""
 STAND_INS = 2000
 """Public rows that are asked about, and that stand for private ones."""
-SHADOWS = 2000
-"""Public points that are charged as if they were private, at most."""
+AROUND = 20
+"""Public points by which is judged how far people near a query are used up, at least."""
 Points = NDArray[np.int16]
+
+
+@record(frozen=True)
+class Shadows:
+    """Public points near B queries, as if they were records of S people. Anyone may see it.
+
+    `weights`: uint8 [B, S], how many records of each are within the radius, 255 at most. `around`:
+    uint8 [B, S], likewise within the radius or, if those are more, among the `AROUND` nearest.
+    """
+
+    weights: NDArray[np.uint8]
+    around: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -214,13 +226,11 @@ class NeighbourEnsemble:
         self.since: NDArray[np.int32] = np.ones_like(units) if since is None else since
         """int32[N], the edition in which each record came."""
         self._kind, self._among, self._records = kind, _compared(public), _compared(points)
-        every = -(-len(public) // SHADOWS)
-        self._shadows = _compared(public[::every])
 
     @property
     def shadows(self) -> int:
-        """How many of the public points are charged as if they were private records."""
-        return self._shadows.shape[1]
+        """How many people the public points stand for, with accounts that anyone may see."""
+        return len(self.public)
 
     @property
     def bytes(self) -> int:
@@ -262,21 +272,10 @@ class NeighbourEnsemble:
         One pass over all records, which takes as long whatever they are. Beside the result it takes
         BLOCK · B · 4 bytes for each processor. Raises ValueError when shape or dtype do not match.
         """
-        return self.weighed(x)[0]
+        return self.near(self.located(x))
 
-    def weighed(self, x: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The same, and what the `shadows` would add, uint8 [B, S], which anyone may see."""
-        queries, radius = self._located(self._points(x))
-        return (
-            _within(queries, radius, self._records),
-            _within(queries, radius, self._shadows),
-        )
-
-    def shadow_weights(self, x: NDArray[np.generic]) -> NDArray[np.uint8]:
-        """What the shadows would add alone: no record is looked at. Arguments and errors alike."""
-        return _within(*self._located(self._points(x)), self._shadows)
-
-    def _points(self, x: NDArray[np.generic]) -> Points:
+    def located(self, x: NDArray[np.generic]) -> Points:
+        """Whole coordinates [B, d] of inputs [B, *shape], by the public map. Errors alike."""
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
             raise ValueError(
@@ -287,20 +286,37 @@ class NeighbourEnsemble:
 
     def near(self, points: Points) -> NDArray[np.uint8]:
         """The same as `weights`, of queries with whole coordinates [B, d]."""
-        return _within(*self._located(points), self._records)
+        queries, (radius,) = self._reach(points, self._kind.rank)
+        return _within(queries, radius, self._records)
 
-    def _located(self, points: Points) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [B, d + 1] as they are compared, and what is within the radius of each [B, 1]."""
+    def near_public(self, points: Points) -> Shadows:
+        """Which public points are near such queries: no record is looked at."""
+        rank, around = self._kind.rank, min(AROUND, len(self.public))
+        if around <= rank:
+            queries, (radius,) = self._reach(points, rank)
+            found = _within(queries, radius, self._among)
+            return Shadows(found, found)
+        queries, (radius, wider) = self._reach(points, rank, around)
+        weights, nearest = (_within(queries, each, self._among) for each in (radius, wider))
+        return Shadows(weights, nearest)
+
+    def _reach(self, points: Points, *ranks: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Queries [B, d + 1] as they are compared, and how far public points of these ranks are.
+
+        A radius is [B, 1], for each rank, in ascending order.
+        """
         queries = torch.ones(len(points), points.shape[1] + 1)
         queries[:, :-1] = torch.from_numpy(points)
+        places = torch.tensor(ranks) - 1
 
         def least(block: torch.Tensor) -> torch.Tensor:
-            return (block @ self._among).topk(self._kind.rank, 1).values[:, -1:]
+            return (block @ self._among).topk(ranks[-1], 1).values[:, places]
 
         with torch.inference_mode():
             if not len(points):
-                return queries, torch.empty(0, 1)
-            return queries, torch.cat(side_by_side(least, torch.split(queries, 32)))
+                return queries, [torch.empty(0, 1) for _ in ranks]
+            found = torch.cat(side_by_side(least, torch.split(queries, 32)))
+            return queries, [found[:, [place]] for place in range(len(ranks))]
 
 
 def _within(

@@ -2,7 +2,8 @@
 
 Two numbers, however many queries it had: which charges were on record when its turn came, and which
 is the last that it paid. What became of each query follows from these, since queries are decided in
-order: see `admission.admit`.
+order (`admission.admit`): one that was not paid was exhausted if the project could still pay for a
+query then, and was refused otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.charging.admission import REFUSED
+from terrine_server.ledger.charging.admission import EXHAUSTED, REFUSED
 from terrine_server.ledger.records import QueryDigest, Recorded, Result
 
 
@@ -24,12 +25,17 @@ class Kept:
     last: int
 
     def results(
-        self, asked: Sequence[QueryDigest], recorded: Recorded, together: Collection[int | None]
+        self,
+        asked: Sequence[QueryDigest],
+        recorded: Recorded,
+        together: Collection[int | None],
+        allowed: int = 0,
     ) -> list[Result]:
         """Return the results of the queries `asked`. Raises ValueError if these are not theirs.
 
         `together`: the charges of the transaction that kept this. It contains every charge that
-        the request paid. A query that it was refused may have been paid later, so not in it.
+        the request paid. A query that was not paid may have been paid later, so not in it.
+        `allowed`: how many queries the project answers, if queries can be exhausted.
         """
         upto, results = self.before, []
         for digest in asked:
@@ -45,8 +51,8 @@ class Kept:
                 upto = own.seq
                 results.append(replace(own, replayed=False))
             else:
-                _check_refused(found, self.last, together)
-                results.append(REFUSED)
+                _check_unpaid(found, self.last, together)
+                results.append(EXHAUSTED if upto < allowed else REFUSED)
         if upto != self.last:
             raise ValueError("a charge of other queries")
         return results
@@ -78,9 +84,7 @@ def read(text: str) -> Kept:
     return Kept(kept["before"], kept["last"])
 
 
-def _check_refused(
-    found: Collection[Result], newest: int, together: Collection[int | None]
-) -> None:
-    """Raise ValueError if a query that was refused was answered by then."""
+def _check_unpaid(found: Collection[Result], newest: int, together: Collection[int | None]) -> None:
+    """Raise ValueError if a query that was not paid was answered by then."""
     if any(r.seq in together or r.seq is None or r.seq <= newest for r in found):
-        raise ValueError("refused, and yet answered before")
+        raise ValueError("not paid, and yet answered before")

@@ -179,7 +179,9 @@ def _recall(
         read = idempotency_keys.read(kept.results)
         if read.last > project.charges:
             raise ValueError("charges that are not there")
-        return Receipt(read.results(asked, recorded, own), project)
+        allowance = project.terms.allowance
+        allowed = 0 if allowance is None else allowance.queries
+        return Receipt(read.results(asked, recorded, own, allowed), project)
     except UNREADABLE as error:
         # Returned, not raised: it concerns this request alone.
         return LedgerCorrupted(
