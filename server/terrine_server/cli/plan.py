@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_server.cli.console import as_json, fail, print_json, with_json
-from terrine_server.cli.plan_report import document, show, show_all, show_lasting
+from terrine_server.cli.plan_report import document, show, show_all, show_lasting, stand_ins
 from terrine_server.cli.specs import SPEC, parse_spec
 from terrine_server.cli.votes import VotesAre, check_origin, load_votes
 
@@ -155,7 +155,7 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
         fail("Which people are near depends on the data: name their ensemble with --ensemble.")
     manifest, found = neighbours_of(Settings().ensembles_dir / name)
     foretold = lasting(
-        found.shares,
+        found.spent,
         units=manifest.units,
         near=max(1, round(found.near)),
         queries=rows,
@@ -165,7 +165,7 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
     if as_json():
         print_json(asdict(foretold))
     else:
-        show_lasting(foretold, name, manifest.units, epsilon, delta)
+        show_lasting(foretold, name, stand_ins(manifest, found), epsilon, delta)
 
 
 def _sizes(text: str | None) -> list[int]:

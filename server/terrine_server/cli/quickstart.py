@@ -371,6 +371,8 @@ def _foreseen(labelled: Dataset | None, chosen: Chosen) -> str:
     certain = (
         f"for certain, noisy counts of votes on all {chosen.first.rows:,} different public rows"
     )
+    if chosen.first.neighbours is not None:
+        certain += ", except where people are used up by then, which costs nothing"
     if labelled is None:
         return (
             f"{certain}. What they teach cannot be foreseen: only labels of public rows could "
