@@ -23,6 +23,7 @@ from statistics import median
 import numpy as np
 from sqlalchemy import text
 
+from terrine_models.teachers.neighbours import Shadows
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import Neighbourhood, Voters
@@ -53,18 +54,19 @@ class Crowd(Voters):
     def check(self, record: EnsembleRecord) -> None:
         return
 
-    def weights(self, x: np.ndarray) -> np.ndarray:
-        return self.rows[np.arange(len(x)) % len(self.rows)]
-
     @property
     def shadows(self) -> int:
-        return 2000
+        return min(10_000, self.size)
 
-    def weighed(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.weights(x), self.shadow_weights(x)
+    def located(self, x: np.ndarray) -> np.ndarray:
+        return x
 
-    def shadow_weights(self, x: np.ndarray) -> np.ndarray:
-        return self.weights(x)[:, : self.shadows]
+    def near(self, points: np.ndarray) -> np.ndarray:
+        return self.rows[np.arange(len(points)) % len(self.rows)]
+
+    def near_public(self, points: np.ndarray) -> Shadows:
+        found = self.near(points)[:, : self.shadows]
+        return Shadows(found, found)
 
     def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
         return Neighbourhood(self, self.units)

@@ -112,7 +112,7 @@ def used_up_batches(
             continue
         if len(reply.used_up) != len(batch):
             raise UnexpectedReply(200, f"{len(reply.used_up)} shares for {len(batch)} inputs.")
-        found += [float("nan") if share is None else share for share in reply.used_up]
+        found += reply.used_up
     return np.array(found)
 
 

@@ -23,7 +23,8 @@ class Labels:
     outcomes: [B] strings, one of `Outcome` each, none "published".
     labels: [B] int64, the class index; -1 where there is none.
     names: [B] strings, the name of the class, or its index if it has no other; None likewise.
-    charges: [B] int64, number of the ledger entry that paid for the answer; -1 where refused.
+    charges: [B] int64, number of the ledger entry that paid for the answer; -1 where there is none:
+        `refused` and `exhausted` cost nothing.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
     noisy_counts: [B, m] int64, the votes for each class and their noise, for noisy_votes: they may
         be negative, or more than the teachers. Rows that are not `answered` hold `NO_COUNT`. None

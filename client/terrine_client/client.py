@@ -108,8 +108,7 @@ class Client(BaseClient[httpx.Client]):
         """How far people near each of x [B, …] are used up, float [B] from 0 to 1. Free.
 
         For projects of neighbours: of public rows near each input, the share that could not vote
-        any more if they were private; NaN where none is near. Answers there are mostly noise, so
-        leave out `x[client.used_up(x) > 0.9]`.
+        any more if they were private. From 0.95 on, an input is `exhausted`: nobody is asked.
         """
         return self._run(used_up_batches(x, self._batch_size))
 

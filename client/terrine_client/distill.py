@@ -222,6 +222,12 @@ def _check_separate(public: Array, held_out: Array) -> None:
 
 
 def _nothing_learned(notebook: Notebook, refused: bool) -> str:
+    if notebook.asked.any() and (notebook.outcomes[notebook.asked] == "exhausted").all():
+        return (
+            f"{int(notebook.asked.sum())} inputs were sent and none was answered: near all of them "
+            "people are used up. Nothing was charged. Send other inputs, or ask the data owner for "
+            "a new project."
+        )
     if refused and not notebook.asked.any():
         return (
             "The project's budget is spent and none of these inputs was sent before, so there is "

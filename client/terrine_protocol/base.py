@@ -89,6 +89,9 @@ class Outcome(StrEnum):
     REINFORCED = "reinforced"
     PUBLISHED = "published"
     """Not a query: a ledger entry that publishes a bound on the cost of the queries so far."""
+    EXHAUSTED = "exhausted"
+    """Of neighbours: by public rows, hardly anybody near this input can vote any more. Nobody was
+    asked, and nothing was charged."""
     REFUSED = "refused"
     """The budget does not cover this query. Nothing was looked at and nothing was charged."""
 

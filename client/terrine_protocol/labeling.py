@@ -101,7 +101,8 @@ class Budget(Reply):
         float | None,
         Field(
             description="For neighbours, in `GET /budget`: the share of public rows that, as "
-            "private ones, could not vote any more, by the queries so far."
+            "private ones, could not vote any more, by the queries so far: of the newest edition, "
+            "since it is not public how many people came with it."
         ),
     ] = None
 
@@ -124,9 +125,9 @@ class UsedUp(Reply):
     """Where the people of a project of neighbours are used up, by public rows."""
 
     used_up: Annotated[
-        list[float | None],
+        list[float],
         Field(
             description="For each input, in order: of the public rows near it, which share could "
-            "not vote any more if they were private. Null where none is near."
+            "not vote any more if they were private. From 0.95 on, the input is `exhausted`."
         ),
     ]

@@ -159,7 +159,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         record = house.ledger.project("proposed")
         foretold = neighbours_of(people.directory)[1]
         found = lasting(
-            foretold.shares,
+            foretold.spent,
             units=PEOPLE,
             near=round(foretold.near),
             queries=400,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -16,13 +17,15 @@ from commands import Terrine
 from digits import DigitsEnsemble, build_people
 from numpy.typing import NDArray
 from refusals import holds, refuses
+from rich.console import Console
 from server import RunningServer, running_server
 from sqlalchemy import select, update
 
 from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models.teachers.neighbours import NeighbourEnsemble
-from terrine_protocol import LabelResponse
+from terrine_protocol import LabelResponse, Outcome
+from terrine_server.cli.student_report import summary
 from terrine_server.ledger import connect
 from terrine_server.ledger.charging import unit_accounts as accounts_of
 from terrine_server.ledger.store.tables import unit_accounts
@@ -31,7 +34,9 @@ from terrine_server.privacy import Neighbours as Mechanism
 from terrine_server.privacy import Units
 
 PRIVATE = 1200
-SPEC = {"name": "neighbours", "sigma": 30.0, "queries": 300}
+SIGMA = 33.0
+"""At which 300 queries leave nobody's surroundings exhausted; at 20 some are."""
+SPEC = {"name": "neighbours", "sigma": SIGMA, "queries": 300}
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class People:
         units = Units.of(self.ensemble.units, self.ensemble.labels, PRIVATE)
         allowance = self.server.ledger.project("study").terms.allowance
         assert allowance is not None
-        mechanism = Mechanism(PRIVATE, 10, 30.0, 300)
+        mechanism = Mechanism(PRIVATE, 10, SIGMA, 300)
         weights = self.ensemble.weights(rows)
         return mechanism.cast(weights, units, np.zeros(PRIVATE, np.uint32), allowance.most)
 
@@ -89,10 +94,10 @@ def test_people_answer_with_noise_and_pay_for_what_they_cast(people: People) -> 
     results = [result for each in told for result in each["results"]]
     counts = np.array([result["counts"] for result in results])
     assert counts.argmax(axis=1).tolist() == [result["label"] for result in results]
-    assert LabelResponse.model_validate(told[0]).noise_sigma == 30.0
-    # 1,200 draws of N_Z(0, 30²): their mean square is further than 8 of its deviations of √(2/1200)
+    assert LabelResponse.model_validate(told[0]).noise_sigma == SIGMA
+    # 1,200 draws of N_Z(0, 33²): their mean square is further than 8 of its deviations of √(2/1200)
     # from 1 less than once in 10⁹ times. Half the noise, a mean square of a quarter, is found.
-    spread = float(((counts - cast) ** 2).mean()) / 30.0**2
+    spread = float(((counts - cast) ** 2).mean()) / SIGMA**2
     assert abs(spread - 1) < 8 * (2 / 1200) ** 0.5
     again = people.ask(people.queries[:120])
     assert [result["counts"] for result in again["results"]] == counts.tolist()
@@ -260,7 +265,7 @@ def test_students_learn_for_free_where_people_are_used_up(people: People) -> Non
     allowance = people.server.ledger.project("study").terms.allowance
     assert allowance is not None
     with Client(people.server.url, people.server.token(), batch_size=128) as client:
-        assert not np.nansum(client.used_up(rows))
+        assert not client.used_up(rows).any()
         before = people.stored()
         client.label(rows[:200])
         client.label(rows[100:300])
@@ -268,18 +273,46 @@ def test_students_learn_for_free_where_people_are_used_up(people: People) -> Non
         used = client.used_up(rows)
         assert client.budget().charges == 300
         share = client.budget().used_up
-    weights = ensemble.shadow_weights(rows)
-    assert (weights == ensemble.weighed(rows)[1]).all()
+    public = ensemble.near_public(ensemble.located(rows))
     spent = np.zeros(ensemble.shadows, np.int64)
-    for near in weights:
+    for near in public.weights:
         spent += (spent < allowance.most) * near
-    gone, near = spent >= allowance.most, weights > 0
+    gone = spent >= allowance.most
     assert gone.any()
     assert share == pytest.approx(gone.mean())
-    expected = (near & gone).sum(1) / near.sum(1)
+    assert (public.around.sum(1) >= 20).all(), "by so many rows at least"
+    expected = (public.around * gone).sum(1) / public.around.sum(1)
     np.testing.assert_allclose(used, expected)
     assert not before.any()
     assert (people.stored() == charged).all(), "to ask is free, and looks at nobody's account"
+
+
+def test_exhausted_inputs_are_told_apart_free_and_left_out_of_training(
+    people: People, tmp_path: Path
+) -> None:
+    people.server.open_project("drained", SPEC | {"sigma": 20.0}, epsilon=0.5)
+    rows = people.queries[:300]
+    with Client(people.server.url, people.server.token(project="drained")) as client:
+        made = distill(client, rows, tmp_path / "student")
+        used = client.used_up(rows)
+        labels = client.label(rows)
+        again = client.label(rows)
+        budget = client.budget()
+    gone = labels.outcomes == Outcome.EXHAUSTED
+    assert 20 < gone.sum() < 100
+    assert (made.outcomes == labels.outcomes).all()
+    assert (again.outcomes == labels.outcomes).all()
+    assert (used[gone] >= 0.95).all()
+    assert (labels.charges[gone] == -1).all()
+    assert (labels.labels[gone] == -1).all()
+    assert budget.charges == 300 - gone.sum() == labels.counts[Outcome.ANSWERED]
+    assert budget.affordable == gone.sum()
+    assert (made.answers.known == ~gone).all()
+    holds(f"{labels!r}", gone.sum(), "exhausted")
+    shown = Console(width=200, record=True, file=io.StringIO())
+    shown.print(summary(made.report, tmp_path))
+    holds(shown.export_text(), "exhausted", gone.sum(), "free")
+    assert people.server.ledger.verify("drained").problems == []
 
 
 def test_other_projects_have_nobody_who_is_used_up(terrine_server: RunningServer) -> None:

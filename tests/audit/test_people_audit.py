@@ -96,10 +96,12 @@ def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:
     usual = Labeling._drawn
 
     def drawn(self: Labeling, project: Any, *given: Any) -> Any:
-        proposals, cast = usual(self, project, *given)
-        if cast is not None and all(max(each.counts or ()) < 3 for each in proposals.values()):
-            cast = replace(cast, accounts=self._ledger.accounts(project))
-        return proposals, cast
+        drawn = usual(self, project, *given)
+        unused = all(max(each.counts or ()) < 3 for each in drawn.proposals.values())
+        if drawn.cast is None or not unused:
+            return drawn
+        kept = replace(drawn.cast, accounts=self._ledger.accounts(project))
+        return replace(drawn, cast=kept)
 
     patch.setattr(Labeling, "_drawn", drawn)
 
@@ -147,10 +149,10 @@ def test_weights_that_are_of_the_nearest_alone_are_caught(monkeypatch: pytest.Mo
     usual = Neighbourhood.weighed
 
     def weighed(self: Neighbourhood, inputs: Any) -> Any:
-        for block, shadows in usual(self, inputs):
+        for block in usual(self, inputs):
             first = np.zeros_like(block)
             first[np.arange(len(block)), block.argmax(axis=1)] = block.max(axis=1)
-            yield first, shadows
+            yield first
 
     monkeypatch.setattr(Neighbourhood, "weighed", weighed)
     _, spent, _ = findings()

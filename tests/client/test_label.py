@@ -122,6 +122,7 @@ def test_when_the_budget_is_spent_the_rest_is_refused_and_not_sent(faulty: Fault
         Outcome.ANSWERED: 15,
         Outcome.ABSTAINED: 0,
         Outcome.REINFORCED: 0,
+        Outcome.EXHAUSTED: 0,
         Outcome.REFUSED: 985,
     }
     assert len(labels) == 1000

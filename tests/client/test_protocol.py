@@ -181,5 +181,6 @@ def test_outcomes_are_plain_words() -> None:
         "abstained",
         "reinforced",
         "published",
+        "exhausted",
         "refused",
     ]

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from books import unguarded
+from books import digest, unguarded
 from migrated import SECRET_KEY
-from neighbouring import PEOPLE, Opened, many, open_people
+from neighbouring import (
+    NEIGHBOURS,
+    PEOPLE,
+    Opened,
+    People,
+    TheirVoters,
+    many,
+    open_people,
+    open_study,
+)
 from numpy.typing import NDArray
 from refusals import holds, refuses
 from sqlalchemy import delete, select, update
 
 from terrine_server import views
-from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.store.tables import shadow_accounts
+from terrine_server.errors import BudgetExhausted, LedgerCorrupted
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.ledger import Ledger, ProjectRecord, Receipt, connect
+from terrine_server.ledger.store.tables import shadow_accounts, unit_accounts
+from terrine_server.metrics import Metrics
 
 
 @pytest.fixture
@@ -57,7 +69,7 @@ def test_they_are_charged_by_the_real_queries_with_them_and_no_oftener(opened: O
 
 
 def test_what_is_used_up_shows_where_one_student_drains_a_region(opened: Opened) -> None:
-    rows = [opened.people.near(0, 1, 2) for _ in range(30)]
+    rows = [opened.people.input(0, 1, 2) for _ in range(30)]
     for number, row in enumerate(rows):
         row[11] = number // 16 + 1  # else they were one query
         row[10] = number % 16 + 1
@@ -66,6 +78,124 @@ def test_what_is_used_up_shows_where_one_student_drains_a_region(opened: Opened)
     assert accounts.tolist() == expected(opened, rows)
     assert (accounts[[0, 1, 2, 10, 11]] == opened.allowance).all()
     assert used_up(opened) == pytest.approx(5 / PEOPLE)
+
+
+def spend(opened: Opened, *people: int) -> list[NDArray[np.uint8]]:
+    """Ask near these people, and one other at a time, until theirs are used up; return the rows."""
+    rows = []
+    for number in range(opened.allowance):
+        row = opened.people.input(*people)
+        row[10] = number + 1  # else they were one query
+        rows.append(row)
+    answer = opened.ask(rows)
+    assert [each.outcome for each in answer.results] == ["answered"] * len(rows)
+    return rows
+
+
+def test_where_people_are_used_up_nobody_is_asked_and_nothing_is_charged(opened: Opened) -> None:
+    """Within one request as well: each query is judged by those before it."""
+    most = opened.allowance
+    rows = [opened.people.input(0, 1, 2) * (number + 1) for number in range(most + 7)]
+    answer = opened.ask([*rows, opened.people.input(3)], key="some")
+    told = ["answered"] * most + ["exhausted"] * 7 + ["answered"]
+    assert [each.outcome for each in answer.results] == told
+    gone = answer.results[most:-1]
+    assert {each.seq for each in gone} == {None}
+    assert answer.project.charges == most + 1
+    assert answer.project.affordable == 40 - most - 1
+    accounts = opened.stored().copy()
+    assert opened.ask(rows[most:]).results == gone
+    assert opened.ask(rows[most:] * 2, key="other").results == [*gone, *gone]
+    assert (opened.stored() == accounts).all()
+    assert opened.ledger.project("study").charges == most + 1
+    assert opened.ledger.verify("study").problems == []
+
+
+def test_a_repeated_request_with_a_key_has_the_same_outcomes(each_database_url: str) -> None:
+    """Those that were exhausted and those that were refused, of which nothing else is kept."""
+    opened = open_people(each_database_url, spec={**NEIGHBOURS, "sigma": 25.0})
+    near = opened.people.input
+    drained = spend(opened, 0, 1, 2)
+    fresh = many(opened.people, 30, "fresh")
+    last = [near(0, 1), *drained[:2], *fresh, near(1, 2), near(0, 2) * 2]
+    empty = opened.ask([near(0, 1), near(0, 1)], key="nothing but exhausted")
+    first = opened.ask(last, key="some")
+    told = [each.outcome for each in first.results]
+    paid = 40 - opened.allowance
+    assert told == ["exhausted"] + ["answered"] * (2 + paid) + ["refused"] * (32 - paid)
+    assert [each.replayed for each in first.results[1:3]] == [True, True]
+    for key, before, rows in [
+        ("some", first, last),
+        ("nothing but exhausted", empty, [near(0, 1), near(0, 1)]),
+    ]:
+        again = opened.ask(rows, key=key)
+        assert again.results == before.results
+    with refuses(BudgetExhausted, 40):
+        opened.ask([near(0, 1)])
+    assert opened.ledger.verify("study").problems == []
+
+
+def test_those_who_come_can_be_asked_where_others_are_used_up(opened: Opened) -> None:
+    """How many came is not public, so every region counts as full of them."""
+    spend(opened, 0, 1, 2)
+    assert opened.ask([opened.people.input(0, 1)]).results[0].outcome == "exhausted"
+    opened.ledger.make_edition("people", 2, digest("people").hex(), PEOPLE, ())
+    assert used_up(opened) == 0
+    assert opened.ask([opened.people.input(0, 1)]).results[0].outcome == "answered"
+    assert opened.ledger.verify("study").problems == []
+
+
+def test_after_a_restore_no_edition_empties_them(opened: Opened) -> None:
+    """Those who come then have full accounts, too."""
+    opened.ask(many(opened.people, 4))
+    opened.ledger.fill_accounts()
+    opened.ledger.make_edition("people", 2, digest("people").hex(), PEOPLE, ())
+    assert used_up(opened) == 1
+
+
+@pytest.mark.parametrize("world", ["nobody", "many records", "everybody's accounts are full"])
+def test_outcomes_are_the_same_whatever_the_private_data_are(opened: Opened, world: str) -> None:
+    """Two data sets, or other accounts, and the very same queries: the same outcomes."""
+    rows = [*many(opened.people, 30), *(opened.people.input(0, 1) * k for k in range(1, 30))]
+    parts = [rows[:20], rows[20:21], rows[10:45], rows[45:]]
+    other = open_study(opened.ledger, name="other")
+    here = [each.outcome for part in parts for each in opened.ask(part).results]
+    people, voters = opened.people, opened.voters
+    if world == "everybody's accounts are full":
+        with unguarded(opened.url) as connection:
+            row = dict(connection.execute(accounts_in(other)).one()._mapping)
+            row["accounts"] = np.full(PEOPLE, opened.allowance, "<u4").tobytes()
+            row |= {"filled": 1}
+            row["seal"] = opened.ledger._seals.of("unit_accounts", row)
+            here_ = unit_accounts.c.project_id == other.id
+            connection.execute(update(unit_accounts).values(row).where(here_))
+    else:
+        weight = 0 if world == "nobody" else 1
+        voters = TheirVoters(people)
+        voters.found = replace(voters.found, ensemble=Same(people, weight))
+    labeling = Labeling(opened.ledger, voters, Metrics(), max_batch=1000)
+    there = []
+    for part in parts:
+        (answer,) = labeling.answer("other", [labeling.check("other", np.stack(part))])
+        assert isinstance(answer, Receipt)
+        there += [each.outcome for each in answer.results]
+    assert here == there
+    assert {*here} == {"answered", "exhausted"}
+
+
+class Same(People):
+    """Every record weighs the same, wherever the query is."""
+
+    def __init__(self, people: People, weight: int) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def near(self, points: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return np.full((len(points), len(self.units)), self.weight, np.uint8)
+
+
+def accounts_in(project: ProjectRecord) -> Any:
+    return select(unit_accounts).where(unit_accounts.c.project_id == project.id)
 
 
 def test_other_projects_have_none(opened: Opened) -> None:

@@ -76,7 +76,7 @@ def test_accounts_follow_from_the_answers_whatever_replica_gave_them(opened: Ope
 
 
 def test_a_query_twice_in_one_group_is_voted_on_once(opened: Opened) -> None:
-    x, labeling = opened.people.near(1, 2), opened.labeling()
+    x, labeling = opened.people.input(1, 2), opened.labeling()
     asks = [labeling.check("study", np.stack([x, x])), labeling.check("study", np.stack([x]))]
     labeling.answer("study", asks)
     assert opened.stored().tolist() == expected(opened, [x]).tolist()
@@ -84,7 +84,7 @@ def test_a_query_twice_in_one_group_is_voted_on_once(opened: Opened) -> None:
 
 def test_refusals_follow_from_the_number_of_queries_alone(database_url: str) -> None:
     """Long after nobody can vote any more, queries are answered, up to the last one."""
-    opened = open_people(database_url, epsilon=0.5)
+    opened = open_people(database_url, epsilon=0.5, spare=True)
     inputs = many(opened.people, 45)
     first = opened.ask(inputs[:30])
     assert opened.stored().max() == opened.allowance < 15
@@ -101,8 +101,9 @@ def test_refusals_follow_from_the_number_of_queries_alone(database_url: str) -> 
     assert opened.ledger.verify("study").problems == []
 
 
-def test_spent_is_the_same_function_of_the_count_whoever_voted(opened: Opened) -> None:
+def test_spent_is_the_same_function_of_the_count_whoever_voted(database_url: str) -> None:
     """Another project, whose queries nobody is near, has the same balance at every count."""
+    opened = open_people(database_url, spare=True)
     open_study(opened.ledger, name="other")
     inputs = many(opened.people, 25)
     nobody = [np.full(PEOPLE, 0, np.uint8) for _ in range(1)]
@@ -207,7 +208,7 @@ def drawn(
     record = opened.ledger.look_up("study", digests)
     project = record.project
     mechanism = Neighbours(PEOPLE, 2, 15.0, 40)
-    weights = opened.people.weights(near[None])
+    weights = opened.people.near(near[None])
     _, after = mechanism.cast(
         weights, opened.voters.found.units, opened.ledger.accounts(project), opened.allowance
     )
@@ -216,8 +217,8 @@ def drawn(
 
 
 def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> None:
-    one = drawn(opened, "one", opened.people.near(1))
-    other = drawn(opened, "other", opened.people.near(1))
+    one = drawn(opened, "one", opened.people.input(1))
+    other = drawn(opened, "other", opened.people.input(1))
     replica = Ledger(connect(opened.url), SECRET_KEY)
     replica.charge_group(opened.project.id, [other[0]], other[1], other[2])
     with pytest.raises(ConcurrentUpdate):
@@ -233,7 +234,7 @@ def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(
     """Who left has not voted in anything that is charged afterwards."""
     inputs = many(opened.people, 6)
     opened.ask(inputs[:2])
-    batch, record, cast = drawn(opened, "one", opened.people.near(1))
+    batch, record, cast = drawn(opened, "one", opened.people.input(1))
     before = opened.stored()
     opened.ledger.make_edition("people", 2, "22" * 32, PEOPLE, [1])
     with refuses(ConcurrentUpdate, "People"):
@@ -261,7 +262,7 @@ def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(
 def test_nothing_is_charged_without_accounts_or_with_those_of_other_queries(
     opened: Opened,
 ) -> None:
-    batch, record, cast = drawn(opened, "one", opened.people.near(1))
+    batch, record, cast = drawn(opened, "one", opened.people.input(1))
     with refuses(ValueError, "accounts"):
         opened.ledger.charge(opened.project.id, batch)
     with refuses(ValueError, "accounts"):
@@ -397,6 +398,6 @@ def test_nothing_that_leaves_the_ledger_has_an_account_in_it(opened: Opened) -> 
     assert NEIGHBOURS["name"] in told
     for text in (
         repr(opened.ledger.project("study")),
-        repr(drawn(opened, 1, opened.people.near(1))),
+        repr(drawn(opened, 1, opened.people.input(1))),
     ):
         assert "array" not in text

@@ -24,7 +24,7 @@ def replayed(opened: Opened, inputs: Sequence[NDArray[np.uint8]]) -> NDArray[np.
 @pytest.mark.slow
 def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str) -> None:
     """Before each statement and each COMMIT, until there is none left to be killed before."""
-    opened = open_people(database_url, epsilon=2.0, spec={**NEIGHBOURS, "queries": 1000})
+    opened = open_people(database_url, 2.0, {**NEIGHBOURS, "queries": 1000}, spare=True)
     inputs = many(opened.people, 200)
     for step in count():
         before = opened.ledger.project("study").charges
@@ -50,7 +50,7 @@ def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str)
 def test_replicas_at_once_and_killed_leave_no_answer_uncounted(
     database_url: str, tmp_path: Path
 ) -> None:
-    opened = open_people(database_url, epsilon=2.0, spec={**NEIGHBOURS, "queries": 1000})
+    opened = open_people(database_url, 2.0, {**NEIGHBOURS, "queries": 1000}, spare=True)
     inputs, log = many(opened.people, 60), tmp_path / "told"
     until(lambda: killed_after(8, start(ask_and_tell, database_url, 60, 0, str(log)), log))
     replicas = [start(ask_and_tell, database_url, 60, seed, str(log)) for seed in (1, 2, 3)]

@@ -224,6 +224,54 @@ def test_what_public_rows_foretell_is_so(built: Path, digits: Dataset) -> None:
     assert 0 < found.appearances < found.busiest < 1
 
 
+def test_people_of_the_pool_stand_for_people_with_all_their_rows(tmp_path: Path) -> None:
+    """By hand: whose rows are within a radius, or among the nearest, and ‖v‖² of each."""
+    pool = people(5, 400, 90)
+    assert pool.groups is not None
+    known = PublicData.declare("rows", pool.inputs, pool.groups)
+    settings = Neighbours(near=2)
+    build(people(3), tmp_path / "known", name="known", public=known, settings=settings)
+    ensemble = NeighbourEnsemble.load(tmp_path / "known")
+    assert ensemble.shadows == 90
+    sizes = np.bincount(pool.groups)
+    assert sorted(np.bincount(ensemble.owners)) == sorted(sizes)
+    points = ensemble.located(POOL.inputs[:60])
+    found = ensemble.near_public(points)
+    apart = points[:, None].astype(np.int64) - ensemble.public
+    apart = (apart**2).sum(2)
+    kind = ensemble.manifest.teacher
+    assert isinstance(kind, NeighbourTeachers)
+    rank = kind.rank
+    assert rank > 20, "so all that are around are within the radius"
+    radius = np.sort(apart, 1)[:, rank - 1 : rank]
+    counted = np.stack([np.bincount(ensemble.owners, row, 90) for row in apart <= radius])
+    # The square of a length may be odd, of which half is left out.
+    assert (np.abs(counted - found.weights) > 0).mean() < 0.01
+    assert found.weights.max() > 1
+    assert (found.around == found.weights).all()
+    once, twice = foresee(ensemble), foresee(ensemble, norm=2)
+    assert once.people
+    assert once.spent.sum() < twice.spent.sum()
+    alone = tmp_path / "alone"
+    build(people(3), alone, name="alone", public=POOL, settings=settings)
+    assert not foresee(NeighbourEnsemble.load(alone)).people
+    single = tmp_path / "single"
+    build(replace(people(3), groups=None, group_column=None), single, name="s", public=known)
+    assert NeighbourEnsemble.load(single).shadows == 400, "each row is a unit"
+
+
+def test_of_a_large_pool_whole_people_are_taken(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    groups = np.sort(random.integers(0, 4000, 24_000))
+    rows = random.random((24_000, 6)).astype(np.float32)
+    public = PublicData.declare("rows", rows, groups)
+    build(people(3), tmp_path / "t", name="t", public=public, settings=Neighbours(near=2))
+    ensemble = NeighbourEnsemble.load(tmp_path / "t")
+    assert 9900 < len(ensemble.public) <= 10_000
+    assert np.bincount(ensemble.owners).mean() == pytest.approx(6, abs=0.3)
+    assert ensemble.shadows == pytest.approx(10_000 / 6, rel=0.05)
+
+
 def test_a_record_that_is_also_public_votes_like_any_other(
     tmp_path: Path, digits: Dataset, public: PublicData
 ) -> None:
@@ -307,7 +355,7 @@ def test_people_are_placed_from_the_command_line(
     holds(terrine(*place).refused, "--schema")
     said = terrine(*place, "--schema", "schema.json", "--near", 5).fine
     assert "25 (neighbours)" in said
-    holds(said, "public", "alone")
+    holds(said, "people", "rows")
     holds(terrine("ensemble", "verify", "t").fine, 4, "files")
     assert terrine("init").fine
     assert terrine("ensemble", "register", "t", "--epsilon", 4, "--delta", 1e-3).fine

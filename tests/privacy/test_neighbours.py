@@ -410,3 +410,33 @@ def test_budgets_that_buy_no_vote_or_cannot_be_counted_out_are_refused() -> None
     with refuses(ParameterError, "counted"):
         quote(Neighbours(100, 10, 272.0, 10_000_000), 0.5, 1e-12)
     assert NORM == 2
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+def test_a_query_is_exhausted_where_a_twentieth_of_the_public_rows_could_vote(norm: int) -> None:
+    """Shadows of up to three rows, by hand: each query is judged after those before it."""
+    random, allowance = np.random.default_rng(norm), 4
+    mechanism = Neighbours(teachers=5, classes=2, sigma=9.0, queries=500, norm=norm)
+    weights = random.integers(0, 4, (300, 30)).astype(np.uint8)
+    weights *= random.random((300, 30)) < 0.3
+    around = np.maximum(weights, random.integers(0, 2, (300, 30)).astype(np.uint8))
+    spent, told, shares = [0] * 30, [], []
+    for near, judged in zip(weights.tolist(), around.tolist(), strict=True):
+        costs = [min(rows, norm) ** 2 for rows in judged]
+        gone = [rows for rows, cost, b in zip(judged, costs, spent, strict=True) if b + cost > 4]
+        shares.append(sum(gone) / sum(judged))
+        told.append(20 * sum(gone) < 19 * sum(judged))
+        for shadow, rows in enumerate(near):
+            cost = min(rows, norm) ** 2
+            spent[shadow] += cost if told[-1] and spent[shadow] + cost <= allowance else 0
+    start = np.zeros(30, np.uint32)
+    found, after = mechanism.judged(weights, around, start, allowance, 500)
+    assert found.tolist() == told
+    assert after.tolist() == spent
+    assert 0 < sum(told) < 300
+    last = mechanism.used_up(around[-1:], after, allowance)
+    assert last[0] == pytest.approx(shares[-1]) or told[-1]
+    first, _ = mechanism.judged(weights, around, start, allowance, 5)
+    assert first.tolist() == told[: len(first)]
+    assert first.sum() == 5
+    assert first[-1], "and nothing is judged after the last that is paid"

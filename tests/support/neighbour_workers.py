@@ -16,7 +16,9 @@ from terrine_server.metrics import Metrics
 
 
 def replica(ledger: Ledger) -> Labeling:
-    return Labeling(ledger, TheirVoters(People()), Metrics(), max_batch=1000)
+    """Whose queries are never exhausted, however many they are."""
+    voters = TheirVoters(People(spare=True))
+    return Labeling(ledger, voters, Metrics(), max_batch=1000)
 
 
 def ask_but_die(url: str, first: int, last: int, step: int) -> None:

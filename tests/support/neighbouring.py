@@ -13,6 +13,7 @@ from migrated import SECRET_KEY, migrated
 from numpy.typing import NDArray
 from sqlalchemy import select
 
+from terrine_models.teachers.neighbours import Shadows
 from terrine_protocol import InputSpec
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.pipeline import Labeling
@@ -32,10 +33,12 @@ CAP = cap(20.0, 1e-5)
 class People:
     """People 0 to 11 with a record each, and a second of another class for every third person.
 
-    An input is twelve numbers, the weight of each person's records, and perhaps some more.
+    An input is twelve numbers, the weight of each person's records, and perhaps some more. Each
+    person stands for a public row, too; with `spare`, so many others that no query is exhausted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spare: bool = False) -> None:
+        self.spare = spare
         pairs = sorted(
             [(person, person % CLASSES) for person in range(PEOPLE)]
             + [(person, (person + 1) % CLASSES) for person in range(0, PEOPLE, 3)]
@@ -45,22 +48,26 @@ class People:
 
         self.since = np.ones_like(self.units)
 
-    def weights(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return x[:, :PEOPLE][:, self.units]
+    def located(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """An input says itself who is near it."""
+        return x
+
+    def near(self, points: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return points[:, :PEOPLE][:, self.units]
 
     @property
     def shadows(self) -> int:
-        return PEOPLE
+        return PEOPLE + self.spare
 
-    def weighed(self, x: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Every person's twelve numbers are public, too."""
-        return self.weights(x), self.shadow_weights(x)
+    def near_public(self, points: NDArray[np.uint8]) -> Shadows:
+        weights = points[:, :PEOPLE]
+        if not self.spare:
+            return Shadows(weights, weights)
+        beside = np.full((len(points), 1), 255, np.uint8)
+        return Shadows(np.hstack([weights, 0 * beside]), np.hstack([weights, beside]))
 
-    def shadow_weights(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return x[:, :PEOPLE]
-
-    def near(self, *people: int) -> NDArray[np.uint8]:
-        """An input that these people alone are near."""
+    def input(self, *people: int) -> NDArray[np.uint8]:
+        """One that these people alone are near."""
         x = np.zeros(PEOPLE, dtype=np.uint8)
         x[list(people)] = 1
         return x
@@ -123,11 +130,15 @@ class Opened:
 
 
 def open_people(
-    url: str, epsilon: float = 1.0, spec: dict[str, Any] = NEIGHBOURS, shape: int = PEOPLE
+    url: str,
+    epsilon: float = 1.0,
+    spec: dict[str, Any] = NEIGHBOURS,
+    shape: int = PEOPLE,
+    spare: bool = False,
 ) -> Opened:
     ledger = Ledger(migrated(url), SECRET_KEY)
     register_people(ledger, shape)
-    people = People()
+    people = People(spare)
     return Opened(url, ledger, people, TheirVoters(people), open_study(ledger, epsilon, spec))
 
 
@@ -183,7 +194,7 @@ def recomputed(
     assert terms.allowance is not None
     accounts = np.zeros(facts.teachers, dtype=np.uint32)
     for entry in ledger.stream_charges(name):
-        weights = found.ensemble.weights(known[entry.input_digest][None])
+        weights = found.ensemble.near(found.ensemble.located(known[entry.input_digest][None]))
         _, accounts = mechanism.cast(weights, found.units, accounts, terms.allowance.most)
     return accounts
 

@@ -87,7 +87,7 @@ class World:
         self.hub = getcurrent()
         self.waiting: list[greenlet] = []
         self.calm = True
-        self.voters, self.metrics = TheirVoters(People()), Metrics()
+        self.voters, self.metrics = TheirVoters(People(spare=True)), Metrics()
         self.taken: set[int] = set()
         """Projects whose turn somebody has."""
         patch.setattr(handle, "now", lambda: self.now)

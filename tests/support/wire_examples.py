@@ -175,7 +175,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "PublicationInfo": BUDGET["publications"][0],
     "Budget": BUDGET,
     "LabelResponse": {"results": [RESULT, COUNTED], "noise_sigma": 4.0, "budget": BUDGET},
-    "UsedUp": {"used_up": [0.25, None]},
+    "UsedUp": {"used_up": [0.25, 1.0]},
     "InputSpec": INPUT,
     "EnsembleFacts": {
         key: value

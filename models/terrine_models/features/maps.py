@@ -54,19 +54,28 @@ class PublicData:
 
     inputs: NDArray[Any]
     source: PublicSource
+    groups: NDArray[np.int64] | None = None
+    """[N], the number of each row's person; None if that is not known."""
 
     @classmethod
-    def declare(cls, name: str, inputs: NDArray[np.generic]) -> PublicData:
-        """State that `inputs` [N, *shape] are public, under a name that the manifest will show."""
+    def declare(
+        cls, name: str, inputs: NDArray[np.generic], groups: NDArray[np.int64] | None = None
+    ) -> PublicData:
+        """State that `inputs` [N, *shape] are public, under a name that the manifest will show.
+
+        `groups`: whose they are, [N], if people have several.
+        """
         if not name.strip():
             raise DataError("Public data needs a name, so that its use can be checked later.")
         if inputs.ndim < 2 or len(inputs) == 0:
             raise DataError(f"Public data {name} holds no inputs; its shape is {inputs.shape}.")
+        if groups is not None and groups.shape != (len(inputs),):
+            raise DataError(f"Public data {name}: expected one group for each of its rows.")
         inputs = np.ascontiguousarray(inputs)
         digest = hashlib.sha256(f"{inputs.dtype.str}{inputs.shape}".encode())
         digest.update(inputs.data)
         source = PublicSource(name=name, sha256=digest.hexdigest(), records=len(inputs))
-        return cls(inputs, source)
+        return cls(inputs, source, groups)
 
     def check_fits(self, spec: InputSpec) -> None:
         """Raise DataError unless these are inputs such as the private ones."""

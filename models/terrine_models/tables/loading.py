@@ -52,6 +52,10 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=2)
 
 
+def _nothing(sentence: str) -> None:
+    """It was said when the file was read before."""
+
+
 class Frame(Protocol):
     """A data frame of pandas or Polars, a table of Arrow, or a mapping of names to columns."""
 
@@ -168,6 +172,25 @@ def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]
         for block in read_blocks(file, schema, [group.name], note, unseen):
             names |= dict.fromkeys(texts(group, block)[0])
     return list(names)
+
+
+def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
+    """Read whose each row of a table is: the number of its person, [N].
+
+    None if the schema has no column of the role group, or the table has not got it.
+    """
+    group = next((column for column in schema.columns if column.role == "group"), None)
+    if group is None:
+        return None
+    people, groups, needed = Numbering(), Growing((), np.int64), [group.name]
+    try:
+        with _opened(Path(path), schema, needed, _nothing, digest=False) as (file, read_blocks):
+            for block in read_blocks(file, schema, needed, _nothing, unseen):
+                names, places = texts(group, block)
+                groups.add(people.of(names)[places])
+    except DataError:
+        return None
+    return groups.array()
 
 
 def encode_frame(

@@ -84,9 +84,21 @@ MNIST's training images, 240 of 50,000 near each: 97.6 % of the pluralities righ
 coordinates, 98.0 % with them, 97.9 % where they are of length 1."""
 STAND_INS = 2000
 """Public rows that are asked about, and that stand for private ones."""
-SHADOWS = 2000
-"""Public points that are charged as if they were private, at most."""
+AROUND = 20
+"""Public points by which is judged how far people near a query are used up, at least."""
 Points = NDArray[np.int16]
+
+
+@record(frozen=True)
+class Shadows:
+    """Public points near B queries, as if they were records of S people. Anyone may see it.
+
+    `weights`: uint8 [B, S], how many records of each are within the radius, 255 at most. `around`:
+    uint8 [B, S], likewise within the radius or, if those are more, among the `AROUND` nearest.
+    """
+
+    weights: NDArray[np.uint8]
+    around: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -136,6 +148,8 @@ class NeighbourTeachers(TeacherKind):
     """Which of a query's nearest public points is at the radius."""
     points: Annotated[int, Field(ge=1)]
     """Public points among which it is found."""
+    by_person: bool = False
+    """Whether it is known whose these are; else each counts as a person's only one."""
     scale: Annotated[float, Field(gt=0)]
     """Whole numbers for a coordinate of 1, by public points alone."""
     edition: Annotated[int, Field(ge=1)] = 1
@@ -199,6 +213,7 @@ class NeighbourEnsemble:
         labels: NDArray[np.int16],
         units: NDArray[np.int32],
         since: NDArray[np.int32] | None = None,
+        owners: NDArray[np.int32] | None = None,
     ) -> None:
         """`public` [P, d] and `points` [N, d]: whole coordinates, as `whole` makes them."""
         kind = manifest.teacher
@@ -211,14 +226,20 @@ class NeighbourEnsemble:
         """int32[N], the slot of each record: from 0 up, non-decreasing."""
         self.since: NDArray[np.int32] = np.ones_like(units) if since is None else since
         """int32[N], the edition in which each record came."""
+        each = np.arange(len(public), dtype=np.int32)
+        self.owners: NDArray[np.int32] = each if owners is None else owners
+        """int32[P], whose public points are: people 0 to S − 1, in order; S = P: a point each."""
         self._kind, self._among, self._records = kind, _compared(public), _compared(points)
-        every = -(-len(public) // SHADOWS)
-        self._shadows = _compared(public[::every])
 
     @property
     def shadows(self) -> int:
-        """How many of the public points are charged as if they were private records."""
-        return self._shadows.shape[1]
+        """How many people the public points stand for, with accounts that anyone may see."""
+        return int(self.owners[-1]) + 1
+
+    @property
+    def by_person(self) -> bool:
+        """Whether it is known whose public points are."""
+        return self._kind.by_person
 
     @property
     def bytes(self) -> int:
@@ -240,19 +261,24 @@ class NeighbourEnsemble:
             stored.tensors(RECORDS),
         )
         width, n = kind.features.width, len(records.get("labels", ()))
-        check_shapes(str(directory / RADIUS), public, {"points": (kind.points, width)})
+        shapes = {"points": (kind.points, width), "owners": (kind.points,)}
+        check_shapes(str(directory / RADIUS), public, shapes)
         expected = {"points": (n, width), "labels": (n,), "units": (n,), "since": (n,)}
         check_shapes(str(directory / RECORDS), records, expected)
         points, labels, units, since = (records[name].numpy() for name in expected)
-        types = (np.int16, np.int16, np.int16, np.int32, np.int32)
-        arrays = (public["points"].numpy(), points, labels, units, since)
+        owners = public["owners"].numpy()
+        types = (np.int16, np.int16, np.int16, np.int32, np.int32, np.int32)
+        arrays = (public["points"].numpy(), points, labels, units, since, owners)
         if any(each.dtype != dtype for each, dtype in zip(arrays, types, strict=True)):
             raise StoreError(f"{directory} holds neighbours whose numbers are of other types.")
         if not all(_short(each) for each in arrays[:2]):
             raise StoreError(f"{directory} holds points that are too long to be compared exactly.")
         if not n or not _in_order(units, labels, manifest):
             raise StoreError(f"{directory / RECORDS}: records are not sorted by unit and class.")
-        return cls(manifest, features, public["points"].numpy(), points, labels, units, since)
+        if (np.diff(owners, prepend=-1) > 1).any() or (np.diff(owners, prepend=0) < 0).any():
+            raise StoreError(f"{directory / RADIUS}: public points are not sorted by person.")
+        public_points = public["points"].numpy()
+        return cls(manifest, features, public_points, points, labels, units, since, owners)
 
     def weights(self, x: NDArray[np.generic]) -> NDArray[np.uint8]:
         """What each record adds to its class, uint8 [B, N] from 0 to `steps`, on [B, *shape].
@@ -260,21 +286,10 @@ class NeighbourEnsemble:
         One pass over all records, which takes as long whatever they are. Beside the result it takes
         BLOCK · B · 4 bytes for each processor. Raises ValueError when shape or dtype do not match.
         """
-        return self.weighed(x)[0]
+        return self.near(self.located(x))
 
-    def weighed(self, x: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The same, and what the `shadows` would add, uint8 [B, S], which anyone may see."""
-        queries, radius = self._located(self._points(x))
-        return (
-            _within(queries, radius, self._records),
-            _within(queries, radius, self._shadows),
-        )
-
-    def shadow_weights(self, x: NDArray[np.generic]) -> NDArray[np.uint8]:
-        """What the shadows would add alone: no record is looked at. Arguments and errors alike."""
-        return _within(*self._located(self._points(x)), self._shadows)
-
-    def _points(self, x: NDArray[np.generic]) -> Points:
+    def located(self, x: NDArray[np.generic]) -> Points:
+        """Whole coordinates [B, d] of inputs [B, *shape], by the public map. Errors alike."""
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
             raise ValueError(
@@ -285,20 +300,43 @@ class NeighbourEnsemble:
 
     def near(self, points: Points) -> NDArray[np.uint8]:
         """The same as `weights`, of queries with whole coordinates [B, d]."""
-        return _within(*self._located(points), self._records)
+        queries, (radius,) = self._reach(points, self._kind.rank)
+        return _within(queries, radius, self._records)
 
-    def _located(self, points: Points) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [B, d + 1] as they are compared, and what is within the radius of each [B, 1]."""
+    def near_public(self, points: Points) -> Shadows:
+        """Which public points are near such queries: no record is looked at."""
+        rank, around = self._kind.rank, min(AROUND, len(self.public))
+        if around <= rank:
+            queries, (radius,) = self._reach(points, rank)
+            found = self._of_people(_within(queries, radius, self._among))
+            return Shadows(found, found)
+        queries, (radius, wider) = self._reach(points, rank, around)
+        near, nearest = (_within(queries, each, self._among) for each in (radius, wider))
+        return Shadows(self._of_people(near), self._of_people(nearest))
+
+    def _of_people(self, near: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """How many public points of each person are near, uint8 [B, S], of each point [B, P]."""
+        if self.shadows == len(self.public):
+            return near
+        return together(near, self.owners)
+
+    def _reach(self, points: Points, *ranks: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Queries [B, d + 1] as they are compared, and how far public points of these ranks are.
+
+        A radius is [B, 1], for each rank, in ascending order.
+        """
         queries = torch.ones(len(points), points.shape[1] + 1)
         queries[:, :-1] = torch.from_numpy(points)
+        places = torch.tensor(ranks) - 1
 
         def least(block: torch.Tensor) -> torch.Tensor:
-            return (block @ self._among).topk(self._kind.rank, 1).values[:, -1:]
+            return (block @ self._among).topk(ranks[-1], 1).values[:, places]
 
         with torch.inference_mode():
             if not len(points):
-                return queries, torch.empty(0, 1)
-            return queries, torch.cat(side_by_side(least, torch.split(queries, 32)))
+                return queries, [torch.empty(0, 1) for _ in ranks]
+            found = torch.cat(side_by_side(least, torch.split(queries, 32)))
+            return queries, [found[:, [place]] for place in range(len(ranks))]
 
 
 def _within(
@@ -317,6 +355,13 @@ def _within(
         if len(queries):
             side_by_side(compare, range(0, count, BLOCK))
     return found
+
+
+def together(near: NDArray[np.uint8], owners: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """How many points of each person are near, 255 at most: uint8 [B, S] of [B, P], in order."""
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    counts = np.add.reduceat(near, starts, axis=1, dtype=np.int64)
+    return np.minimum(counts, 255).astype(np.uint8)
 
 
 def _compared(points: Points) -> torch.Tensor:
@@ -397,7 +442,8 @@ def build(
     features = settings.feature_map(data, public)
     if features.spec.width > MOST_COORDINATES:
         raise DataError(f"Points have more than {MOST_COORDINATES} coordinates: set a width.")
-    among = mapped(features, public.inputs[:: -(-len(public.inputs) // MOST_POINTS)])
+    sample, owners = _sampled(public, by_person=data.groups is not None)
+    among = mapped(features, public.inputs[sample])
     scale = LENGTH / max(float(np.sqrt((among.astype(np.float64) ** 2).sum(1)).max()), 1e-9)
     units = unit_count(data)
     rank = min(len(among), max(1, round(settings.near * len(among) / units)))
@@ -406,6 +452,7 @@ def build(
         near=settings.near,
         rank=rank,
         points=len(among),
+        by_person=public.groups is not None and data.groups is not None,
         scale=scale,
     )
     partition = None
@@ -416,7 +463,10 @@ def build(
     with new_directory(out) as work:
         records = {name: torch.from_numpy(each) for name, each in placed(data, features, scale)}
         records["since"] = torch.ones(len(records["units"]), dtype=torch.int32)
-        points = {"points": torch.from_numpy(whole(among, scale))}
+        points = {
+            "points": torch.from_numpy(whole(among, scale)),
+            "owners": torch.from_numpy(owners),
+        }
         files = {
             RECORDS: save_tensors(work / RECORDS, records),
             RADIUS: save_tensors(work / RADIUS, points),
@@ -447,6 +497,23 @@ def build(
         )
         save_manifest(work, manifest)
     return manifest
+
+
+def _sampled(public: PublicData, *, by_person: bool) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Public rows to find radii among, `MOST_POINTS` at most, and whose each is.
+
+    `by_person`: whole people, if it is known whose rows are; else each row is a person.
+    """
+    rows, groups = len(public.inputs), public.groups
+    if groups is None or not by_person:
+        chosen = np.arange(0, rows, -(-rows // MOST_POINTS))
+        return chosen, np.arange(len(chosen), dtype=np.int32)
+    people, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(0).permutation(len(people))  # rows may be sorted by anything
+    fits = order[np.cumsum(sizes[order]) <= MOST_POINTS]
+    chosen = np.flatnonzero(np.isin(group, fits if len(fits) else order[:1]))[:MOST_POINTS]
+    chosen = chosen[np.argsort(group[chosen], kind="stable")]
+    return chosen, np.unique(group[chosen], return_inverse=True)[1].astype(np.int32)
 
 
 def placed(
@@ -482,32 +549,40 @@ class Foreseen:
     fewest: float
     most: float
     appearances: float
-    """The share of the queries that a record is near: median, and 99th percentile."""
+    """The share of the queries that a unit is near: median, and 99th percentile."""
     busiest: float
-    shares: NDArray[np.float64] = field(repr=False)
-    """That share, of each stand-in."""
+    spent: NDArray[np.float64] = field(repr=False)
+    """‖v‖² of each stand-in in a query, on average."""
+    people: bool
+    """Whether a stand-in is a person with all records, where units are; else it is one row."""
 
 
-def foresee(ensemble: NeighbourEnsemble) -> Foreseen:
-    """Ask about some of the public points, and let others stand for private records."""
-    every = -(-len(ensemble.public) // (2 * STAND_INS))
-    asked, own = ensemble.public[::every][::2], ensemble.public[::every][1::2]
-    own = own if len(own) else asked
+def foresee(ensemble: NeighbourEnsemble, norm: int = 1) -> Foreseen:
+    """Ask about some of the public points, and let others stand for private units.
+
+    `norm`: how long a unit's vote is at most. Records of a stand-in count as of one class, as
+    public rows have none: no vote is longer.
+    """
+    every = -(-ensemble.shadows // (2 * STAND_INS))
+    kept, place = ensemble.owners % every == 0, ensemble.owners // every
+    asked, own = kept & (place % 2 == 0), kept & (place % 2 == 1)
+    own = own if own.any() else asked
     stand_ins = NeighbourEnsemble(
         ensemble.manifest,
         ensemble.features,
         ensemble.public,
-        own,
-        np.zeros(len(own), np.int16),
-        np.arange(len(own), dtype=np.int32),
+        ensemble.public[own],
+        np.zeros(own.sum(), np.int16),
+        np.arange(own.sum(), dtype=np.int32),
     )
-    near = stand_ins.near(asked)
-    per_query, per_record = near.mean(1) * ensemble.manifest.units, near.mean(0)
+    near = together(stand_ins.near(ensemble.public[asked]), place[own])
+    per_query, per_unit = (near > 0).mean(1) * ensemble.manifest.units, (near > 0).mean(0)
     return Foreseen(
         near=float(per_query.mean()),
         fewest=float(np.quantile(per_query, 0.1)),
         most=float(np.quantile(per_query, 0.9)),
-        appearances=float(np.median(per_record)),
-        busiest=float(np.quantile(per_record, 0.99)),
-        shares=per_record.astype(np.float64),
+        appearances=float(np.median(per_unit)),
+        busiest=float(np.quantile(per_unit, 0.99)),
+        spent=(np.minimum(near, norm).astype(np.float64) ** 2).mean(0),
+        people=ensemble.by_person,
     )

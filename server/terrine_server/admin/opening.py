@@ -314,7 +314,7 @@ def _lasting(
         ) from error
     near = max(1, round(found.near))
     return lasting(
-        found.shares,
+        found.spent,
         units=ensemble.units,
         near=near,
         queries=queries,

@@ -45,6 +45,7 @@ def _or_none(value: Any) -> Any:
 
 
 Blank = BeforeValidator(_or_none)
+UNPAID = Outcome.EXHAUSTED, Outcome.REFUSED
 PaidOutcome = Annotated[Outcome | None, Blank, Query()]
 _Dated = Annotated[date, Field(ge=date(2000, 1, 1), lt=date(3000, 1, 1))]
 Day = Annotated[_Dated | None, Blank, Query()]
@@ -91,7 +92,7 @@ def project(
         before=before,
         filters=filters,
         query=urlencode(filters),
-        outcomes=[each for each in Outcome if each is not Outcome.REFUSED],
+        outcomes=[each for each in Outcome if each not in UNPAID],
     )
 
 

@@ -77,7 +77,7 @@ async def used_up(request: Request, services: ServicesDep, project: OwnProject) 
     """
     decoded = await _received(request, services, project)
 
-    def found() -> list[float | None]:
+    def found() -> list[float]:
         return services.labeling.used_up(project, decoded().inputs)
 
     return UsedUp(used_up=await CHECKING.run(request.state.principal.token_id, found))

@@ -76,7 +76,8 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
     if options.public is None:
         return private, None, None
     inputs, labelled = _public(options.public, private, image)
-    return private, PublicData.declare(options.public.name, inputs), labelled
+    groups = None if labelled is None else labelled.groups
+    return private, PublicData.declare(options.public.name, inputs, groups), labelled
 
 
 def _folders(data: Path, public: Path | None) -> list[str]:

@@ -182,7 +182,10 @@ def bought(first: FirstProject) -> str:
     from terrine_server.privacy import Account
 
     if first.confident is None:
-        return f"noisy counts of votes on all {first.rows:,} different public rows"
+        said = f"noisy counts of votes on all {first.rows:,} different public rows"
+        if first.neighbours is not None:
+            said += ", except where people are used up by then, which costs nothing"
+        return said
     queries = min(first.rows, first.terms.affordable(Account()))
     return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
 

@@ -89,6 +89,7 @@ def build(
         foresee,
     )
     from terrine_models.teachers.neighbours import build as place
+    from terrine_server.cli.plan_report import stand_ins
     from terrine_server.owner.editions import records_key
     from terrine_server.owner.operations import make_directories
     from terrine_server.settings import Settings
@@ -103,10 +104,11 @@ def build(
         manifest = place(private, out, name=name, public=pool, settings=settings, key=key)
     show_manifest(out, manifest)
     found = foresee(NeighbourEnsemble.load(out))
+    of = stand_ins(manifest, found)
     console.print(
-        f"From public rows alone: {found.near:,.0f} people near a query, {found.fewest:,.0f} to "
-        f"{found.most:,.0f} near four in five; one record near {found.appearances:.2%} of the "
-        f"queries, the busiest hundredth near {found.busiest:.2%} or more.\n"
+        f"By {of.who}: {found.near:,.0f} people near a query, {found.fewest:,.0f} to "
+        f"{found.most:,.0f} near four in five; one of them near {found.appearances:.2%} of the "
+        f"queries, the busiest hundredth near {found.busiest:.2%} or more.{of.but}\n"
         f"Next: terrine ensemble register {name} --epsilon ε --delta δ",
         soft_wrap=True,
         markup=False,

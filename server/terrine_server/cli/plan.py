@@ -10,7 +10,7 @@ import typer
 
 from terrine_server.cli import arrays, foretold, tables
 from terrine_server.cli.console import as_json, fail, print_json, with_json
-from terrine_server.cli.plan_report import document, show, show_all, show_lasting
+from terrine_server.cli.plan_report import document, show, show_all, show_lasting, stand_ins
 from terrine_server.cli.specs import SPEC, parse_spec
 from terrine_server.cli.votes import VotesAre, check_origin, load_votes
 
@@ -246,7 +246,7 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
         fail("Which people are near depends on the data: name their ensemble with --ensemble.")
     manifest, found = neighbours_of(Settings().ensembles_dir / name)
     foretold = lasting(
-        found.shares,
+        found.spent,
         units=manifest.units,
         near=max(1, round(found.near)),
         queries=rows,
@@ -256,7 +256,7 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
     if as_json():
         print_json(asdict(foretold))
     else:
-        show_lasting(foretold, name, manifest.units, epsilon, delta)
+        show_lasting(foretold, name, stand_ins(manifest, found), epsilon, delta)
 
 
 def _how_many(classes: str | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -12,6 +12,8 @@ from terrine_server.cli.console import console
 from terrine_server.cli.mechanism import mechanism_text
 
 if TYPE_CHECKING:
+    from terrine_models.teachers.manifests import Manifest
+    from terrine_models.teachers.neighbours import Foreseen
     from terrine_server.planning.lasting import Lasting
     from terrine_server.planning.plan import Candidate, Plan
 
@@ -85,7 +87,7 @@ def show_all(plans: Sequence[Plan]) -> None:
     _say("More about one of them: terrine plan MECHANISM")
 
 
-def show_lasting(found: Lasting, ensemble: str, units: int, epsilon: float, delta: float) -> None:
+def show_lasting(found: Lasting, ensemble: str, of: StandIns, epsilon: float, delta: float) -> None:
     """Print what public rows foretell of the units of an ensemble, and the command."""
     from terrine_server.planning.lasting import near_for
 
@@ -93,8 +95,8 @@ def show_lasting(found: Lasting, ensemble: str, units: int, epsilon: float, delt
         f"[bold]neighbours: σ = {found.sigma:g}[/] for {found.queries:,} public rows, each asked "
         f"once, at ε = {epsilon:g}, δ = {delta:g}."
     )
-    _say(lasts(found))
-    suited = near_for(units, found.queries, epsilon, delta)
+    _say(lasts(found, of))
+    suited = near_for(of.units, found.queries, epsilon, delta)
     if not 0.5 <= suited / found.near <= 2:
         _say(f"For this, --near {suited:,} would suit: `terrine neighbours build`.")
     spec = {"name": "neighbours", "sigma": found.sigma, "queries": found.queries}
@@ -104,13 +106,37 @@ def show_lasting(found: Lasting, ensemble: str, units: int, epsilon: float, delt
     )
 
 
-def lasts(found: Lasting) -> str:
-    """Say what public rows, one for each unit, foretell of a project of neighbours."""
+@dataclass(frozen=True)
+class StandIns:
+    """Who stands for the units of an ensemble of neighbours in what is foretold, in words."""
+
+    units: int
+    who: str
+    but: str = ""
+
+
+def stand_ins(manifest: Manifest, found: Foreseen) -> StandIns:
+    """Say what is assumed of people with several records."""
+    if found.people:
+        return StandIns(manifest.units, "people of the public rows, with all of these")
+    if manifest.partition is None:
+        return StandIns(manifest.units, "public rows, of one record each")
+    return StandIns(
+        manifest.units,
+        "public rows, each as a person with one record",
+        f" The pool does not say whose its rows are ({manifest.partition.group_column}), so this "
+        "assumes that nobody has several records near a query. Whoever does has spent theirs "
+        "sooner.",
+    )
+
+
+def lasts(found: Lasting, of: StandIns) -> str:
+    """Say what public rows foretell of a project of neighbours."""
     return (
-        f"By public rows, of one record each: some {found.votes:,.0f} vote on a query, on average "
+        f"By {of.who}: some {found.votes:,.0f} vote on a query, on average "
         f"over all, so the noise of one answer is {found.noise:.0%} of its votes; the allowance is "
         f"{found.allowance:,}, and {found.retired:.0%} of the units will have spent theirs after "
-        f"{found.queries:,} queries. Whoever has several records near queries has sooner."
+        f"{found.queries:,} queries.{of.but}"
     )
 
 

@@ -64,16 +64,17 @@ def open_project(request: ProjectOpen) -> None:
 
 
 def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
-    from terrine_server.cli.plan_report import lasts
+    from terrine_server.cli.plan_report import lasts, stand_ins
     from terrine_server.owner.stand_in_units import neighbours_of
     from terrine_server.planning.lasting import foretold
 
     allowance = record.terms.allowance
     if allowance is None:
         return
-    manifest, found = neighbours_of(settings.data_dir / record.ensemble.current.path)
+    directory = settings.data_dir / record.ensemble.current.path
+    manifest, found = neighbours_of(directory, allowance.norm)
     lasting = foretold(
-        found.shares,
+        found.spent,
         units=manifest.units,
         near=max(1, round(found.near)),
         sigma=allowance.sigma,
@@ -81,7 +82,9 @@ def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
         allowed=allowance.most,
         norm=allowance.norm,
     )
-    console.print(lasts(lasting), soft_wrap=True, markup=False, highlight=False)
+    console.print(
+        lasts(lasting, stand_ins(manifest, found)), soft_wrap=True, markup=False, highlight=False
+    )
 
 
 @app.command("list")

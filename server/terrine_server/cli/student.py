@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terrine_protocol import Outcome
 from terrine_protocol.files import read
 from terrine_server.cli.console import console, errors, fail, output, with_json, writing
 from terrine_server.cli.student_data import StudentFiles, rehearse, save_labels
@@ -224,6 +225,8 @@ def label(
     save_labels(labels, out)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in labels.counts.items() if count)
     console.print(f"{out}: {counts}. ε spent {labels.budget.epsilon_spent:.4g}.", soft_wrap=True)
+    if labels.counts[Outcome.EXHAUSTED]:
+        console.print("Exhausted: near these, people are used up. Nothing was charged for them.")
 
 
 @app.command()

@@ -37,6 +37,11 @@ def summary(report: Report, out: Path) -> Table:
     )
     table.add_row("method", f"{report.choice.chosen} ({report.choice.asked} was asked for)")
     table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
+    if exhausted := report.outcomes.get("exhausted"):
+        table.add_row(
+            "exhausted",
+            f"{exhausted:,} inputs, near which people are used up: free, and left out of training",
+        )
     if report.reinforced is not None:
         table.add_row("reinforced", f"{report.reinforced:.1%} of the labels: the student was right")
     table.add_row("ended by", "the budget" if report.refused else f"the student. {report.ended}")

@@ -39,7 +39,7 @@ def load(
     """
     from terrine_models.data.arrays import DataError
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import encode_table, load_table
+    from terrine_models.tables.loading import encode_table, load_groups, load_table
 
     schema = required_schema(data, schema_file)
     with stages_bar(console, f"Reading {data.name}") as (progress,):
@@ -55,10 +55,12 @@ def load(
         else:
             for sentence in said:
                 note(sentence)
-            return private, PublicData.declare(public.name, labelled.inputs), labelled
-        pool = encode_table(public, schema, note, progress, accept_clipped=True)
+            pool = PublicData.declare(public.name, labelled.inputs, labelled.groups)
+            return private, pool, labelled
+        inputs = encode_table(public, schema, note, progress, accept_clipped=True)
+    groups = load_groups(public, schema)
     note(f"How far teachers will agree is not estimated, without public labels: {reason}")
-    return private, PublicData.declare(public.name, pool), None
+    return private, PublicData.declare(public.name, inputs, groups), None
 
 
 def show(proposal: SchemaProposal, public: Path, out: Path) -> None:

@@ -49,6 +49,7 @@ from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
     Account,
+    Accounts,
     InteractiveGNMax,
     Mechanism,
     Neighbours,
@@ -58,6 +59,7 @@ from terrine_server.privacy import (
     Terms,
     build_mechanism,
 )
+from terrine_server.privacy.budget.allowances import Allowance
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,15 @@ class Ask:
 
     def __len__(self) -> int:
         return len(self.queries)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What a group of requests is to be charged for. `exhausted`: queries that nobody is asked."""
+
+    proposals: dict[int, Proposal]
+    exhausted: frozenset[bytes] = frozenset()
+    cast: Cast | None = None
 
 
 class Labeling:
@@ -119,25 +130,27 @@ class Labeling:
             token,
         )
 
-    def used_up(self, project_name: str, inputs: np.ndarray) -> list[float | None]:
-        """Return for each input which share of the shadows near it could not vote any more.
+    def used_up(self, project_name: str, inputs: np.ndarray) -> list[float]:
+        """Return for each input which share of the public rows near it could not vote any more.
 
-        None where none is near. It is free: a function of the inputs, of public points and of the
-        queries so far. Raises a `TerrineError`, also for a project without accounts.
+        It is free: a function of the inputs, of public points and of the queries so far. Raises a
+        `TerrineError`, also for a project without accounts.
         """
         project, shadows = self._ledger.project_with_shadows(project_name)
-        facts, allowance = project.ensemble.facts, project.terms.allowance
-        if shadows is None or allowance is None:
+        mechanism, allowance = mechanism_of(project), project.terms.allowance
+        if shadows is None or allowance is None or not isinstance(mechanism, Neighbours):
             raise InvalidQuery(
                 "Only people have accounts that are used up, in projects of neighbours. Here the "
                 "budget says how much is left: GET /budget."
             )
-        queries = canonical_inputs(inputs, facts.input, self._max_batch)
-        found = self._voters.neighbourhood(project.ensemble).ensemble
-        spent = shadows >= allowance.most if len(shadows) else np.zeros(found.shadows, bool)
-        near = found.shadow_weights(queries) > 0
-        there, gone = near.sum(1).tolist(), (near & spent).sum(1).tolist()
-        return [done / every if every else None for done, every in zip(gone, there, strict=True)]
+        queries = canonical_inputs(inputs, project.ensemble.facts.input, self._max_batch)
+        found = self._voters.neighbourhood(project.ensemble)
+        shadows = shadows if len(shadows) else np.zeros(found.ensemble.shadows, np.uint32)
+        shares = [
+            mechanism.used_up(near.around, shadows, allowance.most)
+            for near in found.public(found.ensemble.located(queries))
+        ]
+        return [float(share) for share in np.concatenate(shares)]
 
     def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
         """Answer a group of requests with one vote and one commit.
@@ -191,7 +204,7 @@ class Labeling:
                 own_turn = True
                 continue
             try:
-                drawn, cast = self._drawn(project, group, digests, chosen)
+                drawn = self._drawn(project, group, digests, chosen)
             except ConcurrentUpdate:
                 continue
             except EnsembleUnavailable:
@@ -199,14 +212,21 @@ class Labeling:
                     raise
                 continue
             proposals = iter(
-                drawn.get(index) or Proposal(digest.query, digest.input, None, None)
+                drawn.proposals.get(index)
+                or Proposal(
+                    digest.query,
+                    digest.input,
+                    None,
+                    None,
+                    exhausted=digest.query in drawn.exhausted,
+                )
                 for index, digest in enumerate(digests)
             )
             batches = [list(islice(proposals, len(ask))) for ask in group]
             # If another request came first, the draws are discarded unsent. More is recorded
             # then, so this loop ends.
             with self._metrics.stage("charge"), suppress(ConcurrentUpdate):
-                paid = self._ledger.charge_group(project.id, batches, record, cast)
+                paid = self._ledger.charge_group(project.id, batches, record, drawn.cast)
                 answers |= zip(waiting, paid, strict=True)
                 waiting = []
         self._count(answers.values())
@@ -239,15 +259,15 @@ class Labeling:
         asks: Sequence[Ask],
         digests: Sequence[QueryDigest],
         chosen: Sequence[int],
-    ) -> tuple[dict[int, Proposal], Cast | None]:
+    ) -> _Drawn:
         """Let the teachers vote on the chosen queries of a group, and draw the outcomes.
 
         They are not paid yet, so they must not be sent yet; where units have accounts, nor are
         these written yet. Raises ConcurrentUpdate if the project has moved on from its accounts.
         """
         if not chosen:
-            return {}, None
-        mechanism, cast = mechanism_of(project), None
+            return _Drawn({})
+        mechanism, cast, exhausted = mechanism_of(project), None, frozenset[bytes]()
         queries = _joined([ask.queries for ask in asks])[chosen]
         probabilities = _rows([ask.probabilities for ask in asks], chosen)
         baselines = _rows([ask.baselines for ask in asks], chosen)
@@ -255,7 +275,15 @@ class Labeling:
             if isinstance(mechanism, Neighbours):
                 found = self._voters.neighbourhood(project.ensemble)
                 mechanism = replace(mechanism, teachers=found.units.count)
-                votes, cast = self._cast(project, mechanism, found, queries)
+                points = found.ensemble.located(queries)
+                answered, shadows = self._judged(project, mechanism, found, points)
+                judged = list(zip(chosen, answered, strict=False))  # not beyond the last paid
+                exhausted = frozenset(digests[index].query for index, paid in judged if not paid)
+                chosen = [index for index, paid in judged if paid]
+                if not chosen:
+                    return _Drawn({}, exhausted)
+                asked = points[: len(answered)][answered]
+                votes, cast = self._cast(project, mechanism, found, asked, shadows)
             else:
                 votes = checked_votes(self._voters, project.ensemble, queries)
         with self._metrics.stage("release"):
@@ -288,31 +316,52 @@ class Labeling:
                 )
                 for row, index in enumerate(chosen)
             }
-            return proposals, cast
+            return _Drawn(proposals, exhausted, cast)
+
+    def _judged(
+        self,
+        project: ProjectRecord,
+        mechanism: Neighbours,
+        found: Neighbourhood,
+        points: np.ndarray,
+    ) -> tuple[np.ndarray, Accounts]:
+        """Return for the first queries, bool, whether they are answered or exhausted; and what the
+        shadows have spent after them.
+
+        No private record or account is looked at: it follows from the queries and public rows.
+        """
+        most, allowance = possible(project.terms, project.account), _allowance(project)
+        shadows = self._ledger.shadows(project, found.ensemble.shadows)
+        judged = []
+        for near in found.public(points):
+            if most <= 0:
+                break
+            answered, shadows = mechanism.judged(
+                near.weights, near.around, shadows, allowance.most, most
+            )
+            most -= answered.sum()
+            judged.append(answered)
+        return np.concatenate(judged), shadows
 
     def _cast(
         self,
         project: ProjectRecord,
         mechanism: Neighbours,
         found: Neighbourhood,
-        queries: np.ndarray,
+        points: np.ndarray,
+        shadows: Accounts,
     ) -> tuple[np.ndarray, Cast]:
         """Return the counts int64 `[B, m]` of the units that take part, and their accounts after.
 
         Every query is judged by the accounts after the one before. All units are gone through,
         whatever their accounts are, in blocks of a public size.
         """
-        allowance = project.terms.allowance
-        if allowance is None:
-            raise ValueError("units have accounts only where they are allowed something")
-        accounts = self._ledger.accounts(project)
-        shadows = self._ledger.shadows(project, found.ensemble.shadows)
+        allowance, accounts = _allowance(project), self._ledger.accounts(project)
         counts = []
-        for weights, public in found.weighed(queries):
+        for weights in found.weighed(points):
             cast, accounts = mechanism.cast(weights, found.units, accounts, allowance.most)
-            shadows = mechanism.shadowed(public, shadows, allowance.most)
             counts.append(cast)
-        after = Cast(project.charges, project.head, len(queries), accounts, shadows)
+        after = Cast(project.charges, project.head, len(points), accounts, shadows)
         return np.concatenate(counts), after
 
     def _payable(
@@ -321,8 +370,11 @@ class Labeling:
         """Return the first new queries: as many as the budget can pay for at the lowest prices.
 
         Inputs are counted, not queries: once an input is answered, it is free with any baseline.
+        Where queries can be exhausted, which is free, it is all of them while any can be paid for.
         """
         most = possible(project.terms, project.account)
+        if most and project.terms.allowance is not None:
+            most = math.inf
         chosen: list[int] = []
         seen, inputs = set[bytes](), set[bytes]()
         for index, digest in enumerate(digests):
@@ -334,6 +386,12 @@ class Labeling:
             inputs.add(digest.input)
             chosen.append(index)
         return chosen
+
+
+def _allowance(project: ProjectRecord) -> Allowance:
+    if project.terms.allowance is None:
+        raise ValueError("units have accounts only where they are allowed something")
+    return project.terms.allowance
 
 
 def _one_at_a_time(project: ProjectRecord) -> bool:

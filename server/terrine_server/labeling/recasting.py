@@ -56,7 +56,7 @@ def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Rec
     spent = np.zeros(len(accounts), dtype=np.uint32)
     for edition, some in _by_edition(ledger, project, known[asked]):
         there = found.ensemble.since <= edition  # records of people who left are gone
-        for weights, _ in found.weighed(some):
+        for weights in found.weighed(found.ensemble.located(some)):
             _, spent = mechanism.cast(weights * there, found.units, spent, allowance.most)
     newest = project.ensemble.edition
     spent[list(newest.erased if newest else ())] = allowance.most

@@ -16,6 +16,18 @@ BLOCK = 64 * 2**20
 """Bytes of weights that are held at once."""
 
 
+class Nearby(Protocol):
+    """Public points near B queries, as if they were records of S people with accounts."""
+
+    @property
+    def weights(self) -> np.ndarray:
+        """How many records of each are so near that they vote, uint8 `[B, S]`."""
+
+    @property
+    def around(self) -> np.ndarray:
+        """Likewise of those by which is judged how far people there are used up, uint8 `[B, S]`."""
+
+
 class Weighing(Protocol):
     """Records of a private data set, and how near they are to queries."""
 
@@ -23,21 +35,21 @@ class Weighing(Protocol):
     def since(self) -> np.ndarray:
         """The edition in which each record came, int32[N]: 1 for those that were registered."""
 
-    def weights(self, x: np.ndarray) -> np.ndarray:
-        """Return what each record adds to its class for inputs `[B, …]`: uint8 `[B, N]`.
+    @property
+    def shadows(self) -> int:
+        """How many people the public points stand for, S."""
+
+    def located(self, x: np.ndarray) -> np.ndarray:
+        """Return where inputs `[B, …]` are, as points `[B, d]`: a public map."""
+
+    def near(self, points: np.ndarray) -> np.ndarray:
+        """Return what each record adds to its class for queries at these points: uint8 `[B, N]`.
 
         A record's weight is a function of the query, of the record and of what is public alone.
         """
 
-    @property
-    def shadows(self) -> int:
-        """How many public points are charged as if they were private records."""
-
-    def weighed(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return `weights`, and likewise what the shadows would add: uint8 `[B, S]`, public."""
-
-    def shadow_weights(self, x: np.ndarray) -> np.ndarray:
-        """Return what the shadows would add, and look at no record."""
+    def near_public(self, points: np.ndarray) -> Nearby:
+        """Return which public points are near, and look at no record."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +59,32 @@ class Neighbourhood:
     ensemble: Weighing
     units: Units
 
-    def weighed(self, inputs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the weights uint8 `[b, N]` of all records for inputs `[B, …]`, in order, and those
-        uint8 `[b, S]` of the shadows."""
+    def weighed(self, points: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the weights uint8 `[b, N]` of all records for queries at `[B, d]`, in order."""
         records = max(1, self.units.records)
-        size = max(1, BLOCK // records)
-        for start in range(0, len(inputs), size):
-            asked = inputs[start : start + size]
-            block, shadows = self.ensemble.weighed(asked)
-            if (
-                block.dtype != np.uint8
-                or block.shape != (len(asked), records)
-                or shadows.dtype != np.uint8
-                or shadows.shape != (len(asked), self.ensemble.shadows)
-            ):
-                raise EnsembleUnavailable("The records did not weigh in as they were registered.")
-            yield block, shadows
+        for asked in _blocks(points, records):
+            block = self.ensemble.near(asked)
+            _check(block, (len(asked), records))
+            yield block
+
+    def public(self, points: np.ndarray) -> Iterator[Nearby]:
+        """Yield which public points are near queries at `[B, d]`, in order."""
+        shadows = self.ensemble.shadows
+        for asked in _blocks(points, shadows):
+            found = self.ensemble.near_public(asked)
+            _check(found.weights, (len(asked), shadows))
+            _check(found.around, (len(asked), shadows))
+            yield found
+
+
+def _blocks(points: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    size = max(1, BLOCK // max(1, width))
+    return (points[start : start + size] for start in range(0, len(points), size))
+
+
+def _check(weights: np.ndarray, shape: tuple[int, int]) -> None:
+    if weights.dtype != np.uint8 or weights.shape != shape:
+        raise EnsembleUnavailable("The records did not weigh in as they were registered.")
 
 
 class Voters(Protocol):

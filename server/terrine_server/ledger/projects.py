@@ -220,8 +220,10 @@ class Projects(Handle):
                 made_at=tx.now,
             )
             for project in on_it:
-                if project.terms.allowance is not None:
-                    unit_accounts.move(tx, project, edition)
+                if project.terms.allowance is None:
+                    continue
+                if unit_accounts.move(tx, project, edition):
+                    shadow_accounts.renew(tx, project)
             made = editions.row_of(ensemble, edition)
             tx.insert(editions_table, made)
             log.record_row(tx, Action.EDITION_MADE, f"{name}/{number}", made)

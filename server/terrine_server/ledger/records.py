@@ -6,7 +6,7 @@ ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
 Proposal            a query with the outcome drawn for it, not yet paid
 Cast                the accounts of units after a project's queries were voted on
-Result              the result of one query, paid or refused
+Result              the result of one query, paid or not
 Receipt             a batch's results and the account after them
 Recorded            earlier charges that answer queries
 OnRecord            what is on record for requests before they are paid
@@ -233,7 +233,8 @@ class QueryDigest:
 class Proposal:
     """A query to pay for.
 
-    `outcome` is None for a query that was not voted on, which can only be replayed or refused.
+    `outcome` is None for a query that was not voted on, which can only be replayed or refused, or,
+    if it is `exhausted`, is answered so: by public rows, hardly anybody near it can vote any more.
     `places`: where a data-dependent project counts it in its tally; secret. `epoch`: its epoch in
     the mechanism's release; None if the mechanism has no epochs. `counts`: noisy counts that are
     released with the label; None if the mechanism releases none. `baseline`: the least number of
@@ -248,12 +249,15 @@ class Proposal:
     epoch: int | None = None
     counts: Counts | None = field(default=None, repr=False)
     baseline: int = 0
+    exhausted: bool = False
 
     def __post_init__(self) -> None:
         if len(self.query_digest) != 32 or len(self.input_digest) != 32:
             raise ValueError("a digest is 32 bytes")
         if (self.label is None) != (self.outcome in (None, VoteOutcome.ABSTAINED)):
             raise ValueError(f"outcome {self.outcome} with label {self.label}")
+        if self.exhausted and self.outcome is not None:
+            raise ValueError("nobody votes on a query that is exhausted")
 
 
 @dataclass(frozen=True)
@@ -274,7 +278,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one query. `seq`: the charge that paid for it; None if refused.
+    """The result of one query. `seq`: the charge that paid for it; None if there is none.
 
     `counts`: the noisy counts beside the label, for mechanisms that release them. `hash`: that of
     the charge, in hex; None until it is known.

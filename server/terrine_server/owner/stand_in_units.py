@@ -85,7 +85,7 @@ class StandInUnits:
             yield self.ensemble.weights(asked[start : start + BLOCK])
 
 
-def neighbours_of(directory: Path) -> tuple[Manifest, Foreseen]:
-    """Return what the public rows of an ensemble foretell. Raises StoreError."""
+def neighbours_of(directory: Path, norm: int = 1) -> tuple[Manifest, Foreseen]:
+    """Return what public rows foretell of an ensemble; `norm`: see `foresee`. Raises StoreError."""
     ensemble = NeighbourEnsemble.load(directory)
-    return ensemble.manifest, foresee(ensemble)
+    return ensemble.manifest, foresee(ensemble, norm)

@@ -1,4 +1,4 @@
-"""Decides which queries are replayed, paid or refused. Pure: no database, no clock, no votes.
+"""Decides which queries are replayed, paid, exhausted or refused. Pure: no I/O, clock or votes.
 
 A refusal depends only on the account and the worst price, which the student knows, too.
 """
@@ -15,6 +15,7 @@ from terrine_server.ledger.records import Proposal, Recorded, Result
 from terrine_server.privacy import Account, Price, Terms
 
 REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
+EXHAUSTED = Result(Outcome.EXHAUSTED, label=None, seq=None, replayed=False)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def admit(
 
     A query that is on record, or that came earlier in this batch, is replayed. A new one is paid as
     long as one more with its baseline is certain to fit, at the worst price. From the first new one
-    that does not fit, or that was not voted on, all new ones are refused. For a data-dependent
+    that does not fit, or that was not voted on, all new ones are refused. One that is exhausted
+    costs nothing, and is so while another could be paid for. For a data-dependent
     project, a figure of its `secret` spend is published wherever the terms say. The first paid
     query of each epoch also pays for opening it; no epoch continues after its batch. Raises
     ValueError for an outcome that is not on the price list, and for an epoch that is missing or has
@@ -88,6 +90,9 @@ def admit(
         opens = proposal.epoch != epoch
         baseline = terms.priced_baseline(proposal.baseline)
         fits = terms.admits(account, opens, baseline)
+        if proposal.exhausted and fits:
+            results.append(EXHAUSTED)
+            continue
         refusing = refusing or proposal.outcome is None or not fits
         if refusing or proposal.outcome is None:
             results.append(REFUSED)

@@ -71,11 +71,22 @@ def save(tx: Transaction, after: ProjectRecord, accounts: Accounts) -> None:
 
 def fill(tx: Transaction, project: ProjectRecord) -> None:
     """Count every shadow of a locked project as spent, as its units are after a restore."""
-    most = project.terms.allowance.most if project.terms.allowance else 0
+    _set(tx, project, project.terms.allowance.most if project.terms.allowance else 0)
+
+
+def renew(tx: Transaction, project: ProjectRecord) -> None:
+    """Empty the accounts of all shadows of a locked project with a new edition of its ensemble.
+
+    How many people came is not public, so any region may be full of them.
+    """
+    _set(tx, project, 0)
+
+
+def _set(tx: Transaction, project: ProjectRecord, spent: int) -> None:
     stored = select(shadow_accounts.c.accounts).where(shadow_accounts.c.project_id == project.id)
     accounts = tx.connection.execute(stored).scalar_one_or_none()
     if accounts is not None:
-        save(tx, project, np.full(len(accounts) // _STORED.itemsize, most, np.uint32))
+        save(tx, project, np.full(len(accounts) // _STORED.itemsize, spent, np.uint32))
 
 
 def _read(seals: Seals, project: ProjectRecord, row: Any) -> Accounts:

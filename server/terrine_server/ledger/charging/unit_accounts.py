@@ -91,10 +91,11 @@ def fill(tx: Transaction, project: ProjectRecord) -> None:
     _update(tx, project, spent, filled=1)
 
 
-def move(tx: Transaction, project: ProjectRecord, edition: Edition) -> None:
+def move(tx: Transaction, project: ProjectRecord, edition: Edition) -> bool:
     """Take the accounts of a locked project over to the next edition of its ensemble.
 
     Those who came have empty ones, or full ones if all count as spent; those who left, full ones.
+    Returns whether who comes has an empty one.
     """
     row = _fetch(tx.connection, project)
     before = _read(tx.seals, project, row)
@@ -104,6 +105,7 @@ def move(tx: Transaction, project: ProjectRecord, edition: Edition) -> None:
     accounts = np.full(edition.slots, new, dtype=_STORED)
     accounts[: len(before)] = before
     _update(tx, project, _erased(accounts, project, edition), filled=row.filled)
+    return not row.filled
 
 
 def check_closing(tx: Transaction, project: ProjectRecord) -> None:

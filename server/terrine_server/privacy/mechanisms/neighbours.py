@@ -37,6 +37,10 @@ MAX_QUERIES = 10_000_000
 MAX_NORM = 255
 MOST = 1 << 16
 """The most that records of one unit add up to for one class. With it, no product exceeds 2⁶³."""
+EXHAUSTED = 0.95
+"""Share of the public rows near a query from which on, if they could not vote any more, nobody is
+asked: an answer of a twentieth of the votes tells a four-hundredth of what it told at first
+(docs/privacy/neighbours.md)."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +145,41 @@ class Neighbours:
         after[units.present] = spent
         return counts, after
 
-    def shadowed(self, weights: NDArray[np.uint8], accounts: Accounts, allowance: int) -> Accounts:
-        """Return the accounts after the same queries of units of one record each. Public.
+    def judged(
+        self,
+        weights: NDArray[np.uint8],
+        around: NDArray[np.uint8],
+        shadows: Accounts,
+        allowance: int,
+        most: float,
+    ) -> tuple[NDArray[np.bool_], Accounts]:
+        """Return which queries are answered, until `most` are, and the shadows' accounts after.
 
-        `weights`: uint8[B, S], of public records. Nothing is told of them, so nobody is protected.
+        Where too few of the shadows around a query could vote, it is exhausted: nobody is charged.
+        `weights`, `around`: uint8[B, S], records of the shadows near each query, and around it. All
+        of them are public, so nothing is told by any of this.
         """
-        spent = accounts.astype(np.int64)
-        for squared in np.minimum(weights.astype(np.int64), self.norm) ** 2:
-            spent += (spent + squared <= allowance) * squared
-        return spent.astype(np.uint32)
+        spent, answered = shadows.astype(np.int64), list[bool]()
+        for squared, near in zip(self._alike(weights), around, strict=True):
+            if most <= 0:
+                break
+            answered.append(bool(self.used_up(near[None], spent, allowance)[0] < EXHAUSTED))
+            if answered[-1]:
+                most -= 1
+                spent += (spent + squared <= allowance) * squared
+        return np.array(answered, dtype=bool), spent.astype(np.uint32)
+
+    def used_up(
+        self, around: NDArray[np.uint8], shadows: NDArray[np.integer], allowance: int
+    ) -> NDArray[np.float64]:
+        """Return the share of the public rows around each query that could not vote on it: [B]."""
+        gone = around * (shadows + self._alike(around) > allowance)
+        share: NDArray[np.float64] = gone.sum(1) / np.maximum(around.sum(1, dtype=np.int64), 1)
+        return share
+
+    def _alike(self, weights: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Return ‖v‖² of shadows, int64[B, S]. Their records have no class: all are of the same."""
+        return np.minimum(weights.astype(np.int64), self.norm) ** 2
 
     def _votes(
         self, weights: NDArray[np.uint8], units: Units
