@@ -526,7 +526,8 @@ def test_hazards_are_judged_by_the_facts(world: World, tmp_path: Path) -> None:
     audit = tmp_path / "audit.json"
     audit.write_text(json.dumps(AUDIT))
     assert states(world.facts(audit=read_audit(audit)))["Audits taken for proofs"] == "met"
-    audit.write_text(json.dumps(AUDIT | {"passed": False, "version": "0.9"}))
+    exceeded = [each | {"verdict": "exceeded"} for each in AUDIT["findings"]]
+    audit.write_text(json.dumps(AUDIT | {"findings": exceeded, "version": "0.9"}))
     failed = world.facts(audit=read_audit(audit))
     assert states(failed)["Audits taken for proofs"] == "not met"
     assert {"FAILED: the audit", "Whether the audit is of this code"} <= set(whats(failed))

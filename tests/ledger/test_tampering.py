@@ -555,7 +555,7 @@ PAGES = {
 """What is looked at, and as whom. Not `/readyz`: with the guards off, no server is ready."""
 LISTS = {"/ledger", "/metrics", "/projects", "/ensembles", "/requests", "requests"}
 """They show the rows that are there, if each was sealed at some time."""
-LABELS = ("retry", "repeat", "new")
+LABELS = ("repeat", "new")
 EACH_READER = (
     *LABELS,
     "counts",
@@ -891,9 +891,9 @@ NOT_IN_THE_BOOKS = {
     "shadow_accounts": {"accounts", "seal"},
 }
 """What whoever has the key, too, may edit. What people have spent follows from their records, by
-which `verify --accounts` recomputes it (tests/api/test_neighbours.py). Files are compared with their
-digest; the rest, such as whether a closed project was reopened, is what the administrative log had,
-which is written anew: a checkpoint shows that."""
+which `verify --accounts` recomputes it (tests/api/test_neighbours.py). Files are compared with
+their digest; the rest, such as whether a closed project was reopened, is what the administrative
+log had, which is written anew: a checkpoint shows that."""
 OF_THE_LOG = {"editions", "private_data", "tokens", "requests", "administrative_log", "log_head"}
 
 
