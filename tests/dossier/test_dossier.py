@@ -49,7 +49,7 @@ ALWAYS = {
     "Since when an authority's clock says that this history was there",
     "Machines other than this one",
 }
-AUDIT = {
+AUDIT: dict[str, Any] = {
     "made_at": "2026-03-01T12:00:00+00:00",
     "version": "1.0.0",
     "passed": True,
