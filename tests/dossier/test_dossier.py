@@ -49,7 +49,7 @@ ALWAYS = {
     "Since when an authority's clock says that this history was there",
     "Machines other than this one",
 }
-AUDIT = {
+AUDIT: dict[str, Any] = {
     "made_at": "2026-03-01T12:00:00+00:00",
     "version": "1.0.0",
     "passed": True,
@@ -526,7 +526,8 @@ def test_hazards_are_judged_by_the_facts(world: World, tmp_path: Path) -> None:
     audit = tmp_path / "audit.json"
     audit.write_text(json.dumps(AUDIT))
     assert states(world.facts(audit=read_audit(audit)))["Audits taken for proofs"] == "met"
-    audit.write_text(json.dumps(AUDIT | {"passed": False, "version": "0.9"}))
+    exceeded = [each | {"verdict": "exceeded"} for each in AUDIT["findings"]]
+    audit.write_text(json.dumps(AUDIT | {"findings": exceeded, "version": "0.9"}))
     failed = world.facts(audit=read_audit(audit))
     assert states(failed)["Audits taken for proofs"] == "not met"
     assert {"FAILED: the audit", "Whether the audit is of this code"} <= set(whats(failed))

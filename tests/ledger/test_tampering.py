@@ -555,7 +555,7 @@ PAGES = {
 """What is looked at, and as whom. Not `/readyz`: with the guards off, no server is ready."""
 LISTS = {"/ledger", "/metrics", "/projects", "/ensembles", "/requests", "requests"}
 """They show the rows that are there, if each was sealed at some time."""
-LABELS = ("retry", "repeat", "new")
+LABELS = ("repeat", "new")
 EACH_READER = (
     *LABELS,
     "counts",
