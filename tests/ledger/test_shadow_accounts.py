@@ -96,7 +96,7 @@ def test_where_people_are_used_up_nobody_is_asked_and_nothing_is_charged(opened:
     """Within one request as well: each query is judged by those before it."""
     most = opened.allowance
     rows = [opened.people.input(0, 1, 2) * (number + 1) for number in range(most + 7)]
-    answer = opened.ask([*rows, opened.people.input(3)], key="some")
+    answer = opened.ask([*rows, opened.people.input(3)])
     told = ["answered"] * most + ["exhausted"] * 7 + ["answered"]
     assert [each.outcome for each in answer.results] == told
     gone = answer.results[most:-1]
@@ -105,31 +105,25 @@ def test_where_people_are_used_up_nobody_is_asked_and_nothing_is_charged(opened:
     assert answer.project.affordable == 40 - most - 1
     accounts = opened.stored().copy()
     assert opened.ask(rows[most:]).results == gone
-    assert opened.ask(rows[most:] * 2, key="other").results == [*gone, *gone]
+    assert opened.ask(rows[most:] * 2).results == [*gone, *gone]
     assert (opened.stored() == accounts).all()
     assert opened.ledger.project("study").charges == most + 1
     assert opened.ledger.verify("study").problems == []
 
 
-def test_a_repeated_request_with_a_key_has_the_same_outcomes(each_database_url: str) -> None:
-    """Those that were exhausted and those that were refused, of which nothing else is kept."""
+def test_once_nothing_more_is_paid_for_what_was_exhausted_is_refused(
+    each_database_url: str,
+) -> None:
     opened = open_people(each_database_url, spec={**NEIGHBOURS, "sigma": 25.0})
     near = opened.people.input
     drained = spend(opened, 0, 1, 2)
     fresh = many(opened.people, 30, "fresh")
-    last = [near(0, 1), *drained[:2], *fresh, near(1, 2), near(0, 2) * 2]
-    empty = opened.ask([near(0, 1), near(0, 1)], key="nothing but exhausted")
-    first = opened.ask(last, key="some")
-    told = [each.outcome for each in first.results]
+    first = opened.ask([near(0, 1), *drained[:2], *fresh, near(1, 2), near(0, 2) * 2])
     paid = 40 - opened.allowance
-    assert told == ["exhausted"] + ["answered"] * (2 + paid) + ["refused"] * (32 - paid)
+    assert [each.outcome for each in first.results] == (
+        ["exhausted"] + ["answered"] * (2 + paid) + ["refused"] * (32 - paid)
+    )
     assert [each.replayed for each in first.results[1:3]] == [True, True]
-    for key, before, rows in [
-        ("some", first, last),
-        ("nothing but exhausted", empty, [near(0, 1), near(0, 1)]),
-    ]:
-        again = opened.ask(rows, key=key)
-        assert again.results == before.results
     with refuses(BudgetExhausted, 40):
         opened.ask([near(0, 1)])
     assert opened.ledger.verify("study").problems == []

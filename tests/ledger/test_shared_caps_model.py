@@ -133,9 +133,7 @@ class SharedCaps(RuleBasedStateMachine):
         name = self.a_project(number)
         book = self.of_project[name].books.projects[name]
         try:
-            wanted = book.charge(
-                [(f"{query}", str(how)) for query, how in batch], f"{next(NUMBERS)}"
-            )
+            wanted = book.charge([(f"{query}", str(how)) for query, how in batch])
         except Refused:
             wanted = None
         proposals = [
