@@ -1,12 +1,10 @@
-"""What is left where public rows say that a query of neighbours is exhausted, and who misses it.
+"""What is left where public rows say that a query of neighbours is exhausted.
 
 MNIST: 60,000 private images, 10,000 public ones asked once in a random order, 240 near each,
 ε = 0.1, δ = 1e-5; with the noise that public rows foretell, and with half of it, which drains most
-regions. It looks at private accounts to say which share of those near could still vote. The student
-is the product's, of 8,000 of the images, tested on the others; once of the answered ones, and once
-as if the exhausted ones had been answered, too.
+regions. It looks at private accounts to say which share of those near could still vote.
 
-    python benchmarks/exhausted.py MNIST_DIRECTORY [--sigma 272] [--no-student]
+    python benchmarks/exhausted.py MNIST_DIRECTORY [--sigma 272]
 """
 
 from __future__ import annotations
@@ -19,23 +17,18 @@ import numpy as np
 
 from terrine_models.data.arrays import Dataset, load_idx
 from terrine_models.features.maps import PublicData
-from terrine_models.students.answers import Answers
-from terrine_models.students.selection import choose
-from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
 from terrine_server.privacy import Units
 from terrine_server.privacy.budget.allowances import allowance
 from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
 
-NEAR, SEEN, EPSILON, DELTA = 240, 8000, 0.1, 1e-5
+NEAR, EPSILON, DELTA, BLOCK = 240, 0.1, 1e-5, 250
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("mnist", type=Path)
     parser.add_argument("--sigma", type=float, default=272.0)
-    parser.add_argument("--no-student", action="store_true")
     options = parser.parse_args()
     files = [
         [options.mnist / f"{part}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1")]
@@ -47,25 +40,25 @@ def main() -> None:
         build(private, out, name="mnist", public=pool, settings=Neighbours(near=NEAR))
         ensemble = NeighbourEnsemble.load(out)
     for sigma in (options.sigma, options.sigma / 2):
-        measure(ensemble, public, sigma, student=not options.no_student)
+        measure(ensemble, public, sigma)
 
 
-def measure(ensemble: NeighbourEnsemble, public: Dataset, sigma: float, student: bool) -> None:
+def measure(ensemble: NeighbourEnsemble, public: Dataset, sigma: float) -> None:
     """Ask everything, and print what was exhausted."""
     rows, units = len(public), Units.of(ensemble.units, ensemble.labels, len(ensemble.labels))
     most = allowance(sigma, 1, rows, EPSILON, DELTA)[1].most
     mechanism = Mechanism(units.count, len(public.classes), sigma, rows)
     accounts, shadows = np.zeros(units.count, np.uint32), np.zeros(ensemble.shadows, np.uint32)
     answered, left = np.zeros(rows, bool), np.zeros(rows)
-    counts = np.zeros((rows, len(public.classes)), np.int64)
-    for row in np.random.default_rng(1).permutation(rows):
-        points = ensemble.located(public.inputs[[row]])
-        near = ensemble.near_public(points)
+    for some in np.array_split(np.random.default_rng(1).permutation(rows), rows // BLOCK):
+        points = ensemble.located(public.inputs[some])
+        near, weights = ensemble.near_public(points), ensemble.near(points)
         judged, shadows = mechanism.judged(near.weights, near.around, shadows, most, rows)
-        weights, answered[row] = ensemble.near(points), judged[0]
-        left[row] = (accounts[weights[0] > 0] < most).mean()
-        cast, after = mechanism.cast(weights, units, accounts, most)
-        counts[row], accounts = cast[0], after if judged[0] else accounts
+        answered[some] = judged
+        for row, asked, own in zip(some, judged, weights, strict=True):
+            left[row] = (accounts[own > 0] < most).mean()
+            if asked:
+                accounts = mechanism.cast(own[None], units, accounts, most)[1]
     gone = left[~answered]
     print(
         f"σ = {sigma:g}, allowance {most}: {(~answered).mean():.1%} of {rows:,} queries exhausted, "
@@ -73,22 +66,6 @@ def measure(ensemble: NeighbourEnsemble, public: Dataset, sigma: float, student:
         f"{np.quantile(gone, 0.9):.1%}); {(accounts >= most).mean():.0%} of all have retired",
         flush=True,
     )
-    if student:
-        released = mechanism.release(counts).counts
-        if released is None:
-            raise ValueError("people are answered with noisy counts")
-        for known, what in ((answered, "without them"), (np.ones(rows, bool), "with them")):
-            answers = Answers.of_counts(
-                released[:SEEN],
-                teachers=max(1, round(float(counts[:SEEN][known[:SEEN]].sum(1).mean()))),
-                sigma=sigma,
-                known=known[:SEEN],
-                matches_prior=True,
-            )
-            task = Task(public.inputs[:SEEN], public.spec, public.classes, public.encoding)
-            made = choose(task, answers, Training()).student
-            right = (made.predict(public.inputs[SEEN:]) == public.labels[SEEN:]).mean()
-            print(f"  a student {what}: {right:.2%} of {rows - SEEN:,} right", flush=True)
 
 
 if __name__ == "__main__":

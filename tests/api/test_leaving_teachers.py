@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,8 +15,9 @@ import pytest
 from caller import Caller
 from commands import Done, Terrine
 from digits import DigitsEnsemble
-from leaving import KEY, digits, save
+from leaving import KEY, PAIRS, forget_taught_but_die, holding, pairs, save
 from numpy.typing import NDArray
+from processes import in_processes
 from refusals import holds
 from server import RunningServer, running_server
 
@@ -29,18 +32,9 @@ from terrine_models.teachers.training import train_ensemble
 from terrine_server.ledger import Ledger
 from terrine_server.owner import editions as owner
 
-PEOPLE, TEACHERS = 200, 20
+TEACHERS = 20
 GONE = ["person 3", "person 17"]
 COUNTS = {"name": "noisy_votes", "sigma": 1.0}
-
-
-def private(shift: int = 0) -> Dataset:
-    """Two digits of each person. `shift`: so many classes on, and nobody else's."""
-    found = digits(slice(2 * PEOPLE))
-    names = tuple(f"person {n}" for n in range(PEOPLE))
-    groups = np.repeat(np.arange(PEOPLE), 2)
-    labels = (found.labels + shift) % 10
-    return replace(found, labels=labels, groups=groups, group_column="group", people=names)
 
 
 def saved(path: Path, data: Dataset) -> Path:
@@ -92,7 +86,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnse
     out = tmp_path_factory.mktemp("taught") / "taught"
     config = Heads(width=20, augmentations=0)
     manifest = train_ensemble(
-        private(), out, name="taught", teachers=TEACHERS, config=config, key=KEY
+        pairs(), out, name="taught", teachers=TEACHERS, config=config, key=KEY
     )
     return replace(digits_ensemble, directory=out, manifest=manifest)
 
@@ -119,7 +113,7 @@ def test_people_leave_trained_teachers_while_these_serve(
     assert labels(student, first) == list(old.values())[:4]
     before = student.http.get("/budget").json()
     assert [path.name for path in world.directory.iterdir() if path.is_dir()] == []
-    done = world.forget(private(shift=1), *GONE)
+    done = world.forget(pairs(shift=1), *GONE)
     holds(done.fine, "Edition", 2, "taught", "people")
     assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
     manifest = load_manifest(world.directory / "edition-2")
@@ -135,9 +129,9 @@ def test_people_leave_trained_teachers_while_these_serve(
     assert asked, "which tell the editions apart"
     assert labels(student, taught.public[asked]) == [new[query] for query in asked]
 
-    holds(world.forget(private(), *GONE).fine, "left", "taught", 2)
-    assert "stay" not in world.forget(private(), "person 4").fine
-    assert world.server.ledger.ensemble("taught").units == PEOPLE
+    holds(world.forget(pairs(), *GONE).fine, "left", "taught", 2)
+    assert "stay" not in world.forget(pairs(), "person 4").fine
+    assert world.server.ledger.ensemble("taught").units == PAIRS
     assert world.run("ledger", "verify", "all").code == 0
     assert "person 3" not in world.run("log", "export").out
     found = world.run("doctor").out
@@ -146,8 +140,8 @@ def test_people_leave_trained_teachers_while_these_serve(
 
 
 def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> None:
-    holds(world.forget(private(), "nobody").err, 1, "forgotten", "taught")
-    few = private()
+    holds(world.forget(pairs(), "nobody").err, 1, "forgotten", "taught")
+    few = pairs()
     stays = few.groups != 9 if few.groups is not None else None
     assert stays is not None
     assert few.people is not None
@@ -187,12 +181,56 @@ def test_whatever_dies_in_between_the_next_run_finishes(
     with monkeypatch.context() as patched:
         patched.setattr(module, name, die)
         with pytest.raises(KilledError):
-            owner.forget_taught(ledger, settings, "taught", who, private())
+            owner.forget_taught(ledger, settings, "taught", who, pairs())
     assert len(ledger.editions("taught")) == 1 + made
     student = Caller(world.server, world.server.token())
     assert student.label(world.server.ensemble.public[:2]).status_code == 200
-    done = owner.forget_taught(ledger, settings, "taught", who, private())
+    done = owner.forget_taught(ledger, settings, "taught", who, pairs())
     assert done.new is not made
     assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
     assert student.label(world.server.ensemble.public[2:4]).status_code == 200
     assert ledger.verify("study").problems == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("each_database_url")
+def test_killed_at_any_step_it_is_the_old_edition_or_the_new(world: World) -> None:
+    """Before each file, rename, removal, statement and COMMIT; and the next run does the rest.
+
+    The service answers all the while, and nothing stays of teachers that saw who left.
+    """
+    ledger, settings = world.server.ledger, world.server.settings
+    world.server.open_project("watch", COUNTS | {"sigma": 400.0}, epsilon=1.0)
+    student, data = Caller(world.server, world.server.token(project="watch")), pairs()
+    for step in count():
+        before, name = ledger.ensemble("taught").current, f"person {step}"
+        number = before.edition.number if before.edition else 0
+        known = load_manifest(settings.data_dir / before.path)
+        given = str(settings.data_dir), world.url, name, step
+        [process] = in_processes(forget_taught_but_die, given)
+        after = ledger.ensemble("taught").current
+        assert after.edition is not None
+        assert after.edition.number in (number, number + 1)
+        Ensemble.load(settings.data_dir / after.path, "cpu")
+        asked = student.label(world.server.ensemble.public[step : step + 1])
+        assert asked.status_code == 200, asked.text
+        owner.forget_taught(ledger, settings, "taught", name_digests([name], KEY), data)
+        done = ledger.ensemble("taught").current
+        assert ledger.editions("taught")[-1].number == number + 1
+        assert {path.name for path in world.directory.iterdir()} == {f"edition-{number + 1}"}
+        new = load_manifest(settings.data_dir / done.path)
+        saw = {known.files[each] for each in known.teacher_files} - {*new.files.values()}
+        assert saw, "teachers were trained anew"
+        files = [path for path in settings.data_dir.rglob("*") if path.is_file()]
+        assert not saw & {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        theirs = data.inputs[2 * step : 2 * step + 2]
+        assert holding(settings.data_dir, *(each.tobytes() for each in theirs)) == []
+        who = load_tensors(settings.data_dir / done.path, IDENTITIES, new.files[IDENTITIES])
+        assert not who["present"].numpy()[step].any()
+        assert ledger.verify_log().problems == []
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert step >= 20
+    assert ledger.verify("watch").problems == []

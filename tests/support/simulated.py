@@ -181,10 +181,10 @@ class World:
         """The judge is told what a pipeline draws."""
 
         def drawn(labeling: Labeling, project: Any, *given: Any) -> Any:
-            proposals, cast = draw(labeling, project, *given)
-            for each in proposals.values():
+            found = draw(labeling, project, *given)
+            for each in found.proposals.values():
                 self.judge.drew(project.name, each.query_digest, each.outcome, each.label)
-            return proposals, cast
+            return found
 
         return drawn
 
