@@ -125,7 +125,9 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
     report = learned(table, said, "own.csv")
     assert report["accuracy"] > max(float(foretold[1]) / 100, 0.8)
     assert load_manifest(table.data / "ensembles" / "visits").units == 500
-    assert report["outcomes"] == {"answered": 1600}
+    answered, exhausted = (report["outcomes"].get(each, 0) for each in ("answered", "exhausted"))
+    assert answered + exhausted == 1600
+    assert exhausted < 160, "few are used up"
     assert report["charges"] == 800
     assert report["queries_left"] < 20, "no noise for rows that are not there"
     assert report["epsilon_spent"] <= EPSILON

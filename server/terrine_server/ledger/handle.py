@@ -12,7 +12,7 @@ from terrine_server.ledger.administration import Actor
 from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.database import appending, writing
+from terrine_server.ledger.store.database import appending, reading, writing
 from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.store.transaction import Transaction
 
@@ -39,6 +39,12 @@ class Handle:
     def _appending(self) -> Iterator[Transaction]:
         """A transaction of a single statement, by which the service charges."""
         with appending(self._engine) as connection:
+            yield Transaction(connection, self._seals, now(), None)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Transaction]:
+        """A transaction that writes nothing."""
+        with reading(self._engine) as connection:
             yield Transaction(connection, self._seals, now(), None)
 
     def _named(self, connection: Connection, project: str) -> ProjectRecord:

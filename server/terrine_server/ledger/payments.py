@@ -125,11 +125,18 @@ class Payments(Handle):
         if record is None or record.project.charges < self._charged.get(project_id, 0):
             with reading(self._engine) as connection:
                 record = look_up(connection)
-        paid = None
-        if record.project.terms.schedule is None:  # a project with a tally must be locked first
+        paid, known = None, record.recorded.find
+        pays = any(
+            proposal.outcome is not None
+            and known(proposal.query_digest, proposal.input_digest) is None
+            for batch in batches
+            for proposal in batch
+        )
+        if record.project.terms.schedule is None or not pays:  # a tally must be locked first
             # If the record is stale, or contradicts the ledger, look it up again under the lock.
+            # What pays for nothing waits for nobody who writes.
             with suppress(StaleRecord, LedgerCorrupted):
-                with self._appending() as tx:
+                with self._appending() if pays else self._reading() as tx:
                     tried = charge(tx, record, batches)
                 paid = tried  # only after the commit, which may raise LedgerCorrupted, too
         if paid is None:
