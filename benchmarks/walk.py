@@ -105,6 +105,9 @@ class Walk:
     balanced_range: tuple[float, float] | None
     promised: int
     answered: int
+    """Rows with any answer but a refusal."""
+    exhausted: int
+    """Of these, rows near which people were used up: free, without a label."""
     student: Scores
     majority: Scores
     plain: Scores
@@ -130,7 +133,8 @@ class Walk:
             balanced = _of_middle(self.student.balanced, self.balanced_range)
             yield f"  got {of}; balanced {balanced}"
         short = "" if self.answered >= self.promised else ", FEWER than were certain"
-        yield f"  rows certain {self.promised:,}, answered {self.answered:,}{short}"
+        told = f"answered {self.answered:,}, of which {self.exhausted:,} by `exhausted`"
+        yield f"  rows certain {self.promised:,}, {told}{short}"
         seconds = f"{self.seconds_until_open:.0f} s until it was open"
         yield f"  {seconds}, {self.seconds_of_student:.0f} s for the student"
 
@@ -204,7 +208,7 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> W
     certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", foretold)
     if certain is None:
         raise SystemExit(f"quickstart did not say what is certain:\n{said}")
-    answered = distinct(pool.inputs)[np.isin(outcomes, ("answered", "abstained"))]
+    answered = distinct(pool.inputs)[np.isin(outcomes, ("answered", "abstained", "exhausted"))]
     return Walk(
         data=name,
         seed=seed,
@@ -215,6 +219,7 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> W
         balanced_range=_between(r"balanced accuracy", foretold),
         promised=int(certain[1].replace(",", "")),
         answered=len(set(answered.tolist())),
+        exhausted=len(set(distinct(pool.inputs)[outcomes == "exhausted"].tolist())),
         student=_of_student(place / "said.csv", tested),
         majority=_scores(np.full(len(tested), np.bincount(private.labels).argmax()), None, tested),
         plain=_judged(_linear(), pool.inputs[known], labels[known], tested),
