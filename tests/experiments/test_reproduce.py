@@ -370,7 +370,7 @@ def test_a_picture_shows_the_baselines_and_which_epsilon_is_not_safe_to_publish(
     assert axes.get_ylim()[0] < 90
     (plain,) = (line for label, line in lines.items() if says(label, "plain"))
     assert np.asarray(plain.get_ydata()) == pytest.approx([87.75, 87.75])
-    (twin,) = (line for label, line in lines.items() if says(label, "same"))
+    (twin,) = (line for label, line in lines.items() if says(label, "true"))
     assert twin.get_ydata() == [99, 99]
     students = [label for label in shown if label.startswith("student")]
     assert students == [

@@ -21,6 +21,7 @@ import pytest
 from commands import Terrine
 from digits import DigitsEnsemble
 from onnx_made import mlp
+from patience import PATIENCE_SECONDS
 from refusals import holds, refuses
 from server import running_server
 from sklearn.datasets import load_digits
@@ -119,11 +120,11 @@ def workers(name: str) -> list[int]:
 
 
 def until(met: Any) -> None:
-    for _ in range(1200):  # a busy machine takes long to start what takes part
+    for _ in range(10 * PATIENCE_SECONDS):
         if met():
             return
         sleep(0.1)
-    raise AssertionError("not within two minutes")
+    raise AssertionError(f"not within {PATIENCE_SECONDS} seconds")
 
 
 # ---------------------------------------------------------------------------------------- refusals
