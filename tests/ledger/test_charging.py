@@ -21,17 +21,20 @@ from books import (
     unvoted,
 )
 from migrated import SECRET_KEY
+from publishing import open_published, publishing_ledger, voted
 from refusals import refuses
 from sqlalchemy import event, text
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
+    BudgetExhausted,
     InvalidQuery,
     NotFound,
     ProjectClosed,
     ProjectPaused,
 )
 from terrine_server.ledger import Ledger, QueryDigest, Recorded, Result, connect
+from terrine_server.ledger.charging.admission import REFUSED
 
 POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 
@@ -112,6 +115,28 @@ def test_a_retry_gets_the_same_answers_and_pays_nothing(ledger: Ledger) -> None:
         receipt,
         results=[replace(r, replayed=True) for r in receipt.results[:3]] + [receipt.results[3]],
     )
+
+
+@pytest.mark.parametrize("kind", ["plain", "data-dependent"])
+def test_what_pays_for_nothing_waits_for_nobody_who_writes(
+    kind: str, each_database_url: str
+) -> None:
+    if kind == "plain":
+        ledger = open_ledger(each_database_url)
+        project, batch = open_project(ledger, queries=1), [answered(0)]
+    else:
+        ledger = publishing_ledger(each_database_url)
+        project = open_published(ledger)
+        batch = voted(project, [0])
+    paid = ledger.charge(project.id, batch).results
+    with connect(each_database_url).connect() as other:
+        other.execute(text("UPDATE projects SET seal = seal"))
+        again = ledger.charge(project.id, [*batch, unvoted(1)])
+        assert again.results == [replace(paid[0], replayed=True), REFUSED]
+        with pytest.raises(BudgetExhausted):
+            ledger.charge(project.id, [unvoted(1)])
+        other.rollback()
+    assert ledger.project("study").charges == 1
 
 
 def test_an_empty_batch_is_no_request(ledger: Ledger) -> None:
