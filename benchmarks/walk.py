@@ -287,7 +287,7 @@ def glyphs(where: Path, place: Path, random: np.random.Generator, most: int) -> 
 
 
 def idx(where: Path, place: Path, random: np.random.Generator, most: int) -> Material:
-    """Pictures in MNIST's files: four fifths of the test pictures are asked about, the rest tests."""
+    """Pictures in MNIST's files: four fifths of the test pictures are asked, the rest tests."""
     private = place / where.name
     private.mkdir()
     for path in where.glob("train-*"):

@@ -168,6 +168,8 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     holds(found, "registered")
     assert "serve" not in found
     assert world.run("ensemble", "verify", "people").code == 0
+    planned = world.run("plan", "neighbours", "--ensemble", "people", "--rows", 300, "--epsilon", 1)
+    holds(planned.fine, "neighbours", 300)
 
 
 def test_the_log_says_that_an_edition_was_made_and_never_who_or_how_many(world: World) -> None:

@@ -114,7 +114,7 @@ def test_people_leave_trained_teachers_while_these_serve(
     before = student.http.get("/budget").json()
     assert [path.name for path in world.directory.iterdir() if path.is_dir()] == []
     done = world.forget(pairs(shift=1), *GONE)
-    holds(done.fine, "Edition", 2, "taught", "people")
+    holds(done.fine, "Edition", 2, "taught", "People")
     assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
     manifest = load_manifest(world.directory / "edition-2")
     who = load_tensors(world.directory / "edition-2", IDENTITIES, manifest.files[IDENTITIES])

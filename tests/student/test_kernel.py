@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from taught import chosen
 
-from terrine_models.data.arrays import DIGITS, InputSpec
+from terrine_models.data.arrays import DIGITS, InputSpec, load_idx
 from terrine_models.features.augment import DRAWS, distort
 from terrine_models.features.nystrom import choose_landmarks, nystrom
 from terrine_models.students.answers import Answers
-from terrine_models.students.kernel import PENALTIES, Copies, Kernel
+from terrine_models.students.kernel import PENALTY, Copies, Kernel
 from terrine_models.students.models import Student
+from terrine_models.students.ridge import Regression
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 
@@ -54,7 +55,6 @@ def test_it_is_better_than_the_labels_it_learned_from(
     assert kernel(task, truth[:POOL]).accuracy(x[POOL:], truth[POOL:]) > 0.93
     made.save(tmp_path)
     again = Student.load(tmp_path)
-    assert made.model.training["penalty"] != PENALTIES[0]
     np.testing.assert_array_equal(again.probabilities(x[POOL:]), made.probabilities(x[POOL:]))
     assert again.model.training["method"] == "kernel"
 
@@ -68,12 +68,12 @@ def test_it_is_ridge_regression_on_all_copies_of_the_labelled_rows(
     labels = digits[1][chosen]
     rows_chosen, given = torch.from_numpy(chosen), torch.from_numpy(labels)
     copies = task.once(Copies)
-    ((weights, biases),) = copies.fit(rows_chosen, given, 10, PENALTIES[0])
+    weights, biases = copies.fit(rows_chosen, given, 10)
     rows = copies.rows[:, chosen].double().flatten(0, 1).numpy()
     targets = np.tile(2 * np.eye(10)[labels] - 1, (len(copies.rows), 1))
     centred = rows - rows.mean(0)
     gram = centred.T @ centred
-    gram += (PENALTIES[0] * np.diag(gram).mean() + 1e-9) * np.eye(len(gram))
+    gram += (PENALTY * np.diag(gram).mean() + 1e-9) * np.eye(len(gram))
     expected = np.linalg.solve(gram, centred.T @ (targets - targets.mean(0)))
     fitted = rows @ expected + targets.mean(0) - rows.mean(0) @ expected
     found = rows @ weights.double().numpy() + biases.double().numpy()
@@ -90,6 +90,41 @@ def test_it_can_be_asked_for_and_is_judged_like_the_others(
     judged = {each.method: each.figures.accuracy.value for each in made.choice.judged}
     assert judged["kernel"] > 0.8
     assert made.student.accuracy(x[200:], truth[200:]) > 0.85
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_it_is_judged_by_answers_that_had_no_part_in_it(
+    task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], noise: float
+) -> None:
+    """Other answers to a fold's inputs change nothing of what is said of these."""
+    random, folds = np.random.default_rng(0), np.arange(POOL) % 5
+    shares = np.eye(10)[digits[1][:POOL]] + noise * random.normal(size=(POOL, 10))
+    answers = Answers(shares, np.arange(POOL) % 3 != 0, noise)
+    others = np.where(folds[:, None] == 2, np.roll(shares, 1, axis=1), shares)
+    student = Kernel(Training())
+    said = student.judge(task, answers, folds)
+    again = student.judge(task, Answers(others, answers.known, noise), folds)
+    np.testing.assert_array_equal(again[folds == 2], said[folds == 2])
+    assert not np.allclose(again[folds != 2], said[folds != 2])
+    right = said.argmax(axis=1) == digits[1][:POOL]
+    assert right.mean() > 0.9
+
+
+@pytest.mark.nightly
+def test_real_votes_too_noisy_to_read_become_good_labels(shared_data: Path) -> None:
+    """1,000 teachers, ε = 0.3 for 10,000 images: the counts alone give one label in five."""
+    (path,) = (shared_data / "mnist").glob("t10k-images*")
+    images = load_idx(path)
+    with np.load(shared_data / "mnist_1000_votes.npz") as recorded:
+        counts, truth = recorded["counts"].astype(np.int64), recorded["labels"].astype(np.int64)
+    sigma = 1590.0  # planning.counts.sigma_for_rows(10_000, 1000, 10, 0.3, 1e-5)
+    released = counts + np.rint(np.random.default_rng(1).normal(scale=sigma, size=counts.shape))
+    assert (released.argmax(axis=1) == truth).mean() < 0.3
+    answers = Answers.of_counts(released.astype(np.int64), teachers=1000, sigma=sigma)
+    labels = Regression.of(Task(images.inputs, images.spec, DIGITS), answers).labels()
+    clear = labels >= 0
+    assert clear.mean() == pytest.approx(0.97, abs=0.002)
+    assert (labels == truth)[clear].mean() > 0.95
 
 
 def test_dot_products_of_features_are_the_kernel_between_landmarks() -> None:

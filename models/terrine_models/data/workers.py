@@ -19,6 +19,8 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _starting = threading.Lock()
+_here = threading.local()
+"""`works`: whether this thread is at such work."""
 
 
 class _Workers(NamedTuple):
@@ -28,7 +30,20 @@ class _Workers(NamedTuple):
 
 
 def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-    """Run `work` on every item, as many at a time as torch uses threads; results in order."""
+    """Run `work` on every item, as many at a time as torch uses threads; results in order.
+
+    Within such work, one after the other: all threads may be waiting for it.
+    """
+    if getattr(_here, "works", False):
+        return [work(item) for item in items]
+
+    def marked(item: Item) -> T:
+        _here.works = True
+        try:
+            return work(item)
+        finally:
+            _here.works = False
+
     with _starting:
         pool, turns = _workers()
     waiting = list(items)
@@ -36,14 +51,14 @@ def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:  # waking another thread and being woken takes longer than a small task
-            return [work(waiting[0])]
+            return [marked(waiting[0])]
         finally:
             torch.set_num_threads(threads)
             turns.release()
 
     def in_turn(item: Item) -> T:
         with turns:
-            return work(item)
+            return marked(item)
 
     return list(pool.map(in_turn, waiting))
 

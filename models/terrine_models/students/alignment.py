@@ -9,12 +9,9 @@ that is chosen more often a handicap: distribution alignment (Berthelot et al., 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from terrine_models.students.answers import Floats
-from terrine_models.students.shares import FittedShares
 
 EVENNESS = 0.5
 """A class is expected as often as its share of all votes to this power, relative to others: votes
@@ -24,16 +21,6 @@ SOFTNESS, PULL = 0.5, 4.0
 chosen e times too rarely. With 150 classes of characters it made 53 instead of 49 % of the labels
 right, and 55 instead of 48 % of what a kernel student learned from them."""
 STEPS, PACE = 200, 0.2
-
-
-def aligned(fitted: FittedShares, means: Floats) -> FittedShares:
-    """Return fitted shares with a bias for each class. `means` [m]: the shares of all votes."""
-    biases = class_biases(fitted.shares, means, float(fitted.errors.mean()))
-    return replace(
-        fitted,
-        shares=fitted.shares + biases,
-        biases=fitted.biases + biases,
-    )
 
 
 def class_biases(shares: Floats, means: Floats, error: float) -> Floats:

@@ -10,7 +10,7 @@ post-processing: whoever holds them learns nothing about the private data beyond
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -63,8 +63,8 @@ class StudentModel(Record):
     architecture: str
     """One of `ARCHITECTURES`."""
     input: InputSpec
-    features: FeatureSpec | None = None
-    """Of a ridge model: the map of inputs to features, fitted on public inputs."""
+    features: tuple[FeatureSpec, ...] = ()
+    """Of a ridge model: its maps of inputs to features, fitted on public inputs."""
     encoding: TableSchema | None = None
     image: ImageFormat | None = None
     """Of folders of pictures: how they became inputs."""
@@ -78,15 +78,23 @@ class StudentModel(Record):
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
-        if (self.architecture == "ridge") != (self.features is not None):
+        if (self.architecture == "ridge") != bool(self.features):
             raise ValueError("a ridge model, and no other, states its features")
         if self.threshold is not None and len(self.classes) != 2:
             raise ValueError("only shares of two classes are cut")
         return self
 
 
-class RidgeModel(nn.Module):
-    """Linear scores on public features. `ridge.py` computes the weights."""
+class Part(NamedTuple):
+    """Linear scores on one public map: `weights` [d, m] and `biases` [m]."""
+
+    map: FeatureMap
+    weights: torch.Tensor
+    biases: torch.Tensor
+
+
+class _Scores(nn.Module):
+    """Linear scores on a public map, whose tensors are saved with them."""
 
     def __init__(self, inputs: InputSpec, classes: int, features: FeatureSpec) -> None:
         super().__init__()
@@ -95,12 +103,23 @@ class RidgeModel(nn.Module):
             self.register_buffer(name, torch.zeros(shape))
         self.scores = nn.Linear(features.width, classes)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
-        base = x if x.ndim == 2 else oriented_gradients(x.mean(1))
+    def forward(self, base: torch.Tensor) -> torch.Tensor:
         known = FeatureMap(self.features, self.inputs, dict(self.named_buffers()))
         scores: torch.Tensor = self.scores(known.of_base(base))
         return scores
+
+
+class RidgeModel(nn.Module):
+    """The sum of linear scores, each on a public map of its own."""
+
+    def __init__(self, inputs: InputSpec, classes: int, features: Sequence[FeatureSpec]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(_Scores(inputs, classes, each) for each in features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
+        base = x if x.ndim == 2 else oriented_gradients(x.mean(1))
+        return torch.stack([part(base) for part in self.parts]).sum(0)
 
 
 class Predictions(NamedTuple):
@@ -205,8 +224,6 @@ class Student:
 
 
 def _ridge(model: StudentModel, tensors: Mapping[str, torch.Tensor], where: str) -> nn.Module:
-    if model.features is None:
-        raise StoreError(f"{where} holds a ridge model, whose features nobody states.")
     network = RidgeModel(model.input, len(model.classes), model.features)
     network.load_state_dict(tensors)
     return network
@@ -222,7 +239,7 @@ def describe(
     classes: tuple[str, ...],
     training: dict[str, int | float | str],
     encoding: TableSchema | None = None,
-    features: FeatureSpec | None = None,
+    features: tuple[FeatureSpec, ...] = (),
     architecture: str = "ridge",
 ) -> StudentModel:
     """The `model.json` of a student that is not saved yet."""
@@ -236,3 +253,25 @@ def describe(
         versions=versions(),
         weights_sha256="0" * 64,
     )
+
+
+def linear_student(
+    inputs: InputSpec,
+    classes: tuple[str, ...],
+    training: dict[str, int | float | str],
+    parts: Sequence[Part],
+    encoding: TableSchema | None = None,
+) -> Student:
+    """A student whose scores are the sum of those of its parts."""
+    features = tuple(part.map.spec for part in parts)
+    network = RidgeModel(inputs, len(classes), features)
+    state = {}
+    for number, part in enumerate(parts):
+        tensors = {
+            **part.map.tensors,
+            "scores.weight": part.weights.T.contiguous(),
+            "scores.bias": part.biases,
+        }
+        state.update({f"parts.{number}.{name}": each for name, each in tensors.items()})
+    network.load_state_dict(state)
+    return Student(network, describe(inputs, classes, training, encoding, features))

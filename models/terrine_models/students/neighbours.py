@@ -17,10 +17,10 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from terrine_models.features.discriminant import MANY, believed
 from terrine_models.features.graph import NEIGHBOURS, extend, neighbourhood
-from terrine_models.features.maps import FEWEST_POINTS, PublicData, public_features
+from terrine_models.features.maps import FEWEST_POINTS, FeatureMap, PublicData, public_features
 from terrine_models.students.alignment import class_biases
 from terrine_models.students.answers import Answers, Floats, Ints
-from terrine_models.students.models import RidgeModel, Student, describe
+from terrine_models.students.models import Part, Student, linear_student
 from terrine_models.students.ridge import BLOCK, features_of
 from terrine_models.students.task import StudentMethod, Task
 
@@ -75,22 +75,17 @@ class Neighbours(StudentMethod):
         spec = found.map.spec.model_copy(
             update={"projection": "graph", "coordinates": classes, "points": len(points)}
         )
-        network = RidgeModel(task.spec, classes, spec)
-        weight = torch.zeros((classes, spec.width))
-        weight[:, spec.components :] = SCALE * torch.eye(classes)
-        state = {
+        weights = torch.zeros((spec.width, classes))
+        weights[spec.components :] = SCALE * torch.eye(classes)
+        tensors = {
             "mean": found.map.tensors["mean"],
             "basis": found.basis,
             "points": points,
             "scales": scales,
             "coordinates": shown,
-            "scores.weight": weight,
-            "scores.bias": torch.zeros(classes),
         }
-        network.load_state_dict(state)
-        return Student(
-            network, describe(task.spec, task.classes, {"method": "neighbours"}, None, spec)
-        )
+        part = Part(FeatureMap(spec, task.spec, tensors), weights, torch.zeros(classes))
+        return linear_student(task.spec, task.classes, {"method": "neighbours"}, [part])
 
     def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
         """What the labels of other folds say of each input."""

@@ -9,14 +9,15 @@ features (`shares.py`); of noisy counts they have a link that saturates at 0 and
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 
-from terrine_models.features.discriminant import MANY
 from terrine_models.features.maps import (
     FeatureMap,
     Kind,
@@ -24,10 +25,9 @@ from terrine_models.features.maps import (
     base_features,
     public_features,
 )
-from terrine_models.students.alignment import aligned
 from terrine_models.students.answers import Answers, Floats, Ints
-from terrine_models.students.models import RidgeModel, Student, describe
-from terrine_models.students.shares import FittedShares, fit_shares
+from terrine_models.students.models import Part, Student, linear_student
+from terrine_models.students.shares import fit_shares
 from terrine_models.students.softmax_shares import fit_softmax
 from terrine_models.students.task import StudentMethod, Task
 
@@ -37,6 +37,8 @@ classes. A third of them are coordinates on the graph, and a class needs one of 
 classes, 450 features fit noisy counts right on 52 % of the inputs, 150 on 43 %."""
 LINEAR = 4.0
 """A linear share times this has a softmax that is about a probability."""
+CLEAR = 0.97
+"""Share of the inputs that a class wins, the clearest first, that teach it to others."""
 BLOCK = 512
 
 
@@ -70,23 +72,55 @@ def fine(task: Task) -> Features:
     return Features.of(task, "graph" if task.is_table else "fine_graph")
 
 
-def fitted_shares(task: Task, answers: Answers) -> FittedShares:
-    """The linear regression on what is known, rare ones of many classes aligned."""
-    known = answers.known
-    fitted = fit_shares(task.once(usual).rows[known], answers.shares[known], answers.noise)
-    return aligned(fitted, answers.prior) if len(task.classes) >= MANY else fitted
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """Weights [d, m] and biases [m] of scores whose softmax are the shares, on public features."""
+
+    features: Features
+    weights: Floats
+    biases: Floats
+
+    @classmethod
+    def of(cls, task: Task, answers: Answers) -> Regression:
+        """Fit it to what is known."""
+        features = task.once(fine if answers.noise else usual)
+        rows, shares = features.rows[answers.known], answers.shares[answers.known]
+        if answers.noise:
+            return cls(features, *fit_softmax(rows, shares, answers.noise))
+        weights, biases = fit_shares(rows, shares)
+        return cls(features, LINEAR * weights, LINEAR * biases)
+
+    @property
+    def part(self) -> Part:
+        """It, as a part of a student."""
+        weights, biases = (torch.from_numpy(each).float() for each in (self.weights, self.biases))
+        return Part(self.features.map, weights, biases)
+
+    def scores(self, features: Floats) -> Floats:
+        """Scores [B, m] of features [B, d]."""
+        return features @ self.weights + self.biases
+
+    def probabilities(self, features: Floats) -> Floats:
+        """Shares [B, m] of features [B, d]."""
+        found: Floats = softmax(self.scores(features), axis=1)
+        return found
+
+    def labels(self) -> Ints:
+        """Labels [N] of all inputs, -1 for those of each class that are least clear."""
+        shares = self.probabilities(self.features.rows)
+        winners = shares.argmax(axis=1)
+        second, first = np.partition(shares, -2, axis=1)[:, -2:].T
+        labels = np.full(len(shares), -1)
+        for winner in np.unique(winners):
+            rows = np.flatnonzero(winners == winner)
+            rows = rows[np.argsort((second - first)[rows], kind="stable")]
+            labels[rows[: math.ceil(CLEAR * len(rows))]] = winner
+        return labels
 
 
-def labels_to_teach(task: Task, answers: Answers, **clear: float) -> Ints:
-    """Labels [N], -1 where there is none, for a method that learns from these alone.
-
-    Of noisy counts, those of the regression, where it is clear (`FittedShares.clear_labels`).
-    """
-    if not answers.noise:
-        return answers.labels
-    labels = np.full(len(task.x), -1)
-    labels[answers.known] = fitted_shares(task, answers).clear_labels(**clear)
-    return labels
+def labels_to_teach(task: Task, answers: Answers) -> Ints:
+    """Labels [N], -1 where there is none, for a method that learns from these alone."""
+    return Regression.of(task, answers).labels() if answers.noise else answers.labels
 
 
 class Ridge(StudentMethod):
@@ -99,44 +133,17 @@ class Ridge(StudentMethod):
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """The student of all that is known."""
-        features = self._features(task, answers)
-        weights, biases = self._solve(features.rows, task, answers)
-        network = RidgeModel(task.spec, len(task.classes), features.map.spec)
-        state = {
-            **features.map.tensors,
-            "scores.weight": torch.from_numpy(weights.T).float(),
-            "scores.bias": torch.from_numpy(biases).float(),
-        }
-        network.load_state_dict(state)
-        model = describe(
-            task.spec, task.classes, {"method": "ridge"}, task.encoding, features.map.spec
-        )
-        return Student(network, model)
+        parts = [Regression.of(task, answers).part]
+        return linear_student(task.spec, task.classes, {"method": "ridge"}, parts, task.encoding)
 
     def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
         """Held-out inputs are placed on the graph as new ones would be, by their neighbours."""
-        features = self._features(task, answers)
-        scores = np.zeros((len(task.x), len(task.classes)))
+        held_out = np.zeros((len(task.x), len(task.classes)))
         for fold in np.unique(folds[folds >= 0]):
             rows = folds == fold
-            weights, biases = self._solve(features.rows, task, answers.only(~rows))
-            scores[rows] = features.as_new[rows] @ weights + biases
-        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-        held_out: Floats = odds / odds.sum(axis=1, keepdims=True)
+            regression = Regression.of(task, answers.only(~rows))
+            held_out[rows] = regression.probabilities(regression.features.as_new[rows])
         return held_out
-
-    @staticmethod
-    def _features(task: Task, answers: Answers) -> Features:
-        return task.once(fine if answers.noise else usual)
-
-    @staticmethod
-    def _solve(features: Floats, task: Task, answers: Answers) -> tuple[Floats, Floats]:
-        """Weights [d, m] and biases [m] of scores whose softmax are the shares."""
-        rows, shares = features[answers.known], answers.shares[answers.known]
-        if answers.noise:
-            return fit_softmax(rows, shares, answers.noise)
-        fitted = fit_shares(rows, shares, answers.noise)
-        return LINEAR * fitted.weights, LINEAR * fitted.biases
 
 
 def features_of(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:

@@ -250,7 +250,7 @@ def by_option(error: ValidationError) -> str:
     if missing:
         sentences.append(
             f"{mechanism} needs {', '.join(missing)}: --mechanism {mechanism}:{missing[0]}=…; "
-            f"`terrine plan {mechanism} --teachers N` proposes values."
+            f"`terrine plan {mechanism}` proposes values."
         )
     return "\n".join(sentences)
 

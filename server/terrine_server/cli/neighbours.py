@@ -171,9 +171,9 @@ def add(
     if not made.new:
         say = f"These very records were added before; edition {made.edition} serves."
     else:
-        say = f"Edition {made.edition} of {ensemble} serves, with {made.people} new people."
+        say = f"Edition {made.edition} of {ensemble} serves. New people: {made.people:,}."
     if made.left_out:
-        say += f" {made.left_out} who were forgotten before were left out."
+        say += f" Left out, as they were forgotten before: {made.left_out:,}."
     console.print(say, soft_wrap=True)
 
 

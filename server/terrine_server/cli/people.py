@@ -49,7 +49,7 @@ def digests(manifest: Manifest, who: Path, key: bytes, *, grouped: bool) -> Dige
 def say_who_left(made: Made, ensemble: str, settings: Settings) -> None:
     """Print which edition serves, and that it is without them."""
     if made.new:
-        say = f"Edition {made.edition} of {ensemble} serves, without {made.people} people."
+        say = f"Edition {made.edition} of {ensemble} serves. People who left: {made.people:,}."
     else:
         say = f"They left {ensemble} before; edition {made.edition} serves."
     where = settings.ensembles_dir

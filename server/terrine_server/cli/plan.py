@@ -10,6 +10,7 @@ import typer
 
 from terrine_server.cli import arrays, foretold, tables
 from terrine_server.cli.console import as_json, fail, print_json, with_json
+from terrine_server.cli.evaluate import ensemble_directory
 from terrine_server.cli.plan_report import document, show, show_all, show_lasting, stand_ins
 from terrine_server.cli.specs import SPEC, parse_spec
 from terrine_server.cli.votes import VotesAre, check_origin, load_votes
@@ -240,11 +241,10 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
     """Plan for the units of an ensemble, by its public rows alone."""
     from terrine_server.owner.stand_in_units import neighbours_of
     from terrine_server.planning.lasting import lasting
-    from terrine_server.settings import Settings
 
     if name is None:
         fail("Which people are near depends on the data: name their ensemble with --ensemble.")
-    manifest, found = neighbours_of(Settings().ensembles_dir / name)
+    manifest, found = neighbours_of(ensemble_directory(name))
     foretold = lasting(
         found.spent,
         units=manifest.units,

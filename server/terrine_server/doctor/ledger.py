@@ -31,7 +31,7 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
             yield Finding(check, State.PROBLEM, str(error), restore)
             continue
         if same:
-            yield Finding(check, State.OK, f"{record.facts.teachers} teachers, as registered.")
+            yield Finding(check, State.OK, "Its files are as registered.")
             if record.edition is not None and (found_there := leftovers(settings, registration)):
                 named = ", ".join(path.name for path in found_there)
                 yield Finding(
@@ -61,7 +61,8 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
     And that entry's date.
     """
     whole, newest = 0, None
-    for name in ledger.project_names():
+    names = ledger.project_names()
+    for name in names:
         try:
             project = ledger.project(name)
             last = ledger.charges(name, after_seq=max(0, project.charges - 1), limit=1)
@@ -73,7 +74,10 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
             continue
         whole += 1
         newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
-    text = f"{whole} end as their balance and accounts say. All entries: `terrine ledger verify`."
+    text = (
+        f"Of {len(names)} projects, the last entry is as balance and accounts say in {whole}. "
+        "All entries: `terrine ledger verify`."
+    )
     yield Finding("books", State.OK, text)
     yield dated(datetime.now(UTC), newest)
 
