@@ -181,6 +181,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         editions.forget(house.ledger, settings, name, record_digests(digits(slice(3)), KEY))
         page = admin.post("/admin/open", **asked)
         assert page.status_code == 200, "by the newest edition: the files of others are gone"
+        holds(text_of(admin.get("/admin/ensembles")), "Edition", 2, "forget", "add")
         (settings.data_dir / house.ledger.ensemble(name).current.path / RECORDS).unlink()
         reply = admin.post("/admin/open", **asked)
         assert reply.status_code == 422
