@@ -13,11 +13,13 @@ from taught import chosen
 
 from terrine_models.data.arrays import DIGITS, InputSpec, load_idx
 from terrine_models.features.augment import DRAWS, distort
+from terrine_models.features.gradients import oriented_gradients
 from terrine_models.features.nystrom import choose_landmarks, nystrom
+from terrine_models.features.pixels import prepare
 from terrine_models.students.answers import Answers
 from terrine_models.students.kernel import PENALTY, Copies, Kernel
 from terrine_models.students.models import Student
-from terrine_models.students.ridge import Regression
+from terrine_models.students.ridge import Regression, Ridge
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 
@@ -90,6 +92,23 @@ def test_it_can_be_asked_for_and_is_judged_like_the_others(
     judged = {each.method: each.figures.accuracy.value for each in made.choice.judged}
     assert judged["kernel"] > 0.8
     assert made.student.accuracy(x[200:], truth[200:]) > 0.85
+
+
+def test_its_scores_are_those_of_the_plain_student_and_of_a_kernel(
+    task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]]
+) -> None:
+    answers = Answers.of_labels(np.where(np.arange(POOL) < 200, digits[1][:POOL], -1), 10)
+    plain, made = Ridge(Training()).fit(task, answers), Kernel(Training()).fit(task, answers)
+    regression, kernel = (made.network.get_submodule(f"parts.{number}") for number in (0, 1))
+    for name, tensor in plain.network.get_submodule("parts.0").state_dict().items():
+        torch.testing.assert_close(regression.state_dict()[name], tensor)
+    base = oriented_gradients(prepare(torch.from_numpy(digits[0][POOL:]).float(), SPEC).mean(1))
+    with torch.inference_mode():
+        both = (regression(base) + kernel(base)).double().numpy()
+    assert np.abs(kernel(base).detach().numpy()).max() > 1
+    expected = np.exp(both - both.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(made.probabilities(digits[0][POOL:]), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])

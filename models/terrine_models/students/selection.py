@@ -29,8 +29,9 @@ DOUBT = 2.0
 """Standard errors by which the plain student must be ahead to be clearly better."""
 MUCH = 0.02
 """What a student may agree less than the plain one before that counts as a collapse. Where inputs
-are hard and many who vote are wrong, a good student leaves them: of noisy counts of MNIST's images,
-students that were right on one percent more agreed with half a percent less of the votes."""
+are hard and many who vote are wrong, a good student leaves them: of noisy counts of MNIST's
+training images, students that were right on up to one percent more agreed with half a percent less
+of the votes."""
 ENOUGH, FRACTION = 10, 4
 """A class is lost if the plain student says it of ten public inputs and of four times as many."""
 LOST = 0.02

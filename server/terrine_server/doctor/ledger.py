@@ -75,7 +75,7 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
         whole += 1
         newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
     text = (
-        f"Of {len(names)} projects, the last entry is as balance and accounts say in {whole}. "
+        f"Projects whose last entry is as balance and accounts say: {whole} of {len(names)}. "
         "All entries: `terrine ledger verify`."
     )
     yield Finding("books", State.OK, text)
