@@ -145,6 +145,7 @@ class Service:
         """Open projects on the terms, and return their tokens.
 
         `save`: saves an ensemble in a directory, under a name. There are as many as caps require.
+        Their rule is Gaussian DP, whose parameter is what a guess of the world is held against.
         """
         tokens: list[str] = []
         ensemble, room = "", 0
@@ -155,7 +156,9 @@ class Service:
                 register_ensemble(
                     self.ledger,
                     self.settings,
-                    EnsembleRegister(name=ensemble, epsilon=CAP_EPSILON, delta=CAP_DELTA),
+                    EnsembleRegister(
+                        name=ensemble, epsilon=CAP_EPSILON, delta=CAP_DELTA, rule="gdp"
+                    ),
                 )
             name = f"{prefix}-project-{number}"
             wanted = {"name": name, "ensemble": ensemble, **terms}
