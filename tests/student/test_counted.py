@@ -19,6 +19,7 @@ from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student
+from terrine_models.students.neighbours import Neighbours
 from terrine_models.students.ridge import Ridge, fine, usual
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
@@ -60,6 +61,21 @@ def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     assert (made.student.predict(x) == truth).mean() > 0.85
     assert made.choice.noisy
     assert made.choice.chosen in ("ridge", method)
+
+
+@pytest.mark.parametrize(("sigma", "believed"), [(40.0, True), (300.0, False)])
+def test_an_input_s_own_counts_are_believed_as_far_as_their_noise_lets_one(
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], sigma: float, believed: bool
+) -> None:
+    """One digit in five has all its votes on another class than its neighbours."""
+    x, truth = digits[0][:900], digits[1][:900]
+    odd = np.arange(900) % 5 == 0
+    voted = np.where(odd, (truth + 3) % 10, truth)
+    answers = Answers.of_counts(votes(voted, sigma), teachers=TEACHERS, sigma=sigma)
+    labels = Neighbours._labels(Task(x, DIGITS, NAMES), answers)
+    assert (labels == truth)[~odd].mean() > 0.5
+    as_voted, as_near = ((labels == each)[odd].mean() for each in (voted, truth))
+    assert as_voted > 0.9 if believed else as_near > 2 * as_voted
 
 
 def test_the_regression_is_the_student_where_it_is_asked_for(

@@ -2,13 +2,15 @@
 
 With many classes there are few rows of each, and a regression on shared features has little to
 average noise with: it must fit as many functions as there are classes. Neighbours in discriminant
-directions (`discriminant.py`) mostly are of one class, so noisy shares are averaged over them
-instead, and over theirs; then classes are aligned (`alignment.py`). The student has the labels that
-result, and asks the nearest of them.
+directions (`discriminant.py`) mostly are of one class, so the noisy shares of each input are shrunk
+towards their average over its neighbours, the more the larger the noise is beside what neighbours
+differ by (empirical Bayes: Efron and Morris, 1973); then classes are aligned (`alignment.py`). The
+student has the labels that result, and asks the nearest of them.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
@@ -26,7 +28,7 @@ from terrine_models.students.task import StudentMethod, Task
 
 WIDTH = 150
 TIMES = 2
-"""How often shares are averaged over neighbours."""
+"""How often shares are averaged over neighbours: where few are known, one more reaches further."""
 SCALE = 4.0
 """The share of a class among neighbours times this has a softmax that is about a probability."""
 
@@ -108,20 +110,30 @@ class Neighbours(StudentMethod):
             return answers.labels
         weights, index, _ = task.once(Neighbourhoods).near
         known = torch.from_numpy(answers.known).float()
-        shares = torch.from_numpy(answers.shares).float()
+        mean = torch.from_numpy(answers.shares).float()
         for _ in range(TIMES):
             of_known = weights * known[index]
             of_known /= of_known.sum(1, keepdim=True).clamp_min(1e-9)
-            shares = torch.cat(
-                [
-                    (of_known[at : at + BLOCK, :, None] * shares[index[at : at + BLOCK]]).sum(1)
-                    for at in range(0, len(shares), BLOCK)
-                ]
-            )
-            known = torch.ones(len(shares))
-        fitted = shares.double().numpy()
+            blocks = torch.split(torch.arange(len(mean)), BLOCK)
+            mean = torch.cat([(of_known[at, :, None] * mean[index[at]]).sum(1) for at in blocks])
+            known = torch.ones(len(mean))
+        fitted = mean.double().numpy()
+        own = _own_weight(fitted, answers)
+        fitted[answers.known] += own * (answers.shares - fitted)[answers.known]
         if len(task.classes) >= MANY:
-            error = answers.noise / np.sqrt(TIMES * NEIGHBOURS)
+            error = answers.noise * math.hypot(own, (1 - own) / math.sqrt(TIMES * NEIGHBOURS))
             fitted = fitted + class_biases(fitted, answers.prior, error)
         labels: Ints = fitted.argmax(axis=1)
         return labels
+
+
+def _own_weight(mean: Floats, answers: Answers) -> float:
+    """Weight of an input's own noisy shares against their mean [N, m] over its neighbours.
+
+    It is τ²/(τ² + noise²): τ² is how much the true shares differ from the mean, class by class as
+    often as the mean has it.
+    """
+    expected, differences = mean[answers.known].clip(min=0), (answers.shares - mean)[answers.known]
+    squares = (expected * differences**2).sum() / max(expected.sum(), 1e-9)
+    own = max(squares - answers.noise**2, 0.0)
+    return float(own / (own + answers.noise**2))
