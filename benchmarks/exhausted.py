@@ -17,7 +17,7 @@ import numpy as np
 
 from terrine_models.data.arrays import Dataset, load_idx
 from terrine_models.features.maps import PublicData
-from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_server.privacy import Units
 from terrine_server.privacy.budget.allowances import allowance
 from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
@@ -37,7 +37,7 @@ def main() -> None:
     private, public = (load_idx(*pair) for pair in files)
     with tempfile.TemporaryDirectory() as scratch:
         out, pool = Path(scratch) / "mnist", PublicData.declare("t10k", public.inputs)
-        build(private, out, name="mnist", public=pool, settings=Neighbours(near=NEAR))
+        build(private, out, name="mnist", public=pool, settings=NeighbourSettings(near=NEAR))
         ensemble = NeighbourEnsemble.load(out)
     for sigma in (options.sigma, options.sigma / 2):
         measure(ensemble, public, sigma)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from terrine_models.data.arrays import InputSpec
     from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student
-    from terrine_models.students.selection import Made
+    from terrine_models.students.selection import TrainedStudent
     from terrine_models.students.settings import Training
     from terrine_models.students.task import Task
 
@@ -147,7 +147,7 @@ class Distillation:
         classes = len(self.task.classes)
         return np.full((rows, classes), 1 / classes)
 
-    def finish(self, tell: Callable[[str], None]) -> Made:
+    def finish(self, tell: Callable[[str], None]) -> TrainedStudent:
         """The student that is returned, and how it was chosen."""
         from terrine_models.students.selection import choose
 
@@ -173,7 +173,7 @@ class Distillation:
         refused: bool,
         ended: str,
         notes: list[str],
-        made: Made,
+        made: TrainedStudent,
     ) -> Report:
         """Everything that `report.json` holds."""
         budget = self.client.budget()

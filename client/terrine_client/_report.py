@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from terrine_models.students.answers import Figures
+    from terrine_models.students.answers import EstimatedMetrics
     from terrine_models.students.selection import Choice
 
 
@@ -106,7 +106,7 @@ def choice_lines(choice: Choice) -> list[str]:
     return [*lines, f"Student: {choice.chosen}. {choice.why}"]
 
 
-def figures_line(found: Figures, choice: Choice) -> str:
+def figures_line(found: EstimatedMetrics, choice: Choice) -> str:
     """Figures with their standard errors, as in `accuracy 84.0 % ± 0.5`.
 
     Of noisy counts the figure is a share of votes. A student can be right far more often than that,

@@ -12,7 +12,7 @@ from terrine_experiments.setup import Part
 from terrine_experiments.sources import Source
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student
-from terrine_models.students.selection import Made, choose
+from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 
@@ -42,7 +42,7 @@ class Lesson:
         test = self.source.test
         return Task(test.inputs[self.part.seen], test.spec, test.classes, test.encoding)
 
-    def learn(self, answers: Answers, training: Training) -> Made:
+    def learn(self, answers: Answers, training: Training) -> TrainedStudent:
         """Train a student on answers to the whole pool, as `terrine student train` does."""
         own = answers.of(self.part.seen)
         return choose(self.task, own, training, tell=self._tell)

@@ -24,7 +24,7 @@ from terrine_experiments.setup import Setup
 from terrine_experiments.sources import Source
 from terrine_models.students.answers import Answers
 from terrine_models.teachers.manifests import Manifest
-from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_server.privacy import Units
 from terrine_server.privacy.budget.allowances import Allowance, allowance
 from terrine_server.privacy.budget.rules import Rule
@@ -76,7 +76,7 @@ class NeighbourExperiment(Experiment):
                 directory,
                 name=f"{self.source.name}-neighbours",
                 public=self.public,
-                settings=Neighbours(near=self.near),
+                settings=NeighbourSettings(near=self.near),
             )
         return self.ensemble.manifest
 

@@ -18,7 +18,7 @@ from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.students.settings import Training
 from terrine_models.teachers.kinds import Heads
-from terrine_models.teachers.manifests import Settings
+from terrine_models.teachers.manifests import TeacherSettings
 from terrine_protocol.files import read
 
 Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
@@ -109,7 +109,7 @@ class Source:
     """Its inputs are the student's public ones; its labels are for measuring only."""
     delta: float
     teachers: int
-    config: Settings
+    config: TeacherSettings
     training: Training
     warnings: tuple[str, ...]
     """What the reader of a result must know about the files."""
@@ -175,7 +175,7 @@ class _Recipe:
     """The private records and the test set, of the files in the order of FILES."""
     delta: float
     teachers: int
-    config: Settings = field(default_factory=Heads)
+    config: TeacherSettings = field(default_factory=Heads)
 
 
 def _idx(found: list[Path], classes: tuple[str, ...] = DIGITS) -> tuple[Dataset, Dataset]:

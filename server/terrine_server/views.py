@@ -53,7 +53,7 @@ class _Answers(TypedDict):
 _ANSWERS = TypeAdapter(_Answers)
 
 
-def answers(receipt: ledger.Receipt) -> bytes:
+def answers(receipt: ledger.ChargedBatch) -> bytes:
     """Return the response to a batch: a `LabelResponse` as JSON."""
     results: list[_Result] = []
     names = receipt.project.ensemble.class_names

@@ -154,7 +154,7 @@ class Witness:
         return Answer(HTTPStatus.OK, str(self._key.sign(note.text, int(time.time()))))
 
 
-class Server(ThreadingHTTPServer):
+class WitnessServer(ThreadingHTTPServer):
     """Serves a witness over plain HTTP; a proxy in front adds TLS. Signatures need none."""
 
     daemon_threads = True
@@ -184,7 +184,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: WitnessServer
     protocol_version = "HTTP/1.1"
     server_version = "terrine-witness"
     sys_version = ""

@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 from visitor import Visitor, text_of
 
 from terrine_server.app import create_app
-from terrine_server.doctor import State
+from terrine_server.doctor import Severity
 from terrine_server.doctor.issuer import sign_in as sign_in_found
 from terrine_server.owner import issuer as through
 from terrine_server.owner import sessions
@@ -274,12 +274,12 @@ def test_an_issuer_that_is_down_or_none_leaves_the_way_with_a_token(
 def test_the_doctor_asks_the_issuer(house: House, issuer: LocalIssuer, visitor: Visitor) -> None:
     settings = visitor.app.state.services.settings
     states = {finding.check: finding for finding in sign_in_found(settings)}
-    assert states["sign-in"].state is State.OK
+    assert states["sign-in"].state is Severity.OK
     assert f"{PUBLIC}/admin/oidc/callback" in states["sign-in"].found
     assert states.keys() >= {"client secret"}
     issuer.metadata = {"issuer": "https://another.example"}
     (found,) = sign_in_found(settings)
-    assert found.state is State.PROBLEM
+    assert found.state is Severity.PROBLEM
     holds(found.found, "issuer", "another")
     assert not list(sign_in_found(house.app.state.services.settings))
 

@@ -14,7 +14,7 @@ from server import RunningServer
 from terrine_protocol import Budget, LabelResponse, Outcome, ProjectInfo
 from terrine_server.labeling.local_voters import LocalVoters, Registered
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.ledger import Receipt
+from terrine_server.ledger import ChargedBatch
 from terrine_server.metrics import Metrics
 
 Call = Callable[..., Caller]
@@ -92,7 +92,7 @@ def test_epochs_are_paid_when_they_open_until_no_more_fit(
 class Overtaking(LocalVoters):
     """While a request is voted on, another request with one of its queries is answered."""
 
-    overtake: Callable[[], Receipt] | None = None
+    overtake: Callable[[], ChargedBatch] | None = None
 
     def votes(self, record: Registered, inputs: np.ndarray) -> np.ndarray:
         overtake, self.overtake = self.overtake, None
@@ -109,9 +109,9 @@ def test_a_request_that_is_overtaken_is_drawn_again(terrine_server: RunningServe
     service = Labeling(ledger, voters, Metrics(), settings.max_batch)
     inputs = terrine_server.ensemble.public[:3]
 
-    def ask(inputs: np.ndarray) -> Receipt:
+    def ask(inputs: np.ndarray) -> ChargedBatch:
         (receipt,) = service.answer("study", [service.check("study", inputs)])
-        assert isinstance(receipt, Receipt)
+        assert isinstance(receipt, ChargedBatch)
         return receipt
 
     voters.overtake = lambda: ask(inputs[1:2])
@@ -124,9 +124,9 @@ def test_a_request_that_is_overtaken_is_drawn_again(terrine_server: RunningServe
 
     # A retry may overtake a request, too: both get the same answers.
     more = terrine_server.ensemble.public[3:4]
-    first: list[Receipt] = []
+    first: list[ChargedBatch] = []
 
-    def repeat() -> Receipt:
+    def repeat() -> ChargedBatch:
         first.append(ask(more))
         return first[0]
 

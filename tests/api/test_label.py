@@ -19,7 +19,7 @@ from terrine_protocol import LabelResponse, ProjectInfo
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.pipeline import Labeling, possible
-from terrine_server.ledger import Receipt
+from terrine_server.ledger import ChargedBatch
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import Account, build_mechanism, quote
 
@@ -209,5 +209,5 @@ def test_a_request_checked_for_another_ledgers_project_is_not_answered(
     assert terrine_server.ledger.project("study").charges == 0
     ask = service.check("study", terrine_server.ensemble.public[:2])
     (receipt,) = service.answer("study", [ask])
-    assert isinstance(receipt, Receipt)
+    assert isinstance(receipt, ChargedBatch)
     assert terrine_server.ledger.project("study").charges == 2

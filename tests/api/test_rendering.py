@@ -32,7 +32,7 @@ from terrine_server.api import students
 from terrine_server.api.services import Answered
 from terrine_server.errors import BudgetExhausted, TerrineError
 from terrine_server.labeling.pipeline import Ask, Labeling
-from terrine_server.ledger import EnsembleRecord, ProjectRecord, Receipt
+from terrine_server.ledger import ChargedBatch, EnsembleRecord, ProjectRecord
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
 from terrine_server.privacy import GaussianNoisyCounts, cap
 
@@ -116,8 +116,8 @@ counted_results = st.builds(
 )
 
 
-@given(st.builds(Receipt, results=st.lists(results), project=accounts))
-def test_answers_are_rendered_like_their_wire_model(receipt: Receipt) -> None:
+@given(st.builds(ChargedBatch, results=st.lists(results), project=accounts))
+def test_answers_are_rendered_like_their_wire_model(receipt: ChargedBatch) -> None:
     named = receipt.project.ensemble is NAMED.ensemble
     expected = LabelResponse(
         results=[
@@ -142,13 +142,15 @@ NOISY: Any = {"noise_sigma": True, "results": {"__all__": {"counts"}}}
 
 
 def test_classes_that_are_named_by_their_labels_have_no_other_name() -> None:
-    receipt = Receipt([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
+    receipt = ChargedBatch([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
     assert b"label_name" not in views.answers(receipt)
     assert b'"label":3,"label_name":"class 3"' in views.answers(replace(receipt, project=NAMED))
 
 
-@given(st.builds(Receipt, results=st.lists(counted_results), project=standing(st.just(COUNTING))))
-def test_noisy_counts_are_rendered_where_there_are_some(receipt: Receipt) -> None:
+@given(
+    st.builds(ChargedBatch, results=st.lists(counted_results), project=standing(st.just(COUNTING)))
+)
+def test_noisy_counts_are_rendered_where_there_are_some(receipt: ChargedBatch) -> None:
     written = views.answers(receipt)
     told = LabelResponse.model_validate_json(written)
     assert told.noise_sigma == 400.0
@@ -160,13 +162,13 @@ def test_noisy_counts_are_rendered_where_there_are_some(receipt: Receipt) -> Non
 def test_invalid_answers_are_never_sent() -> None:
     good = Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)
     for wrong in ({"label": "3"}, {"label": 3.5}, {"outcome": "won"}, {"seq": b"1"}):
-        receipt = Receipt([good, replace(good, **wrong)], PROJECTS[0])
+        receipt = ChargedBatch([good, replace(good, **wrong)], PROJECTS[0])
         with pytest.raises(PydanticSerializationError):
             views.answers(receipt)
 
 
 def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
-    good = Receipt([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
+    good = ChargedBatch([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
     wrong: dict[str, Any] = {"label": "3"}
     bad = replace(good, results=[replace(good.results[0], **wrong)])
     refused = BudgetExhausted("spent")
@@ -174,7 +176,9 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
     class Labeled(Labeling):
         def __init__(self) -> None: ...
 
-        def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
+        def answer(
+            self, project_name: str, asks: Sequence[Ask]
+        ) -> list[ChargedBatch | TerrineError]:
             return [good, bad, refused]
 
     first, second, third = students.answering(Labeled())("study", [])

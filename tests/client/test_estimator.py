@@ -25,7 +25,7 @@ from terrine_client import Client
 from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.students.answers import Answers
-from terrine_models.students.selection import Made, choose
+from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.students.task import Task
 from terrine_models.tables.loading import load_table
 from terrine_models.teachers.training import train_ensemble
@@ -139,7 +139,7 @@ def test_inputs_that_were_not_asked_are_learned_from_without_labels(
     bought = buy(clients["w2"], x, queries=60)
     given: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def noted(task: Task, answers: Answers, *others: Any) -> Made:
+    def noted(task: Task, answers: Answers, *others: Any) -> TrainedStudent:
         given.append((np.asarray(task.x), answers.labels))
         return choose(task, answers, *others)
 

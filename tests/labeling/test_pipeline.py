@@ -39,7 +39,7 @@ from terrine_server.errors import (
     TokenChanged,
 )
 from terrine_server.labeling.pipeline import Labeling, possible
-from terrine_server.ledger import NewProject, Receipt
+from terrine_server.ledger import ChargedBatch, NewProject
 from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Tokens
@@ -85,10 +85,10 @@ def test_a_group_is_voted_on_once_and_each_request_gets_its_own(tmp_path: Path) 
         service.check("study", images((4, 1), (8, 5))),
     ]
     new, again, more = service.answer("study", asks)
-    assert isinstance(new, Receipt)
-    assert isinstance(again, Receipt)
-    assert isinstance(more, Receipt)
-    assert isinstance(answers[1], Receipt)
+    assert isinstance(new, ChargedBatch)
+    assert isinstance(again, ChargedBatch)
+    assert isinstance(more, ChargedBatch)
+    assert isinstance(answers[1], ChargedBatch)
     assert again.results == [replace(r, replayed=True) for r in answers[1].results]
     assert (labels(new), labels(more)) == ([7], [4, 8])
     assert (seqs(new), seqs(more)) == ([5], [2, 6])
@@ -139,7 +139,7 @@ def test_an_abstention_leaves_room_for_more_than_the_worst_price_would(tmp_path:
     service, voters, ledger = study(tmp_path, CONFIDENT, 2)
     pairs = [(99, n) for n in range(MOST)]
     answer = one(service, service.check("study", images(*pairs)))
-    assert isinstance(answer, Receipt)
+    assert isinstance(answer, ChargedBatch)
     paid = [r for r in answer.results if r.seq is not None]
     assert {r.outcome for r in paid} == {Outcome.ABSTAINED}
     assert {r.label for r in answer.results} == {None}
@@ -187,8 +187,8 @@ def test_a_students_label_is_confirmed_by_its_own_row(tmp_path: Path) -> None:
         service.check("study", images((6, 2), (7, 3)), eye[[8, 7]]),
     ]
     first, second = service.answer("study", asks)
-    assert isinstance(first, Receipt)
-    assert isinstance(second, Receipt)
+    assert isinstance(first, ChargedBatch)
+    assert isinstance(second, ChargedBatch)
     assert (labels(first), labels(second)) == ([2, 4], [6, 7])
     outcomes = [r.outcome for receipt in (first, second) for r in receipt.results]
     assert outcomes == ["answered", "reinforced", "answered", "reinforced"]
@@ -254,7 +254,7 @@ def test_epochs_are_those_of_the_mechanism(tmp_path: Path) -> None:
 def test_noisy_counts_are_kept_with_their_query(tmp_path: Path) -> None:
     service, _, ledger = study(tmp_path, {**COUNTED, "sigma": 8.0}, 5)
     answer = one(service, service.check("study", images((4, 0), (7, 1))))
-    assert isinstance(answer, Receipt)
+    assert isinstance(answer, ChargedBatch)
     for result, winner in zip(answer.results, (4, 7), strict=True):
         assert result.counts is not None
         assert all(type(count) is int for count in result.counts)
@@ -277,7 +277,7 @@ def test_every_query_is_counted_at_its_own_votes(
     student = np.eye(CLASSES)[[1, 5, 6, 0, 2, 4]] if built.needs_probabilities else None
     ask = service.check("study", inputs, student)
     receipt = one(service, ask)
-    assert isinstance(receipt, Receipt)
+    assert isinstance(receipt, ChargedBatch)
     meter, votes = meter_of(project), cast_votes(inputs, THOUSAND)
     tally = np.zeros(meter.size, dtype=np.int64)
     for row, result in enumerate(receipt.results):

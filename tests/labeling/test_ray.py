@@ -31,7 +31,7 @@ from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import load_tensors, manifest_digest
 from terrine_models.teachers.importing import Declared, import_ensemble
 from terrine_models.teachers.kinds import Heads, Networks, load_manifest
-from terrine_models.teachers.manifests import Settings
+from terrine_models.teachers.manifests import TeacherSettings
 from terrine_models.teachers.ray_cluster import INLINE_BYTES, on_node
 from terrine_models.teachers.ray_training import on_ray
 from terrine_models.teachers.training import Trainer, here, train_ensemble
@@ -61,7 +61,7 @@ def private() -> Dataset:
 
 
 def trained(
-    out: Path, config: Settings, teachers: int, trainer: Trainer = here, **more: Any
+    out: Path, config: TeacherSettings, teachers: int, trainer: Trainer = here, **more: Any
 ) -> Path:
     public = PublicData.declare("digits 1200-", load_digits().images[1200:].astype(np.uint8))
     train_ensemble(

@@ -28,7 +28,7 @@ from terrine_server.errors import DatabaseUnavailable
 from terrine_server.labeling.aggregator_terms import AggregatorTerms
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.shared_voters import SharedVoters
-from terrine_server.ledger import Ledger, Receipt, connect
+from terrine_server.ledger import ChargedBatch, Ledger, connect
 from terrine_server.ledger.store import turns
 from terrine_server.metrics import Metrics
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -106,7 +106,7 @@ def test_a_aggregator_counts_what_the_ledger_charges_however_many_servers_ask_th
             service = replicas[client % servers]
             asked = service.check("shares", digits_ensemble.public[:3])
             (receipt,) = service.answer("shares", [asked])
-            assert isinstance(receipt, Receipt)
+            assert isinstance(receipt, ChargedBatch)
             return [result.label for result in receipt.results]
 
         answers = at_once(copies * servers, ask)

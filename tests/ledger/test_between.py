@@ -23,11 +23,11 @@ from terrine_server.errors import (
     TerrineError,
 )
 from terrine_server.ledger import (
+    ChargedBatch,
     Ledger,
     OnRecord,
     Proposal,
     QueryDigest,
-    Receipt,
     connect,
 )
 
@@ -96,7 +96,7 @@ def test_a_query_that_was_paid_between_is_answered_as_it_was_paid(two: Two, when
     record = two.look([answered(1, label=5)])
     WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(1, label=7)]))
     [fate] = two.ours.charge_group(two.project, [[answered(1, label=5)]], record)
-    assert isinstance(fate, Receipt)
+    assert isinstance(fate, ChargedBatch)
     [result] = fate.results
     assert (result.label, result.seq, result.replayed) == (7, 2, True)
     assert two.ours.project("study").charges == 2
@@ -163,7 +163,7 @@ def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
             [fate] = two.ours.charge_group(two.project, [[answered(1)]], record)
         except TerrineError as error:
             fate = error
-        if isinstance(fate, Receipt):
+        if isinstance(fate, ChargedBatch):
             results.extend((r.seq, r.label, r.replayed) for r in fate.results)
         else:
             results.append(type(fate))

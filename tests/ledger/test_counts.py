@@ -27,7 +27,7 @@ from migrated import SECRET_KEY
 from refusals import holds, refuses
 
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Receipt, connect
+from terrine_server.ledger import ChargedBatch, Ledger, NewProject, ProjectRecord, Proposal, connect
 from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
 from terrine_server.privacy import cap
 
@@ -51,7 +51,7 @@ def fresh(url: str) -> Ledger:
     return Ledger(connect(url), SECRET_KEY)
 
 
-def told(receipt: Receipt) -> list[Any]:
+def told(receipt: ChargedBatch) -> list[Any]:
     return [result.counts for result in receipt.results]
 
 

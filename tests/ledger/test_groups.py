@@ -15,7 +15,7 @@ from terrine_server.errors import (
     ProjectPaused,
     TerrineError,
 )
-from terrine_server.ledger import Ledger, Proposal, Receipt
+from terrine_server.ledger import ChargedBatch, Ledger, Proposal
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def ledger(each_database_url: str) -> Ledger:
     return open_ledger(each_database_url)
 
 
-def numbers(fate: Receipt | TerrineError) -> list[int | None]:
-    assert isinstance(fate, Receipt), fate
+def numbers(fate: ChargedBatch | TerrineError) -> list[int | None]:
+    assert isinstance(fate, ChargedBatch), fate
     return [result.seq for result in fate.results]
 
 
@@ -59,7 +59,13 @@ def test_what_is_wrong_with_one_request_does_not_touch_the_others(ledger: Ledger
     fates = ledger.charge_group(
         project.id, [[], [answered("before")], [answered(2)], [answered(3)], [answered("before")]]
     )
-    assert list(map(type, fates)) == [InvalidQuery, Receipt, Receipt, BudgetExhausted, Receipt]
+    assert list(map(type, fates)) == [
+        InvalidQuery,
+        ChargedBatch,
+        ChargedBatch,
+        BudgetExhausted,
+        ChargedBatch,
+    ]
     assert numbers(fates[2]) == [2]
     assert ledger.project("study").charges == 2
 
@@ -122,8 +128,8 @@ def test_grouping_changes_nothing(
         ledger = open_ledger(f"sqlite:///{directory / name}")
         return ledger, open_project(ledger, queries, CONFIDENT).id
 
-    def comparable(fate: Receipt | TerrineError) -> object:
-        return list(fate.results) if isinstance(fate, Receipt) else type(fate)
+    def comparable(fate: ChargedBatch | TerrineError) -> object:
+        return list(fate.results) if isinstance(fate, ChargedBatch) else type(fate)
 
     alone, grouped = books("alone"), books("grouped")
     one_by_one = [alone[0].charge_group(alone[1], [request])[0] for request in requests]

@@ -27,7 +27,7 @@ from sqlalchemy import delete, select, update
 from terrine_server import views
 from terrine_server.errors import BudgetExhausted, LedgerCorrupted
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.ledger import Ledger, ProjectRecord, Receipt, connect
+from terrine_server.ledger import ChargedBatch, Ledger, ProjectRecord, connect
 from terrine_server.ledger.store.tables import shadow_accounts, unit_accounts
 from terrine_server.metrics import Metrics
 
@@ -171,7 +171,7 @@ def test_outcomes_are_the_same_whatever_the_private_data_are(opened: Opened, wor
     there = []
     for part in parts:
         (answer,) = labeling.answer("other", [labeling.check("other", np.stack(part))])
-        assert isinstance(answer, Receipt)
+        assert isinstance(answer, ChargedBatch)
         there += [each.outcome for each in answer.results]
     assert here == there
     assert {*here} == {"answered", "exhausted"}

@@ -17,7 +17,7 @@ from terrine_models.teachers.editions import add, forget, forget_taught
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import KnownData, ShardTeachers
-from terrine_models.teachers.neighbours import NeighbourEnsemble, Neighbours, build
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.networks import Networks
 from terrine_models.teachers.people import IDENTITIES, known_data, name_digests, record_digests
 from terrine_models.teachers.shards import Shards, teacher_of
@@ -61,7 +61,7 @@ def nameless(rows: NDArray[np.float32]) -> Dataset:
 def built(out: Path, data: Dataset, key: bytes | None = KEY) -> Path:
     pool = np.random.default_rng(7).random((80, 6)).astype(np.float32)
     public = PublicData.declare("a pool", pool)
-    build(data, out, name="few", public=public, settings=Neighbours(near=5), key=key)
+    build(data, out, name="few", public=public, settings=NeighbourSettings(near=5), key=key)
     return out
 
 

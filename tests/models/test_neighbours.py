@@ -28,7 +28,7 @@ from terrine_models.teachers.neighbours import (
     LENGTH,
     RECORDS,
     NeighbourEnsemble,
-    Neighbours,
+    NeighbourSettings,
     NeighbourTeachers,
     build,
     foresee,
@@ -37,7 +37,7 @@ from terrine_models.teachers.neighbours import (
 )
 
 PLANE = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
-FEW = Neighbours(near=30)
+FEW = NeighbourSettings(near=30)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_replacing_one_person_changes_no_other_vote(
     )
     made = []
     for name, each in (("before", data), ("after", changed)):
-        build(each, here / name, name="t", public=POOL, settings=Neighbours(near=5))
+        build(each, here / name, name="t", public=POOL, settings=NeighbourSettings(near=5))
         made.append(NeighbourEnsemble.load(here / name))
     before, after = made
     assert before.manifest.teacher == after.manifest.teacher
@@ -189,9 +189,9 @@ def test_a_record_without_a_place_votes_for_nothing(
         found[(x[:, 0] > 0.9) & (len(x) < 100)] = np.nan  # of private rows alone
         return found
 
-    build(data, tmp_path / "whole", name="t", public=POOL, settings=Neighbours(near=5))
+    build(data, tmp_path / "whole", name="t", public=POOL, settings=NeighbourSettings(near=5))
     monkeypatch.setattr(neighbours, "mapped", broken)
-    build(data, tmp_path / "less", name="t", public=POOL, settings=Neighbours(near=5))
+    build(data, tmp_path / "less", name="t", public=POOL, settings=NeighbourSettings(near=5))
     monkeypatch.undo()
     whole_, less = (NeighbourEnsemble.load(tmp_path / name) for name in ("whole", "less"))
     assert less.manifest.units == whole_.manifest.units == 25
@@ -229,7 +229,7 @@ def test_people_of_the_pool_stand_for_people_with_all_their_rows(tmp_path: Path)
     pool = people(5, 400, 90)
     assert pool.groups is not None
     known = PublicData.declare("rows", pool.inputs, pool.groups)
-    settings = Neighbours(near=2)
+    settings = NeighbourSettings(near=2)
     build(people(3), tmp_path / "known", name="known", public=known, settings=settings)
     ensemble = NeighbourEnsemble.load(tmp_path / "known")
     assert ensemble.shadows == 90
@@ -265,7 +265,7 @@ def test_of_a_large_pool_whole_people_are_taken(tmp_path: Path) -> None:
     groups = np.sort(random.integers(0, 4000, 24_000))
     rows = random.random((24_000, 6)).astype(np.float32)
     public = PublicData.declare("rows", rows, groups)
-    build(people(3), tmp_path / "t", name="t", public=public, settings=Neighbours(near=2))
+    build(people(3), tmp_path / "t", name="t", public=public, settings=NeighbourSettings(near=2))
     ensemble = NeighbourEnsemble.load(tmp_path / "t")
     assert 9900 < len(ensemble.public) <= 10_000
     assert np.bincount(ensemble.owners).mean() == pytest.approx(6, abs=0.3)
@@ -277,7 +277,7 @@ def test_a_record_that_is_also_public_votes_like_any_other(
 ) -> None:
     """Nothing compares the two: which rows would be refused tells of the private ones."""
     both = part(digits, slice(1200, 1500))
-    build(both, tmp_path / "both", name="both", public=public, settings=Neighbours(near=1))
+    build(both, tmp_path / "both", name="both", public=public, settings=NeighbourSettings(near=1))
     weights = NeighbourEnsemble.load(tmp_path / "both").weights(both.inputs[100:])
     assert weights[np.arange(200), np.arange(100, 300)].all()
 
@@ -311,7 +311,7 @@ def test_a_manifest_by_hand_does_not_spare_records_the_check(
     tmp_path: Path, change: dict[str, Callable[[torch.Tensor], torch.Tensor]], said: str
 ) -> None:
     out = tmp_path / "t"
-    manifest = build(people(3), out, name="t", public=POOL, settings=Neighbours(near=5))
+    manifest = build(people(3), out, name="t", public=POOL, settings=NeighbourSettings(near=5))
     tensors = load_tensors(out, RECORDS, manifest.files[RECORDS])
     tensors |= {name: make(tensors[name]) for name, make in change.items()}
     files = {**manifest.files, RECORDS: save_tensors(out / RECORDS, tensors)}

@@ -22,7 +22,7 @@ from terrine_models.students.asking import asking_order
 from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student, describe
 from terrine_models.students.ridge import Ridge
-from terrine_models.students.selection import Made, choose
+from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.students.settings import Training
 from terrine_models.students.task import StudentMethod, Task
 from terrine_models.tables.loading import load_table
@@ -61,11 +61,11 @@ def some_digits(count: int) -> NDArray[np.int64]:
     return np.where(np.arange(POOL) < count, digits()[1][:POOL], -1)
 
 
-def choose_digits(labels: NDArray[np.int64], method: str = "auto") -> Made:
+def choose_digits(labels: NDArray[np.int64], method: str = "auto") -> TrainedStudent:
     return chosen(method, digits()[0][:POOL], labels, SMALL, DIGITS)
 
 
-def accuracy(made: Made) -> float:
+def accuracy(made: TrainedStudent) -> float:
     images, truth = digits()
     return made.student.accuracy(images[1000:], truth[1000:])
 

@@ -19,7 +19,7 @@ from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student
-from terrine_models.students.neighbours import Neighbours
+from terrine_models.students.neighbours import NearestNeighbours
 from terrine_models.students.ridge import Ridge, fine, usual
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
@@ -72,7 +72,7 @@ def test_an_input_s_own_counts_are_believed_as_far_as_their_noise_lets_one(
     odd = np.arange(900) % 5 == 0
     voted = np.where(odd, (truth + 3) % 10, truth)
     answers = Answers.of_counts(votes(voted, sigma), teachers=TEACHERS, sigma=sigma)
-    labels = Neighbours._labels(Task(x, DIGITS, NAMES), answers)
+    labels = NearestNeighbours._labels(Task(x, DIGITS, NAMES), answers)
     assert (labels == truth)[~odd].mean() > 0.5
     as_voted, as_near = ((labels == each)[odd].mean() for each in (voted, truth))
     assert as_voted > 0.9 if believed else as_near > 2 * as_voted

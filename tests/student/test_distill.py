@@ -25,9 +25,9 @@ from terrine_client._report import Report, Round
 from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
-from terrine_models.students.answers import Estimate, Figures
+from terrine_models.students.answers import Estimate, EstimatedMetrics
 from terrine_models.students.models import Student
-from terrine_models.students.selection import Choice, Judged
+from terrine_models.students.selection import Choice, JudgedMethod
 from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
@@ -335,9 +335,9 @@ def test_the_command_ends_on_images_of_ordinary_size(
 
 
 def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
-    found = Figures(Estimate(0.9, 0.01), Estimate(0.8, 0.02), None)
+    found = EstimatedMetrics(Estimate(0.9, 0.01), Estimate(0.8, 0.02), None)
     for chosen, expected in {"ridge": found, "kernel": None}.items():
-        judged = (Judged("ridge", found),)
+        judged = (JudgedMethod("ridge", found),)
         choice = replace(REPORT.choice, chosen=chosen, judged=judged)
         assert choice.figures == expected
         draw(replace(REPORT, choice=choice), tmp_path / f"{chosen}.png")

@@ -35,7 +35,7 @@ class DigitsEnsemble:
 
 def build_people(directory: Path, digits: DigitsEnsemble) -> DigitsEnsemble:
     """Let each of the 1,200 private digits vote near it; `directory` must not exist."""
-    from terrine_models.teachers.neighbours import Neighbours, build
+    from terrine_models.teachers.neighbours import NeighbourSettings, build
 
     known = load_digits()
     private = Dataset(
@@ -46,7 +46,9 @@ def build_people(directory: Path, digits: DigitsEnsemble) -> DigitsEnsemble:
         name="digits",
     )
     public = PublicData.declare("digits 1200-1599", digits.public)
-    manifest = build(private, directory, name="people", public=public, settings=Neighbours(near=40))
+    manifest = build(
+        private, directory, name="people", public=public, settings=NeighbourSettings(near=40)
+    )
     return replace(digits, directory=directory, manifest=manifest)
 
 

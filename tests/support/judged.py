@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server import errors
-from terrine_server.ledger import Ledger, ProjectRecord, Receipt
+from terrine_server.ledger import ChargedBatch, Ledger, ProjectRecord
 from terrine_server.privacy import Terms, VoteOutcome
 
 Query = str
@@ -81,7 +81,9 @@ class Judge:
 
     # ------------------------------------------------------------------------------ replies
 
-    def answered(self, name: str, queries: tuple[Query, ...], receipt: Receipt, began: int) -> None:
+    def answered(
+        self, name: str, queries: tuple[Query, ...], receipt: ChargedBatch, began: int
+    ) -> None:
         study = self.studies[name]
         assert self._certainly(name, began) is not ProjectStatus.PAUSED, "a paused project answered"
         assert len(receipt.results) == len(queries)

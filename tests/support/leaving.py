@@ -17,7 +17,7 @@ from sqlalchemy import event
 
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_models.teachers.neighbours import Neighbours, build
+from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.people import name_digests, record_digests
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner import editions
@@ -45,7 +45,7 @@ def build_people(out: Path, ensemble: DigitsEnsemble) -> DigitsEnsemble:
         out,
         name="people",
         public=public,
-        settings=Neighbours(near=20),
+        settings=NeighbourSettings(near=20),
         key=KEY,
     )
     return replace(ensemble, directory=out, manifest=manifest)
@@ -128,7 +128,7 @@ def dying(data_dir: str, url: str, step: int) -> tuple[Ledger, Settings]:
 
 def make_next(
     leaving: list[int], coming: list[int], ledger: Ledger, settings: Settings
-) -> editions.Made:
+) -> editions.EditionChange:
     if leaving:
         who = record_digests(digits(leaving), KEY)
         return editions.forget(ledger, settings, "people", who)

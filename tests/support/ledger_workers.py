@@ -27,11 +27,11 @@ from sqlalchemy import Connection, event
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
 from terrine_server.ledger import (
+    ChargedBatch,
     Ledger,
     NewProject,
     NewToken,
     Proposal,
-    Receipt,
     check_schema,
     connect,
     upgrade,
@@ -87,7 +87,7 @@ def die_before(url: str, project_id: int, batch: list[Proposal], step: int, betw
 
 def die_after_commit(url: str, project_id: int, queries: int) -> None:
     """Pay for a batch, and be killed before the answers are sent."""
-    receipt: Receipt = Ledger(connect(url), SECRET_KEY).charge(
+    receipt: ChargedBatch = Ledger(connect(url), SECRET_KEY).charge(
         project_id, [answered(i) for i in range(queries)]
     )
     assert receipt
@@ -190,7 +190,7 @@ def race(url: str, project_id: int, name: str, clients: int, connection: PipeCon
         connection.send([pair for client in pool.map(ask, range(clients)) for pair in client])
 
 
-def _results(receipt: Receipt) -> list[tuple[Any, ...]]:
+def _results(receipt: ChargedBatch) -> list[tuple[Any, ...]]:
     return [(str(r.outcome), r.label, r.seq, r.replayed, r.counts) for r in receipt.results]
 
 

@@ -18,7 +18,7 @@ from terrine_protocol.transparency.policies import Policy
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
 from terrine_server.settings import Settings
-from terrine_server.witness import Server, Witness
+from terrine_server.witness import Witness, WitnessServer
 
 LOG = SignerKey("log.example/1", Kind.ED25519, bytes(range(32)))
 """The owner's key in tests."""
@@ -50,7 +50,7 @@ def witnessing(
     """Serve a witness of this log in a thread, with its state in this directory."""
     key = witness_key(name)
     witness = Witness(key, [log], state)
-    server = Server(("127.0.0.1", port), witness)
+    server = WitnessServer(("127.0.0.1", port), witness)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

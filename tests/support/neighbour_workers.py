@@ -11,7 +11,7 @@ from neighbouring import People, TheirVoters, many
 from processes import killed_before
 
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.ledger import Ledger, Receipt, connect
+from terrine_server.ledger import ChargedBatch, Ledger, connect
 from terrine_server.metrics import Metrics
 
 
@@ -39,6 +39,6 @@ def ask_and_tell(url: str, inputs: int, seed: int, log: str) -> None:
         some = draw.sample(range(inputs), draw.randint(1, 3))
         ask = labeling.check("study", np.stack([every[i] for i in some]))
         (answer,) = labeling.answer("study", [ask])
-        assert isinstance(answer, Receipt), answer
+        assert isinstance(answer, ChargedBatch), answer
         for index, result in zip(some, answer.results, strict=True):
             os.write(descriptor, f"{index} {result.seq}\n".encode())

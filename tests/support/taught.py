@@ -10,7 +10,7 @@ from terrine_models.data.arrays import InputSpec
 from terrine_models.students.answers import Answers, Ints
 from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student
-from terrine_models.students.selection import Made, choose
+from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 
@@ -36,7 +36,7 @@ def chosen(
     spec: InputSpec,
     classes: tuple[str, ...],
     training: Training | None = None,
-) -> Made:
+) -> TrainedStudent:
     """A student as it is returned."""
     answers = Answers.of_labels(labels, len(classes))
     return choose(Task(x, spec, classes), answers, training or Training(method))

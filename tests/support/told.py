@@ -15,7 +15,7 @@ from terrine_server.errors import (
 )
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, Receipt
+from terrine_server.ledger import ChargedBatch, EnsembleRecord, Ledger, NewProject
 from terrine_server.metrics import Metrics
 
 CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 8.0, "sigma2": 5.0}
@@ -78,16 +78,16 @@ def study(path: Path, mechanism: Mapping[str, Any], queries: int) -> tuple[Label
     return Labeling(ledger, voters, Metrics(), MOST), voters, ledger
 
 
-def labels(answer: Receipt | TerrineError) -> list[int | None]:
-    assert isinstance(answer, Receipt), answer
+def labels(answer: ChargedBatch | TerrineError) -> list[int | None]:
+    assert isinstance(answer, ChargedBatch), answer
     return [result.label for result in answer.results]
 
 
-def seqs(answer: Receipt | TerrineError) -> list[int | None]:
-    assert isinstance(answer, Receipt), answer
+def seqs(answer: ChargedBatch | TerrineError) -> list[int | None]:
+    assert isinstance(answer, ChargedBatch), answer
     return [result.seq for result in answer.results]
 
 
-def one(service: Labeling, ask: Ask) -> Receipt | TerrineError:
+def one(service: Labeling, ask: Ask) -> ChargedBatch | TerrineError:
     (answer,) = service.answer("study", [ask])
     return answer

@@ -49,7 +49,7 @@ class DataError(Exception):
     """Data cannot be used; the message says which file, where in it, and what was expected."""
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """Labelled records that are read a block at a time; attributes as in `Dataset`."""
 
     @property
@@ -136,7 +136,7 @@ class Dataset:
         return len(self.labels)
 
     @classmethod
-    def of(cls, source: Source) -> Dataset:
+    def of(cls, source: RecordSource) -> Dataset:
         """Load all records of a source. Raises DataError."""
         spec, grouped = source.spec, source.group_column is not None
         inputs = Growing(spec.shape, np.dtype(spec.dtype).type)

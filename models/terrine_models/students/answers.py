@@ -112,7 +112,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Figures:
+class EstimatedMetrics:
     """How predictions agree with answers that they were made without.
 
     accuracy: the share of the answers, of noisy counts that of the teachers' votes.
@@ -125,7 +125,9 @@ class Figures:
     auc: Estimate | None
 
 
-def figures(shares: Floats, predicted: Ints, probabilities: Floats, inputs: Ints) -> Figures:
+def figures(
+    shares: Floats, predicted: Ints, probabilities: Floats, inputs: Ints
+) -> EstimatedMetrics:
     """Figures of predictions [K] with probabilities [K, m] against shares [K, m] of the same rows.
 
     Unbiased, or nearly so, if the noise of the shares had no part in what was predicted. Errors are
@@ -139,7 +141,7 @@ def figures(shares: Floats, predicted: Ints, probabilities: Floats, inputs: Ints
     chosen = predicted[:, None] == np.arange(classes)
     recalls = (shares * chosen).mean(axis=0)[shown] / prior[shown]
     parts = shares[:, shown] * (chosen[:, shown] - recalls) / prior[shown]
-    return Figures(
+    return EstimatedMetrics(
         accuracy=_mean(right, inputs),
         balanced_accuracy=Estimate(float(recalls.mean()), _mean(parts.mean(axis=1), inputs).error),
         auc=_auc(shares, probabilities[:, 1], inputs) if classes == 2 and len(shown) == 2 else None,

@@ -18,7 +18,7 @@ from terrine_models.features.augment import DRAWS, distort
 from terrine_models.features.maps import BLOCK, FeatureMap, PublicData, public_features
 from terrine_models.features.pixels import to_images
 from terrine_models.students.answers import Answers, Bools, Floats, Ints
-from terrine_models.students.models import Part, Student, linear_student
+from terrine_models.students.models import LinearPart, Student, linear_student
 from terrine_models.students.ridge import Regression
 from terrine_models.students.task import StudentMethod, Task
 
@@ -106,7 +106,9 @@ class Kernel(StudentMethod):
         """Learn from the answers and from what the regression says of the other inputs."""
         copies, regression = task.once(Copies), Regression.of(task, answers)
         weights, biases = self._learned(copies, answers, regression)
-        kernel = Part(copies.map, WEIGHT * weights, WEIGHT * (biases - copies.centre @ weights))
+        kernel = LinearPart(
+            copies.map, WEIGHT * weights, WEIGHT * (biases - copies.centre @ weights)
+        )
         how: dict[str, int | float | str] = {"method": "kernel", "copies": len(copies.rows) - 1}
         return linear_student(task.spec, task.classes, how, [regression.part, kernel])
 

@@ -6,14 +6,14 @@ METHODS["mine"] = Mine           # a `StudentMethod`: `terrine student train --m
 from __future__ import annotations
 
 from terrine_models.students.kernel import Kernel
-from terrine_models.students.neighbours import Neighbours
+from terrine_models.students.neighbours import NearestNeighbours
 from terrine_models.students.ridge import Ridge
 from terrine_models.students.task import StudentMethod, Task
 
 METHODS: dict[str, type[StudentMethod]] = {
     "ridge": Ridge,
     "kernel": Kernel,
-    "neighbours": Neighbours,
+    "neighbours": NearestNeighbours,
 }
 """By name. `auto` compares the first with the last that suits a task."""
 

@@ -85,7 +85,7 @@ class StudentModel(Record):
         return self
 
 
-class Part(NamedTuple):
+class LinearPart(NamedTuple):
     """Linear scores on one public map: `weights` [d, m] and `biases` [m]."""
 
     map: FeatureMap
@@ -259,7 +259,7 @@ def linear_student(
     inputs: InputSpec,
     classes: tuple[str, ...],
     training: dict[str, int | float | str],
-    parts: Sequence[Part],
+    parts: Sequence[LinearPart],
     encoding: TableSchema | None = None,
 ) -> Student:
     """A student whose scores are the sum of those of its parts."""

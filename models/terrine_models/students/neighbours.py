@@ -22,7 +22,7 @@ from terrine_models.features.graph import NEIGHBOURS, extend, neighbourhood
 from terrine_models.features.maps import FEWEST_POINTS, FeatureMap, PublicData, public_features
 from terrine_models.students.alignment import class_biases
 from terrine_models.students.answers import Answers, Floats, Ints
-from terrine_models.students.models import Part, Student, linear_student
+from terrine_models.students.models import LinearPart, Student, linear_student
 from terrine_models.students.ridge import BLOCK, features_of
 from terrine_models.students.task import StudentMethod, Task
 
@@ -50,7 +50,7 @@ class Neighbourhoods:
         return neighbourhood(self.points)
 
 
-class Neighbours(StudentMethod):
+class NearestNeighbours(StudentMethod):
     """Students that ask the nearest public images."""
 
     wants = "images"
@@ -86,7 +86,7 @@ class Neighbours(StudentMethod):
             "scales": scales,
             "coordinates": shown,
         }
-        part = Part(FeatureMap(spec, task.spec, tensors), weights, torch.zeros(classes))
+        part = LinearPart(FeatureMap(spec, task.spec, tensors), weights, torch.zeros(classes))
         return linear_student(task.spec, task.classes, {"method": "neighbours"}, [part])
 
     def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:

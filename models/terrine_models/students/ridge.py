@@ -26,7 +26,7 @@ from terrine_models.features.maps import (
     public_features,
 )
 from terrine_models.students.answers import Answers, Floats, Ints
-from terrine_models.students.models import Part, Student, linear_student
+from terrine_models.students.models import LinearPart, Student, linear_student
 from terrine_models.students.shares import fit_shares
 from terrine_models.students.softmax_shares import fit_softmax
 from terrine_models.students.task import StudentMethod, Task
@@ -91,10 +91,10 @@ class Regression:
         return cls(features, LINEAR * weights, LINEAR * biases)
 
     @property
-    def part(self) -> Part:
+    def part(self) -> LinearPart:
         """It, as a part of a student."""
         weights, biases = (torch.from_numpy(each).float() for each in (self.weights, self.biases))
-        return Part(self.features.map, weights, biases)
+        return LinearPart(self.features.map, weights, biases)
 
     def scores(self, features: Floats) -> Floats:
         """Scores [B, m] of features [B, d]."""

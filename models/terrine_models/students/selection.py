@@ -15,7 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from terrine_models.students.answers import Answers, Estimate, Figures, Ints, difference, figures
+from terrine_models.students.answers import (
+    Answers,
+    Estimate,
+    EstimatedMetrics,
+    Ints,
+    difference,
+    figures,
+)
 from terrine_models.students.methods import METHODS, check
 from terrine_models.students.models import Calibration, Student
 from terrine_models.students.settings import Training
@@ -39,11 +46,11 @@ LOST = 0.02
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedMethod:
     """A method, and how its students agree with answers that they did not see."""
 
     method: str
-    figures: Figures
+    figures: EstimatedMetrics
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Choice:
     asked: str
     chosen: str
     why: str
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedMethod, ...]
     """The plain student first. Empty if there were too few answers to judge by."""
     answers: int
     folds: int
@@ -64,13 +71,13 @@ class Choice:
     """Probability from which the second of two classes is said; None: the likelier class."""
 
     @property
-    def figures(self) -> Figures | None:
+    def figures(self) -> EstimatedMetrics | None:
         """Those of the student that is returned; None if it was not judged."""
         return next((each.figures for each in self.judged if each.method == self.chosen), None)
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class TrainedStudent:
     """A finished student, the plain one of the same answers, and how it was chosen."""
 
     student: Student
@@ -82,7 +89,7 @@ class Made:
 class _Trial:
     """What students of one method say of the answers that they did not see."""
 
-    judged: Judged
+    judged: JudgedMethod
     predicted: Ints
     """[K], of each answer."""
     calibration: Calibration
@@ -94,7 +101,7 @@ def choose(
     training: Training | None = None,
     *,
     tell: Tell = lambda line: None,
-) -> Made:
+) -> TrainedStudent:
     """Train the student that suits a task and the answers to it.
 
     `auto` takes the last of `METHODS` that suits, unless the plain student is clearly better. A
@@ -165,7 +172,7 @@ def choose(
         noisy=answers.noise > 0,
         threshold=student.model.threshold,
     )
-    return Made(student, plain, choice)
+    return TrainedStudent(student, plain, choice)
 
 
 def _judged(name: str, task: Task, answers: Answers, folds: Ints, training: Training) -> _Trial:
@@ -179,7 +186,7 @@ def _judged(name: str, task: Task, answers: Answers, folds: Ints, training: Trai
     if threshold is not None:
         predicted = (probabilities[:, 1] >= threshold).astype(np.int64)
     found = figures(shares, predicted, probabilities, task.inputs[known])
-    return _Trial(Judged(name, found), predicted, calibration)
+    return _Trial(JudgedMethod(name, found), predicted, calibration)
 
 
 def _collapse(

@@ -89,7 +89,7 @@ def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
 
 
 class Table:
-    """The labelled records of a file, encoded by a schema, a block at a time: a `Source`.
+    """The labelled records of a file, encoded by a schema, a block at a time: a `RecordSource`.
 
     The file is CSV, plain or packed with gzip, Parquet or Arrow. It has either a header that names
     the columns of the schema (those that are ignored may be absent), or no header and exactly those

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terrine_models.data.workers import side_by_side
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import Limits, Manifest, Stored, Voting
+from terrine_models.teachers.manifests import Manifest, Stored, Voting, VotingLimits
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers
 from terrine_models.teachers.onnx_guard import SECONDS
 
@@ -52,7 +52,7 @@ class Ensemble:
         manifest = load_manifest(directory)
         stored = Stored(directory, manifest, manifest.teacher_files if files is None else files)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(manifest, manifest.teacher.voting(stored, Limits(memory, seconds), device))
+        return cls(manifest, manifest.teacher.voting(stored, VotingLimits(memory, seconds), device))
 
     def votes(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
         """Vote counts [B, m] on inputs [B, *shape]; each row sums to the number of teachers.

@@ -24,11 +24,11 @@ from terrine_models.storage.manifests import CONFIG, FeatureSpec
 from terrine_models.teachers.architectures import matched_biases
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
-    Limits,
     ShardTeachers,
     Stored,
     Trained,
     Voting,
+    VotingLimits,
     check_shapes,
     teacher_kind,
     values_of,
@@ -107,7 +107,7 @@ class ForestTeachers(ShardTeachers):
         """The public rows."""
         return {"matched on": self.matched_on.name} if self.matched_on is not None else {}
 
-    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
         """Walks through the trees, on the CPU whatever the device. Raises StoreError."""
         manifest, parts = stored.manifest, stored.parts()
         classes = len(manifest.classes)
@@ -121,7 +121,7 @@ class ForestTeachers(ShardTeachers):
         walks = limits.memory // 2  # the other half is for blocks
         pairs = pairs_within(walks // torch.get_num_threads(), classes)
         each = 2 * 8 * manifest.teachers + 8 * values_of(manifest.input)
-        block = Limits(limits.memory - walks, limits.seconds).block(each, 128)
+        block = VotingLimits(limits.memory - walks, limits.seconds).block(each, 128)
 
         def choose(x: torch.Tensor) -> torch.Tensor:
             rows: NDArray[np.float32] = x.float().numpy()

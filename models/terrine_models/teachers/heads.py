@@ -29,12 +29,12 @@ from terrine_models.teachers.architectures import match_priors, ridge_head
 from terrine_models.teachers.manifests import (
     PIXEL_BYTES,
     Choose,
-    Limits,
     Manifest,
     ShardTeachers,
     Stored,
     Trained,
     Voting,
+    VotingLimits,
     check_shapes,
     teacher_kind,
     values_of,
@@ -176,7 +176,7 @@ class HeadTeachers(ShardTeachers):
         """As the settings say."""
         return self.match_prior
 
-    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
         """One matrix product for all teachers. Raises StoreError."""
         manifest, spec = stored.manifest, self.features
         features = load_map(stored, spec)

@@ -35,11 +35,11 @@ from terrine_models.storage.onnx_check import CheckRequest, FileFinding, read
 from terrine_models.storage.onnx_files import checked, refuse
 from terrine_models.storage.onnx_models import ModelError, block_of
 from terrine_models.teachers.manifests import (
-    Limits,
     Manifest,
     Stored,
     TeacherKind,
     Voting,
+    VotingLimits,
     save_manifest,
     teacher_kind,
 )
@@ -86,7 +86,7 @@ class ImportedTeachers(TeacherKind):
             "disjoint by": f"{self.disjoint_by} (declared by the owner, not checked)",
         }
 
-    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
         """Vote in a process of their own, on the CPU whatever the device. Raises StoreError."""
         manifest = stored.manifest
         guarded = GuardedTeachers(

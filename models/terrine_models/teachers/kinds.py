@@ -11,7 +11,7 @@ from terrine_models.storage.manifests import verified_bytes
 from terrine_models.teachers.forests import Forests, ForestTeachers
 from terrine_models.teachers.heads import Heads, HeadTeachers
 from terrine_models.teachers.importing import ImportedTeachers
-from terrine_models.teachers.manifests import KINDS, Settings, ShardTeachers, load_manifest
+from terrine_models.teachers.manifests import KINDS, ShardTeachers, TeacherSettings, load_manifest
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-def trainable() -> dict[str, type[Settings]]:
+def trainable() -> dict[str, type[TeacherSettings]]:
     """The settings of the kinds of teacher that can be trained, by name."""
     return {name: kind.settings for name, kind in KINDS.items() if issubclass(kind, ShardTeachers)}
 

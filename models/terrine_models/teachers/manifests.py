@@ -55,7 +55,7 @@ PIXEL_BYTES = 400
 K = TypeVar("K", bound="TeacherKind")
 
 
-class Settings(Protocol):
+class TeacherSettings(Protocol):
     """What a user may say of a kind of teacher: fields with a description are parameters."""
 
     @property
@@ -72,7 +72,7 @@ class Settings(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class VotingLimits:
     """What voting may take."""
 
     memory: int
@@ -133,7 +133,7 @@ class TeacherKind(Record):
             raise ValueError(f"{BACKBONE} belongs to a feature map with that backbone")
 
     @abstractmethod
-    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
         """Load the teachers, verified. Raises StoreError."""
 
     def inspect(self, directory: Path, manifest: Manifest) -> None:
@@ -157,7 +157,7 @@ class TeacherKind(Record):
 class ShardTeachers(TeacherKind):
     """Teachers that Terrine trains, each on a shard of its own."""
 
-    settings: ClassVar[type[Settings]]
+    settings: ClassVar[type[TeacherSettings]]
     """What a user may set."""
     per_file: ClassVar[int] = 50
     """Teachers in a file."""

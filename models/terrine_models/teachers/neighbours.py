@@ -52,11 +52,11 @@ from terrine_models.storage.manifests import (
 from terrine_models.teachers.heads import load_map
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
-    Limits,
     Manifest,
     Stored,
     TeacherKind,
     Voting,
+    VotingLimits,
     check_shapes,
     load_manifest,
     save_manifest,
@@ -102,7 +102,7 @@ class Shadows:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class Neighbours:
+class NeighbourSettings:
     """What an owner may say of an ensemble of neighbours."""
 
     near: Annotated[
@@ -174,7 +174,7 @@ class NeighbourTeachers(TeacherKind):
         if RADIUS not in manifest.files or manifest.teacher_files != [RECORDS]:
             raise ValueError(f"neighbours have the files {RECORDS} and {RADIUS}")
 
-    def voting(self, stored: Stored, limits: Limits, device: str) -> Voting:
+    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
         """Verify the files, and raise StoreError: votes like these need accounts."""
         NeighbourEnsemble.load(stored.directory)
         raise StoreError(
@@ -425,7 +425,7 @@ def build(
     *,
     name: str,
     public: PublicData,
-    settings: Neighbours | None = None,
+    settings: NeighbourSettings | None = None,
     key: bytes | None = None,
 ) -> Manifest:
     """Place the records of `data` on a public map, and save them in directory `out`.
@@ -435,7 +435,7 @@ def build(
     people can be found again; without one nobody can be forgotten, or added. Raises TrainingError
     (`out` exists) and DataError (public data unfit, a schema fitted on the private data).
     """
-    out, settings = Path(out), settings or Neighbours()
+    out, settings = Path(out), settings or NeighbourSettings()
     check_new(out)
     check_encoding(data)
     public.check_fits(data.spec)
@@ -541,7 +541,7 @@ def placed(
 
 
 @record(frozen=True)
-class Foreseen:
+class NeighbourForecast:
     """What public rows, as stand-ins for private records, foretell. It is public."""
 
     near: float
@@ -557,7 +557,7 @@ class Foreseen:
     """Whether a stand-in is a person with all records, where units are; else it is one row."""
 
 
-def foresee(ensemble: NeighbourEnsemble, norm: int = 1) -> Foreseen:
+def foresee(ensemble: NeighbourEnsemble, norm: int = 1) -> NeighbourForecast:
     """Ask about some of the public points, and let others stand for private units.
 
     `norm`: how long a unit's vote is at most. Records of a stand-in count as of one class, as
@@ -577,7 +577,7 @@ def foresee(ensemble: NeighbourEnsemble, norm: int = 1) -> Foreseen:
     )
     near = together(stand_ins.near(ensemble.public[asked]), place[own])
     per_query, per_unit = (near > 0).mean(1) * ensemble.manifest.units, (near > 0).mean(0)
-    return Foreseen(
+    return NeighbourForecast(
         near=float(per_query.mean()),
         fewest=float(np.quantile(per_query, 0.1)),
         most=float(np.quantile(per_query, 0.9)),

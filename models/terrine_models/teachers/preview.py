@@ -17,7 +17,7 @@ from terrine_models.data.arrays import Dataset, row_digests
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.agreement import Agreement
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.manifests import Settings
+from terrine_models.teachers.manifests import TeacherSettings
 from terrine_models.teachers.shards import partition_records, unit_count
 from terrine_models.teachers.training import train_ensemble
 
@@ -58,7 +58,7 @@ class Preview:
 
 
 @dataclass(frozen=True, eq=False)
-class StandIns:
+class StandInVotes:
     """What teachers of public records say of other public ones."""
 
     teachers: int
@@ -69,7 +69,7 @@ class StandIns:
     matches_prior: bool
 
 
-def stand_in(public: Dataset, rows: int, config: Settings, seed: int) -> Agreement | None:
+def stand_in(public: Dataset, rows: int, config: TeacherSettings, seed: int) -> Agreement | None:
     """How far teachers of `rows` public records each agree on other public records.
 
     None if there are not enough of them: see `stand_ins`.
@@ -83,12 +83,12 @@ def stand_in(public: Dataset, rows: int, config: Settings, seed: int) -> Agreeme
 def stand_ins(
     public: Dataset,
     rows: int,
-    config: Settings,
+    config: TeacherSettings,
     seed: int,
     *,
     most: int = MOST,
     most_rows: int = MOST_ROWS,
-) -> StandIns | None:
+) -> StandInVotes | None:
     """Let at most `most` teachers of `rows` public records each vote on other public records.
 
     One half of the records is partitioned among them. They vote on at most `most_rows` of the other
@@ -120,7 +120,7 @@ def stand_ins(
         )
         ensemble = Ensemble.load(out, device="cpu")
         votes = ensemble.votes(inputs)
-    return StandIns(teachers, votes, others, ensemble.manifest.teacher.matches_prior)
+    return StandInVotes(teachers, votes, others, ensemble.manifest.teacher.matches_prior)
 
 
 def halves(public: Dataset, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

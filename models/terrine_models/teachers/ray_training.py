@@ -44,7 +44,7 @@ Tensors = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class Broadcast:
     """What all tasks are sent: it is public."""
 
     kind: ShardTeachers
@@ -109,9 +109,9 @@ def _train(
         ) from None
 
 
-def _known(kind: ShardTeachers, shards: Shards) -> Known:
+def _known(kind: ShardTeachers, shards: Shards) -> Broadcast:
     features = shards.features
-    return Known(
+    return Broadcast(
         kind=kind,
         seed=shards.seed,
         features={name: tensor.numpy() for name, tensor in features.tensors.items()}
@@ -124,7 +124,7 @@ def _known(kind: ShardTeachers, shards: Shards) -> Known:
 
 
 def _task(
-    known: Known, data: Dataset, rows: dict[int, NDArray[np.int64]], run: range
+    known: Broadcast, data: Dataset, rows: dict[int, NDArray[np.int64]], run: range
 ) -> Tensors | str:
     """Train the teachers of a run, in a process of the cluster; return why not, if it cannot."""
     torch.set_num_threads(1)

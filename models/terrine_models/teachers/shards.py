@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import DataError, Dataset, Source
+from terrine_models.data.arrays import DataError, Dataset, RecordSource
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import Partition
 
@@ -70,7 +70,7 @@ class Shards:
         return torch.from_numpy(self.public.inputs[::every].astype(np.float32))
 
 
-def check_encoding(data: Source) -> None:
+def check_encoding(data: RecordSource) -> None:
     """Raise DataError if a table's schema, which becomes public, was fitted on its own rows."""
     if data.encoding and data.encoding.fitted_on and data.encoding.fitted_on.sha256 == data.sha256:
         raise DataError(
@@ -80,7 +80,7 @@ def check_encoding(data: Source) -> None:
         )
 
 
-class Units(Protocol):
+class GroupedRecords(Protocol):
     """Records to be partitioned: how many there are, and whose they are; as in `Dataset`."""
 
     @property
@@ -95,7 +95,7 @@ class Units(Protocol):
         """N."""
 
 
-def unit_count(data: Units) -> int:
+def unit_count(data: GroupedRecords) -> int:
     """Return how many rows, or people where the data has groups, are partitioned.
 
     This is published in place of the number of rows, which tells how many rows one person has.
@@ -112,7 +112,7 @@ def teacher_of(units: int, teachers: int, seed: int) -> NDArray[np.int64]:
 
 
 def partition_records(
-    data: Units, teachers: int, seed: int
+    data: GroupedRecords, teachers: int, seed: int
 ) -> tuple[list[NDArray[np.int64]], Partition]:
     """Partition records into disjoint shards: the row numbers of each, and the recipe.
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from terrine_models.data.arrays import DataError, InputSpec, Source
+from terrine_models.data.arrays import DataError, InputSpec, RecordSource
 from terrine_models.data.blocks import Growing
 from terrine_models.data.reading import Progress, unseen
 from terrine_models.storage.manifests import Partition
@@ -52,7 +52,7 @@ class PartitionFile(Record):
 
 
 def split(
-    data: Source, out: Path, teachers: int, seed: int = 0, progress: Progress = unseen
+    data: RecordSource, out: Path, teachers: int, seed: int = 0, progress: Progress = unseen
 ) -> PartitionFile:
     """Write `teachers` disjoint shards of `data` into directory `out`, completely or not at all.
 
@@ -87,7 +87,7 @@ def split(
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _PendingRecords:
     """Records that were read: inputs in a file, the rest in memory."""
 
     path: Path
@@ -100,7 +100,7 @@ class _Waiting:
         return len(self.labels)
 
 
-def _read(data: Source, path: Path) -> _Waiting:
+def _read(data: RecordSource, path: Path) -> _PendingRecords:
     labels, groups = Growing((), np.int64), Growing((), np.int64)
     with _private(path, "xb") as file:
         for block in data.blocks():
@@ -109,10 +109,10 @@ def _read(data: Source, path: Path) -> _Waiting:
             if block.groups is not None:
                 groups.add(block.groups)
     people = None if data.group_column is None else groups.array()
-    return _Waiting(path, data.spec, labels.array(), people, data.group_column)
+    return _PendingRecords(path, data.spec, labels.array(), people, data.group_column)
 
 
-def _hand_out(waiting: _Waiting, rows: Sequence[NDArray[np.int64]], work: Path) -> None:
+def _hand_out(waiting: _PendingRecords, rows: Sequence[NDArray[np.int64]], work: Path) -> None:
     """Append each record's inputs to the file of its shard, and remove those that waited."""
     shard_of = np.empty(len(waiting), np.int32)
     for i, shard in enumerate(rows):

@@ -37,8 +37,8 @@ from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
     Manifest,
-    Settings,
     ShardTeachers,
+    TeacherSettings,
     Trained,
     save_manifest,
 )
@@ -77,7 +77,7 @@ def train_ensemble(
     *,
     name: str,
     teachers: int,
-    config: Settings | None = None,
+    config: TeacherSettings | None = None,
     public: PublicData | None = None,
     seed: int = 0,
     on_trained: Callable[[int], None] | None = None,

@@ -26,7 +26,7 @@ from terrine_server.api.services import (
     ServicesDep,
 )
 from terrine_server.labeling.pipeline import Ask, Labeling
-from terrine_server.ledger import Receipt
+from terrine_server.ledger import ChargedBatch
 from terrine_server.serving.turns import Turns
 
 router = APIRouter(tags=["students"])
@@ -107,9 +107,9 @@ def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answere
     the event loop every other request would wait for them.
     """
 
-    def body(result: Receipt | Exception) -> Answered | Exception:
+    def body(result: ChargedBatch | Exception) -> Answered | Exception:
         try:
-            if not isinstance(result, Receipt):
+            if not isinstance(result, ChargedBatch):
                 return result
             paid = [r.seq for r in result.results if r.seq is not None and not r.replayed]
             replayed = sum(r.replayed for r in result.results)

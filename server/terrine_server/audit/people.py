@@ -46,7 +46,7 @@ STUDENTS = 4
 
 
 @dataclass(frozen=True)
-class Told:
+class PeopleTranscript:
     """How many more votes for the first class than for the second each query was answered."""
 
     world: World
@@ -90,11 +90,11 @@ def save_people(world: World, directory: Path, name: str) -> None:
         directory,
         name=name,
         public=PublicData.declare("a grid", pool),
-        settings=neighbours.Neighbours(near=1, width=3),
+        settings=neighbours.NeighbourSettings(near=1, width=3),
     )
 
 
-def _attack(service: Service, runs: int, choice: np.random.Generator) -> list[Told]:
+def _attack(service: Service, runs: int, choice: np.random.Generator) -> list[PeopleTranscript]:
     terms = {
         "mechanism": {"name": "neighbours", "sigma": SIGMA, "norm": NORM, "queries": QUERIES},
         "epsilon": EPSILON,
@@ -109,7 +109,7 @@ def _attack(service: Service, runs: int, choice: np.random.Generator) -> list[To
         return list(pool.map(lambda student: _ask(service.url, *student), opened))
 
 
-def _ask(url: str, world: World, token: str, choice: np.random.Generator) -> Told:
+def _ask(url: str, world: World, token: str, choice: np.random.Generator) -> PeopleTranscript:
     """Ask three queries in two requests, the last as the first two were answered."""
 
     def near(place: float, side: float) -> NDArray[np.float32]:
@@ -122,7 +122,7 @@ def _ask(url: str, world: World, token: str, choice: np.random.Generator) -> Tol
         (last,) = _apart(
             client.label(near(PLACES["two"], 1 if one + two > 0 else -1)[None]).noisy_counts
         )
-    return Told(world, one, two + last)
+    return PeopleTranscript(world, one, two + last)
 
 
 def _apart(counts: NDArray[np.int64] | None) -> list[int]:
@@ -133,8 +133,8 @@ def _apart(counts: NDArray[np.int64] | None) -> list[int]:
 
 def _judge(
     subject: str,
-    seen: Sequence[Told],
-    told: Callable[[Told], int],
+    seen: Sequence[PeopleTranscript],
+    told: Callable[[PeopleTranscript], int],
     queries: int,
     cast: int,
     level: float,

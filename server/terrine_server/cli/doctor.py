@@ -25,7 +25,7 @@ def doctor(
 
     Changes nothing without --fix. Exits with code 1 if there is a problem; warnings do not count.
     """
-    from terrine_server.doctor import State, close_to_others, examine
+    from terrine_server.doctor import Severity, close_to_others, examine
 
     if fix:
         for path in close_to_others():
@@ -35,7 +35,7 @@ def doctor(
         findings.append(finding)
         if not as_json():
             _show(finding)
-    problems = sum(finding.state is State.PROBLEM for finding in findings)
+    problems = sum(finding.state is Severity.PROBLEM for finding in findings)
     if as_json():
         print_json({"ok": not problems, "findings": [vars(finding) for finding in findings]})
     elif problems:

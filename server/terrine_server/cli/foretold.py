@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.roles import SchemaProposal
-    from terrine_server.owner.foreseen import Chosen, Foreseen, Way
+    from terrine_server.owner.foreseen import Chosen, StudentForecast, Way
     from terrine_server.planning.first_project import FirstProject
 
 Note = Callable[[str], None]
@@ -235,7 +235,7 @@ def show(made: Chosen, labelled: Dataset) -> None:
     console.print(table)
 
 
-def _row(table: Table, name: str, found: Foreseen | None) -> None:
+def _row(table: Table, name: str, found: StudentForecast | None) -> None:
     if found is not None:
         table.add_row(name, _percent(found.accuracy), _percent(found.balanced_accuracy))
 

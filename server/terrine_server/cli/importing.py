@@ -17,7 +17,7 @@ from terrine_server.cli.tables import note, required_schema
 if TYPE_CHECKING:
     import numpy as np
 
-    from terrine_models.data.arrays import InputSpec, Source
+    from terrine_models.data.arrays import InputSpec, RecordSource
     from terrine_models.teachers.importing import Declared
     from terrine_models.teachers.manifests import Manifest
 
@@ -124,7 +124,7 @@ def split_(
     elif schema:
         fail("--schema is for tables only.")
     with stages_bar(console, f"Reading {data.name}", "Writing shards") as (reading, writing):
-        private: Source
+        private: RecordSource
         if is_table(data):
             private = Table(data, table, note, reading)
         else:

@@ -85,7 +85,7 @@ def build(
     """
     from terrine_models.teachers.neighbours import (
         NeighbourEnsemble,
-        Neighbours,
+        NeighbourSettings,
         foresee,
     )
     from terrine_models.teachers.neighbours import build as place
@@ -100,7 +100,7 @@ def build(
     make_directories(own)
     key = records_key(own, make=True)
     with console.status("Placing the records"):
-        settings = Neighbours(near=near, backbone=backbone)
+        settings = NeighbourSettings(near=near, backbone=backbone)
         manifest = place(private, out, name=name, public=pool, settings=settings, key=key)
     show_manifest(out, manifest)
     found = foresee(NeighbourEnsemble.load(out))

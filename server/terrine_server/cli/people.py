@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
     from terrine_models.teachers.people import Digests
     from terrine_server.ledger import Ledger
-    from terrine_server.owner.editions import Made
+    from terrine_server.owner.editions import EditionChange
     from terrine_server.settings import Settings
 
 Who = Annotated[
@@ -46,7 +46,7 @@ def digests(manifest: Manifest, who: Path, key: bytes, *, grouped: bool) -> Dige
     return record_digests(records(manifest, who), key)
 
 
-def say_who_left(made: Made, ensemble: str, settings: Settings) -> None:
+def say_who_left(made: EditionChange, ensemble: str, settings: Settings) -> None:
     """Print which edition serves, and that it is without them."""
     if made.new:
         say = f"Edition {made.edition} of {ensemble} serves. People who left: {made.people:,}."

@@ -13,7 +13,7 @@ from terrine_server.cli.mechanism import mechanism_text
 
 if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
-    from terrine_models.teachers.neighbours import Foreseen
+    from terrine_models.teachers.neighbours import NeighbourForecast
     from terrine_server.planning.lasting import Lasting
     from terrine_server.planning.plan import Candidate, Plan
 
@@ -87,7 +87,9 @@ def show_all(plans: Sequence[Plan]) -> None:
     _say("More about one of them: terrine plan MECHANISM")
 
 
-def show_lasting(found: Lasting, ensemble: str, of: StandIns, epsilon: float, delta: float) -> None:
+def show_lasting(
+    found: Lasting, ensemble: str, of: DescribedStandIns, epsilon: float, delta: float
+) -> None:
     """Print what public rows foretell of the units of an ensemble, and the command."""
     from terrine_server.planning.lasting import near_for
 
@@ -107,7 +109,7 @@ def show_lasting(found: Lasting, ensemble: str, of: StandIns, epsilon: float, de
 
 
 @dataclass(frozen=True)
-class StandIns:
+class DescribedStandIns:
     """Who stands for the units of an ensemble of neighbours in what is foretold, in words."""
 
     units: int
@@ -115,13 +117,13 @@ class StandIns:
     but: str = ""
 
 
-def stand_ins(manifest: Manifest, found: Foreseen) -> StandIns:
+def stand_ins(manifest: Manifest, found: NeighbourForecast) -> DescribedStandIns:
     """Say what is assumed of people with several records."""
     if found.people:
-        return StandIns(manifest.units, "people of the public rows, with all of these")
+        return DescribedStandIns(manifest.units, "people of the public rows, with all of these")
     if manifest.partition is None:
-        return StandIns(manifest.units, "public rows, of one record each")
-    return StandIns(
+        return DescribedStandIns(manifest.units, "public rows, of one record each")
+    return DescribedStandIns(
         manifest.units,
         "public rows, each as a person with one record",
         f" The pool does not say whose its rows are ({manifest.partition.group_column}), so this "
@@ -130,7 +132,7 @@ def stand_ins(manifest: Manifest, found: Foreseen) -> StandIns:
     )
 
 
-def lasts(found: Lasting, of: StandIns) -> str:
+def lasts(found: Lasting, of: DescribedStandIns) -> str:
     """Say what public rows foretell of a project of neighbours."""
     return (
         f"By {of.who}: some {found.votes:,.0f} vote on a query, on average "

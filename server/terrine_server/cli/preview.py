@@ -10,7 +10,7 @@ from terrine_server.cli.console import console
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_models.teachers.manifests import Settings
+    from terrine_models.teachers.manifests import TeacherSettings
     from terrine_models.teachers.preview import Preview
 
 LISTED = 5
@@ -47,7 +47,7 @@ def show(data: Dataset, teachers: int, seed: int) -> Preview:
     return found
 
 
-def show_agreement(public: Dataset, found: Preview, config: Settings, seed: int) -> None:
+def show_agreement(public: Dataset, found: Preview, config: TeacherSettings, seed: int) -> None:
     """Train stand-ins on labelled public records, and print how far they agree."""
     from terrine_models.teachers.preview import stand_in
 

@@ -169,7 +169,7 @@ def _made(
     yes: bool,
 ) -> None:
     """Train the teachers, or place the records."""
-    from terrine_models.teachers.neighbours import Neighbours, build
+    from terrine_models.teachers.neighbours import NeighbourSettings, build
     from terrine_models.teachers.training import train_ensemble
     from terrine_server.owner.editions import records_key
 
@@ -182,7 +182,7 @@ def _made(
                 directory,
                 name=name,
                 public=pool,
-                settings=Neighbours(near=lasting.near),
+                settings=NeighbourSettings(near=lasting.near),
                 key=key,
             )
         return

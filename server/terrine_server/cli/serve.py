@@ -157,7 +157,7 @@ def _prepare(settings: Settings) -> None:
     open_ledger(settings).check_sealed()
     if settings.device is not None:
         votes_on = doctor.device(settings.device)
-        if votes_on.state is not doctor.State.OK:
+        if votes_on.state is not doctor.Severity.OK:
             fail(votes_on.found)
     if settings.voters is VotersKind.RAY:
         from terrine_models.teachers.ray_cluster import require_ray

@@ -33,7 +33,7 @@ CONNECTION = "terrine.student.connection"
 
 
 @dataclass(frozen=True)
-class Connection:
+class ServerOptions:
     """The server, and how to speak to it."""
 
     url: str | None
@@ -88,7 +88,7 @@ def student(
 
     The options of the connection come before the command.
     """
-    context.meta[CONNECTION] = Connection(url, token_file, insecure)
+    context.meta[CONNECTION] = ServerOptions(url, token_file, insecure)
 
 
 Public = Annotated[
@@ -289,7 +289,7 @@ def budget(context: typer.Context) -> None:
 
 def connected(context: typer.Context) -> AbstractContextManager[Client]:
     """A client by the options of the group."""
-    connection: Connection = context.meta[CONNECTION]
+    connection: ServerOptions = context.meta[CONNECTION]
     return connection.open()
 
 

@@ -68,14 +68,14 @@ def serve(
     The state in its directory says what was cosigned. Never restore an older one.
     """
     from terrine_protocol.transparency.notes import Kind, VerifierKey
-    from terrine_server.witness import Server, Witness
+    from terrine_server.witness import Witness, WitnessServer
 
     logs = [VerifierKey.parse(key) for key in log]
     if any(key.kind is not Kind.ED25519 for key in logs):
         fail("--log is the key of a log, not of a witness.")
     witness = Witness(_key(directory), logs, directory / "state")
     try:
-        server = Server((host, port), witness)
+        server = WitnessServer((host, port), witness)
     except OSError as error:
         fail(f"Cannot listen on {host}:{port}: {error.strerror}.")
     for ending in (signal.SIGTERM, signal.SIGINT):

@@ -32,7 +32,7 @@ ENSEMBLE, PROJECT = "demo-teachers", "demo"
 
 
 @dataclass(frozen=True)
-class Figures:
+class DemoReport:
     """`demo.json`: the results."""
 
     data: str
@@ -64,7 +64,7 @@ class Demo:
         self.steps = 0
         self.began = time.monotonic()
 
-    def run(self) -> Figures:
+    def run(self) -> DemoReport:
         """Run all steps. Raises what they raise."""
         m = self.material
         self._step("Data")
@@ -95,7 +95,7 @@ class Demo:
         self._step("The student compared with training without privacy")
         without_privacy = self._compare(made)
         report = made.report
-        figures = Figures(
+        figures = DemoReport(
             data=m.name,
             teachers=m.teachers,
             epsilon=report.epsilon,
@@ -196,7 +196,7 @@ class Demo:
         twin = METHODS[method](Training(method)).fit(task, answers)
         return twin.accuracy(m.held_out, m.held_out_labels)
 
-    def _sum_up(self, f: Figures) -> None:
+    def _sum_up(self, f: DemoReport) -> None:
         m, verdict = self.material, "intact" if f.ledger_intact else "NOT INTACT"
         table = Table(title=f"terrine demo: {m.name}", show_header=False)
         rows = {

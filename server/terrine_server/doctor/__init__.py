@@ -16,14 +16,14 @@ from pydantic import ValidationError
 from terrine_server.doctor import database, files
 from terrine_server.doctor import ledger as books
 from terrine_server.doctor.files import device
-from terrine_server.doctor.finding import Finding, State
+from terrine_server.doctor.finding import Finding, Severity
 from terrine_server.doctor.issuer import sign_in
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted, NotSealed, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
-__all__ = ["Finding", "State", "close_to_others", "device", "examine"]
+__all__ = ["Finding", "Severity", "close_to_others", "device", "examine"]
 
 
 def close_to_others() -> list[Path]:
@@ -62,7 +62,7 @@ def examine() -> Iterator[Finding]:
         path = settings.database_password_file
         yield Finding(
             "password",
-            State.PROBLEM,
+            Severity.PROBLEM,
             f"The database password file {path} cannot be read ({error.strerror}).",
             "Create it, or correct TERRINE_DATABASE_PASSWORD_FILE",
         )
@@ -77,7 +77,7 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
     try:
         engine = connect(settings.database, password)
     except DatabaseUnavailable as error:
-        yield Finding("database", State.PROBLEM, str(error), "Correct TERRINE_DATABASE_URL")
+        yield Finding("database", Severity.PROBLEM, str(error), "Correct TERRINE_DATABASE_URL")
         return
     try:
         yield from database.look(engine)
@@ -95,13 +95,13 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
     except SchemaMismatch as error:
         newer = "newer" in error.detail
         fix = "Install the version of Terrine that migrated it" if newer else "terrine init"
-        yield Finding("schema", State.PROBLEM, str(error), fix)
+        yield Finding("schema", Severity.PROBLEM, str(error), fix)
     except NotSealed as error:
-        yield Finding("seals", State.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
+        yield Finding("seals", Severity.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
     except LedgerCorrupted as error:
-        yield Finding("books", State.PROBLEM, str(error), "terrine ledger verify all")
+        yield Finding("books", Severity.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:
         fix = "Check that it is running, TERRINE_DATABASE_URL and the password file"
-        yield Finding("database", State.PROBLEM, str(error), fix)
+        yield Finding("database", Severity.PROBLEM, str(error), fix)
     finally:
         engine.dispose()

@@ -11,7 +11,7 @@ from shutil import disk_usage
 from sqlalchemy import Connection, Engine, text
 
 from terrine_server.doctor.files import disk, private
-from terrine_server.doctor.finding import Finding, State
+from terrine_server.doctor.finding import Finding, Severity
 from terrine_server.ledger.store.database import reading, sqlite_path
 from terrine_server.ledger.store.roles import missing, over_history
 from terrine_server.ledger.store.schema import differences
@@ -50,14 +50,14 @@ def rights(engine: Engine) -> Iterator[Finding]:
     if lacking:
         found = f"The account {account} may not {', '.join(lacking)}."
         fix = f"terrine init --service-role {account}   (as the owner of the tables)"
-        yield Finding("rights", State.PROBLEM, found, fix)
+        yield Finding("rights", Severity.PROBLEM, found, fix)
     elif excess:
         found = f"The account {account} may {', '.join(excess)} charges: only triggers prevent it."
         fix = "Serve with another role: docs/ledger.md, A role with fewer rights"
-        yield Finding("rights", State.WARNING, found, fix)
+        yield Finding("rights", Severity.WARNING, found, fix)
     else:
         found = f"The account {account} may add charges, but not change them."
-        yield Finding("rights", State.OK, found)
+        yield Finding("rights", Severity.OK, found)
 
 
 def schema(engine: Engine) -> Iterator[Finding]:
@@ -69,32 +69,32 @@ def schema(engine: Engine) -> Iterator[Finding]:
     if added:
         found = f"The schema has what is not Terrine's: {'; '.join(added)}."
         fix = "Find out who added it, then DROP it; terrine ledger verify all"
-        yield Finding("schema", State.PROBLEM, found, fix)
+        yield Finding("schema", Severity.PROBLEM, found, fix)
     if restorable:
         found = f"The schema is not as Terrine made it: {'; '.join(restorable)}."
         fix = "terrine init && terrine ledger verify all"
-        yield Finding("schema", State.PROBLEM, found, fix)
+        yield Finding("schema", Severity.PROBLEM, found, fix)
     if lost:
         found = f"The schema is not as Terrine made it, and cannot be restored: {'; '.join(lost)}."
         fix = "Restore a backup of the database; terrine ledger verify all"
-        yield Finding("schema", State.PROBLEM, found, fix)
+        yield Finding("schema", Severity.PROBLEM, found, fix)
     if not parts:
         found = "The whole schema is as this version of Terrine makes it."
-        yield Finding("schema", State.OK, found)
+        yield Finding("schema", Severity.OK, found)
 
 
 def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
     with reading(engine) as connection:
         version = _value(connection, "SELECT sqlite_version()")
         journal = _value(connection, "PRAGMA journal_mode")
-    yield Finding("database", State.OK, f"SQLite {version}, {path}.")
+    yield Finding("database", Severity.OK, f"SQLite {version}, {path}.")
     if journal != "wal":
         found = f"The journal mode of {path} is {journal}; expected wal (write-ahead log)."
-        yield Finding("database", State.PROBLEM, found, "terrine init")
+        yield Finding("database", Severity.PROBLEM, found, "terrine init")
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         found = f"This account may not write to {path} and its directory."
         fix = f"chown \"$(id -u)\" '{path.parent}' '{path}'*"
-        yield Finding("database", State.PROBLEM, found, fix)
+        yield Finding("database", Severity.PROBLEM, found, fix)
     yield private("database", path)
     yield disk(path, disk_usage(path.parent).free)
 
@@ -128,26 +128,30 @@ def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
     if int(settings["server_version_num"]) // 10_000 < OLDEST_POSTGRESQL:
         found = f"PostgreSQL {version} is no longer supported by its developers."
         fix = f"Upgrade to PostgreSQL {OLDEST_POSTGRESQL} or newer"
-        yield Finding("database", State.WARNING, found, fix)
+        yield Finding("database", Severity.WARNING, found, fix)
     else:
-        yield Finding("database", State.OK, f"PostgreSQL {version}.")
+        yield Finding("database", Severity.OK, f"PostgreSQL {version}.")
     if standby:
         found = "This PostgreSQL server is a standby, which accepts no charges."
-        yield Finding("database", State.PROBLEM, found, "Point TERRINE_DATABASE_URL at the primary")
+        yield Finding(
+            "database", Severity.PROBLEM, found, "Point TERRINE_DATABASE_URL at the primary"
+        )
     wrong = False
     for name, (right, fix) in POSTGRESQL.items():
         if settings[name] not in right:
             wrong = True
             found = f"PostgreSQL's {name} is {settings[name]}; expected {' or '.join(right)}."
-            yield Finding("durability", State.PROBLEM, found, fix)
+            yield Finding("durability", Severity.PROBLEM, found, fix)
     for name in POSTGRESQL_WAITS:
         if settings[name] == "0":
             wrong = True
             found = f"PostgreSQL's {name} is off: one stuck connection could block a project."
             _, fix = POSTGRESQL["synchronous_commit"]
-            yield Finding("durability", State.PROBLEM, found, fix)
+            yield Finding("durability", Severity.PROBLEM, found, fix)
     if not wrong:
-        yield Finding("durability", State.OK, "Commits are on disk, and every wait has a timeout.")
+        yield Finding(
+            "durability", Severity.OK, "Commits are on disk, and every wait has a timeout."
+        )
 
 
 def skew(here: datetime, there: datetime) -> Finding:
@@ -157,8 +161,8 @@ def skew(here: datetime, there: datetime) -> Finding:
         f"The clocks of this machine and of the database are {apart.total_seconds():.1f} s apart."
     )
     if apart < CLOCK_SKEW:
-        return Finding("clock", State.OK, found)
-    state = State.WARNING if apart < CLOCK_BROKEN else State.PROBLEM
+        return Finding("clock", Severity.OK, found)
+    state = Severity.WARNING if apart < CLOCK_BROKEN else Severity.PROBLEM
     return Finding("clock", state, found, "timedatectl set-ntp true")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from terrine_server.doctor.finding import Finding, State
+from terrine_server.doctor.finding import Finding, Severity
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
@@ -25,7 +25,7 @@ def unusable(error: ValidationError) -> Iterator[Finding]:
         where = ".".join(map(str, item["loc"])).upper()
         found = f"TERRINE_{where}: {item['msg']}." if where else item["msg"]
         found = found.replace("Value error, ", "")
-        yield Finding("settings", State.PROBLEM, found, "docs/api.md lists the settings")
+        yield Finding("settings", Severity.PROBLEM, found, "docs/api.md lists the settings")
 
 
 def variables(environment: Mapping[str, str]) -> Finding:
@@ -35,9 +35,9 @@ def variables(environment: Mapping[str, str]) -> Finding:
     if unknown:
         named = ", ".join(unknown)
         found = f"The environment sets {named}, which Terrine does not know."
-        return Finding("settings", State.WARNING, found, f"unset {' '.join(unknown)}")
+        return Finding("settings", Severity.WARNING, found, f"unset {' '.join(unknown)}")
     return Finding(
-        "settings", State.OK, "Every TERRINE_* variable is a setting with a valid value."
+        "settings", Severity.OK, "Every TERRINE_* variable is a setting with a valid value."
     )
 
 
@@ -52,25 +52,25 @@ def device(name: str | None) -> Finding:
         reason = str(error).partition("\n")[0]
         return Finding(
             "device",
-            State.PROBLEM,
+            Severity.PROBLEM,
             f"TERRINE_DEVICE names {wanted}, which cannot be used here ({reason}).",
             "unset TERRINE_DEVICE",
         )
-    return Finding("device", State.OK, f"Teachers vote on {wanted}.")
+    return Finding("device", Severity.OK, f"Teachers vote on {wanted}.")
 
 
 def directory(path: Path) -> Finding:
     """Check that the data directory exists, readable by this account and no other."""
     if not path.is_dir():
         found = f"There is no data directory {path.absolute()}."
-        return Finding("data directory", State.PROBLEM, found, "terrine init")
+        return Finding("data directory", Severity.PROBLEM, found, "terrine init")
     if not os.access(path, os.R_OK | os.X_OK):
         found = f"This account may not read {path}."
-        return Finding("data directory", State.PROBLEM, found, f"chown -R \"$(id -u)\" '{path}'")
+        return Finding("data directory", Severity.PROBLEM, found, f"chown -R \"$(id -u)\" '{path}'")
     if path.stat().st_mode & stat.S_IRWXO:
         found = f"Every account on this machine may enter {path}, which holds private teachers."
-        return Finding("data directory", State.PROBLEM, found, f"chmod 700 '{path}'")
-    return Finding("data directory", State.OK, f"{path.absolute()} is closed to other accounts.")
+        return Finding("data directory", Severity.PROBLEM, found, f"chmod 700 '{path}'")
+    return Finding("data directory", Severity.OK, f"{path.absolute()} is closed to other accounts.")
 
 
 def secret_key(path: Path) -> Finding:
@@ -79,7 +79,7 @@ def secret_key(path: Path) -> Finding:
         load_secret_key(path)
     except SecretKeyError as error:
         fix = f"openssl rand -hex 32 > '{path}'" if path.exists() else "terrine init"
-        return Finding("secret key", State.PROBLEM, str(error), fix)
+        return Finding("secret key", Severity.PROBLEM, str(error), fix)
     return private("secret key", path)
 
 
@@ -88,22 +88,22 @@ def private(check: str, path: Path) -> Finding:
     mode = path.stat().st_mode
     if path.resolve().is_relative_to("/run/secrets"):
         # Container engines mount secrets here, and the container has no other accounts.
-        return Finding(check, State.OK, f"{path} is a container secret.")
+        return Finding(check, Severity.OK, f"{path} is a container secret.")
     if mode & stat.S_IRWXO:
         found = f"Every account on this machine may use {path} (mode {stat.S_IMODE(mode):o})."
-        return Finding(check, State.PROBLEM, found, f"chmod 600 '{path}'")
+        return Finding(check, Severity.PROBLEM, found, f"chmod 600 '{path}'")
     if mode & stat.S_IRWXG:
         found = f"The group of {path} may use it (mode {stat.S_IMODE(mode):o})."
-        return Finding(check, State.WARNING, found, f"chmod 600 '{path}'")
-    return Finding(check, State.OK, f"{path} is closed to other accounts.")
+        return Finding(check, Severity.WARNING, found, f"chmod 600 '{path}'")
+    return Finding(check, Severity.OK, f"{path} is closed to other accounts.")
 
 
 def disk(path: Path, free: int) -> Finding:
     """Check that `free` bytes are enough for the ledger in `path` to grow."""
     found = f"{free / 2**30:.1f} GiB are free on the disk of {path}."
     if free >= LOW_DISK:
-        return Finding("disk", State.OK, found)
-    state = State.WARNING if free >= FULL_DISK else State.PROBLEM
+        return Finding("disk", Severity.OK, found)
+    state = Severity.WARNING if free >= FULL_DISK else Severity.PROBLEM
     return Finding(
         "disk", state, found, "Free some space: when the ledger cannot grow, answers stop"
     )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
-    """Severity. A warning does not stop the service; a problem does, or should."""
+class Severity(StrEnum):
+    """A warning does not stop the service; a problem does, or should."""
 
     OK = "ok"
     WARNING = "warning"
@@ -19,6 +19,6 @@ class Finding:
     """The result of one check: what was found and, unless it is fine, how to fix it."""
 
     check: str
-    state: State
+    state: Severity
     found: str
     fix: str = ""

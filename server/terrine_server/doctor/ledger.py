@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from terrine_server.doctor.database import CLOCK_SKEW
-from terrine_server.doctor.finding import Finding, State
+from terrine_server.doctor.finding import Finding, Severity
 from terrine_server.errors import ConcurrentUpdate, TerrineError
 from terrine_server.ledger import Ledger
 from terrine_server.owner.editions import leftovers
@@ -28,28 +28,28 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
         try:
             same = verified_digest(directory) == record.manifest_sha256
         except StoreError as error:
-            yield Finding(check, State.PROBLEM, str(error), restore)
+            yield Finding(check, Severity.PROBLEM, str(error), restore)
             continue
         if same:
-            yield Finding(check, State.OK, "Its files are as registered.")
+            yield Finding(check, Severity.OK, "Its files are as registered.")
             if record.edition is not None and (found_there := leftovers(settings, registration)):
                 named = ", ".join(path.name for path in found_there)
                 yield Finding(
                     check,
-                    State.PROBLEM,
+                    Severity.PROBLEM,
                     f"{named}: private records of an edition that does not serve.",
                     "the `forget` or `add` that was interrupted, once more: `terrine ensemble "
                     "forget`, or of neighbours `terrine neighbours`",
                 )
         else:
             found = f"{directory} holds a different ensemble from the one registered."
-            yield Finding(check, State.PROBLEM, found, restore)
+            yield Finding(check, Severity.PROBLEM, found, restore)
     known = {(settings.data_dir / record.path).resolve() for record in registered}
     for directory in sorted(settings.ensembles_dir.glob("*/")):
         if directory.resolve() not in known:
             yield Finding(
                 f"ensemble {directory.name}",
-                State.WARNING,
+                Severity.WARNING,
                 f"{directory} is not registered: no project can use it.",
                 f"terrine ensemble register {directory.name} --epsilon … --delta …",
             )
@@ -70,7 +70,7 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
                 with suppress(ConcurrentUpdate):  # a server has just read and written them
                     ledger.accounts(project)
         except TerrineError as error:
-            yield Finding("books", State.PROBLEM, str(error), f"terrine ledger verify {name}")
+            yield Finding("books", Severity.PROBLEM, str(error), f"terrine ledger verify {name}")
             continue
         whole += 1
         newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
@@ -78,7 +78,7 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
         f"Projects whose last entry is as balance and accounts say: {whole} of {len(names)}. "
         "All entries: `terrine ledger verify`."
     )
-    yield Finding("books", State.OK, text)
+    yield Finding("books", Severity.OK, text)
     yield dated(datetime.now(UTC), newest)
 
 
@@ -87,17 +87,17 @@ def log(ledger: Ledger) -> Iterator[Finding]:
     found = ledger.verify_log()
     for problem in found.problems:
         yield Finding(
-            "log", State.PROBLEM, problem, "terrine log show; docs/ledger.md, Edits by hand"
+            "log", Severity.PROBLEM, problem, "terrine log show; docs/ledger.md, Edits by hand"
         )
     if found.ok:
         text = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."
-        yield Finding("log", State.OK, text)
+        yield Finding("log", Severity.OK, text)
 
 
 def dated(now: datetime, newest: datetime | None) -> Finding:
     """Check this machine's clock against the newest charge, which cannot be in the future."""
     if newest is None or newest <= now + CLOCK_SKEW:
-        return Finding("clock", State.OK, "No charge is dated in the future.")
+        return Finding("clock", Severity.OK, "No charge is dated in the future.")
     found = f"A charge is dated {newest:%Y-%m-%d %H:%M:%S} UTC, but this machine's clock says "
     now_text = f"{now:%Y-%m-%d %H:%M:%S} UTC."
-    return Finding("clock", State.PROBLEM, found + now_text, "timedatectl set-ntp true")
+    return Finding("clock", Severity.PROBLEM, found + now_text, "timedatectl set-ntp true")

@@ -20,7 +20,7 @@ SUSPICIOUS = 1e-5
 """A δ above this is suspicious, whatever the number of units."""
 
 
-class State(StrEnum):
+class RequirementState(StrEnum):
     """Whether a requirement is met."""
 
     MET = "met"
@@ -30,17 +30,17 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Judged:
+class AssessedBlock:
     """A block of the pyramid, or a hazard in it: met by what, and what shows it."""
 
     block: str
     hazard: str
-    state: State
+    state: RequirementState
     by: str
     evidence: str
 
 
-def assess(facts: Facts) -> tuple[Judged, ...]:
+def assess(facts: Facts) -> tuple[AssessedBlock, ...]:
     """Judge every block and hazard, from the top of the pyramid to its bottom."""
     return (
         *_parameters(facts),
@@ -51,14 +51,18 @@ def assess(facts: Facts) -> tuple[Judged, ...]:
     )
 
 
-def _parameters(facts: Facts) -> Iterator[Judged]:
+def _parameters(facts: Facts) -> Iterator[AssessedBlock]:
     block = "Privacy parameters (2)"
     caps = [(each.account.name, each.account.epsilon) for each in facts.ensembles]
     largest = max((epsilon for _, epsilon in caps), default=0.0)
-    yield Judged(
+    yield AssessedBlock(
         block,
         "ε so large that it protects nobody",
-        State.MET if largest <= STRONG else State.PARTLY if largest <= LARGEST else State.NOT_MET,
+        RequirementState.MET
+        if largest <= STRONG
+        else RequirementState.PARTLY
+        if largest <= LARGEST
+        else RequirementState.NOT_MET,
         "The cap of all projects together: "
         + (", ".join(f"ε = {epsilon:g} of {name}" for name, epsilon in caps) or "none yet")
         + f". As a rule, {words.RULE_OF_THUMB}",
@@ -66,10 +70,14 @@ def _parameters(facts: Facts) -> Iterator[Judged]:
     )
     worst = max((each.account.delta for each in facts.ensembles), default=0.0)
     square = [each for each in facts.ensembles if each.account.delta > 1 / each.units**2]
-    yield Judged(
+    yield AssessedBlock(
         block,
         "δ so large that a failure is likely",
-        State.NOT_MET if worst > SUSPICIOUS else State.PARTLY if square else State.MET,
+        RequirementState.NOT_MET
+        if worst > SUSPICIOUS
+        else RequirementState.PARTLY
+        if square
+        else RequirementState.MET,
         "; ".join(
             f"{each.account.name}: δ = {each.account.delta:g}, {each.units:,} units, so 1/n² = "
             f"{1 / each.units**2:.2g} and 1/n = {1 / each.units:.2g}"
@@ -79,74 +87,74 @@ def _parameters(facts: Facts) -> Iterator[Judged]:
         "The ledger's caps. How mechanisms here use δ: they fail gracefully, but for `stable` and "
         "`stable_svt`, whose tests may release an exact winner with probability δ.",
     )
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Guarantees compared, though variants and δ differ",
-        State.MET,
+        RequirementState.MET,
         "The original parameters are reported: rule, order, budget and spend in its units, and how "
         "δ is divided; (ε, δ) is beside them, never instead.",
         "The registry entry, privacy_parameters_details.",
     )
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Losses that add up unseen",
-        State.MET,
+        RequirementState.MET,
         "Every answer is charged before it is sent; projects share a cap that colluding students "
         "cannot exceed; refusals are part of the promise.",
         "The ledger, recomputed by `terrine ledger verify`; docs/privacy/README.md has the proof.",
     )
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Other releases from the same data",
-        State.OWNER,
+        RequirementState.OWNER,
         facts.told["data.other_uses"],
         "The owner's word. An ensemble of some of the same people adds its own cap, unless the "
         "owner says so: then they share one.",
     )
 
 
-def _unit(facts: Facts) -> Iterator[Judged]:
+def _unit(facts: Facts) -> Iterator[AssessedBlock]:
     block = "Unit of privacy (2)"
     units = [each.trained.unit if each.trained else "unknown" for each in facts.ensembles]
     people = all(unit == "person" for unit in units)
-    yield Judged(
+    yield AssessedBlock(
         block,
         "A unit that is smaller than a person",
-        State.MET if people and units else State.OWNER,
+        RequirementState.MET if people and units else RequirementState.OWNER,
         " ".join(f"{each.account.name}: {unit_details(each)}" for each in facts.ensembles)
         + ("" if people else " It is met if each person has one record, or one teacher."),
         "The ensemble's manifest; the number of units is in the sealed ledger.",
     )
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Bounded DP: the size of the data is not protected",
-        State.NOT_MET,
+        RequirementState.NOT_MET,
         "Neighbours differ by replacing a unit in place, so the number of units is public.",
         "docs/privacy/README.md, Neighbours.",
     )
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Contributions of a person that are not bounded",
-        State.MET if people and units else State.OWNER,
+        RequirementState.MET if people and units else RequirementState.OWNER,
         "However many rows a person has, they train one teacher where people are grouped.",
         "The manifest's partition; test_how_many_rows_a_person_has_moves_nobody_else.",
     )
 
 
-def _algorithms(facts: Facts) -> Iterator[Judged]:
+def _algorithms(facts: Facts) -> Iterator[AssessedBlock]:
     block, audit = "Algorithms and correctness (3)", facts.audit
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Own implementations instead of well-tested libraries",
-        State.PARTLY,
+        RequirementState.PARTLY,
         "Mechanisms and accounting are Terrine's own, since no library has them; they are held "
         "against independent oracles (dp-accounting, exact arithmetic).",
         "docs/privacy/checking-us.md; `make test`.",
     )
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Audits taken for proofs",
-        State.NOT_MET if audit is None or not audit.passed else State.MET,
+        RequirementState.NOT_MET if audit is None or not audit.passed else RequirementState.MET,
         "Proofs come first, and an audit supplements them. "
         + (
             "No audit was named for this dossier."
@@ -158,10 +166,10 @@ def _algorithms(facts: Facts) -> Iterator[Judged]:
         "audit.json, if there is one; docs/privacy/failed-claims.md for what was refuted.",
     )
     unsound = [each.info.name for each in facts.projects if each.info.mechanism.name == "immutable"]
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Sensitivity that is larger than assumed",
-        State.MET,
+        RequirementState.MET,
         "One unit moves one vote from one class to another, because teachers' data are disjoint"
         + (
             f"; the published price of `immutable` is false, and {', '.join(unsound)} pays the one "
@@ -172,62 +180,62 @@ def _algorithms(facts: Facts) -> Iterator[Judged]:
         + ".",
         "docs/privacy/README.md; test_changing_one_record_changes_one_teacher.",
     )
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Settings, bins or bounds chosen by looking at private data",
-        State.OWNER,
+        RequirementState.OWNER,
         f"Classes, schemas and features are declared as public. {facts.told['choices.tuning']}",
         "`terrine plan` refuses votes that are not said to be public.",
     )
-    yield Judged(
+    yield AssessedBlock(
         block,
         "Models that are released without protection",
-        State.MET,
+        RequirementState.MET,
         "Teachers never leave their owner's machine; students' models are made of answers alone.",
         "docs/privacy/threat-model.md, Who sees what.",
     )
 
 
-def _utility(facts: Facts) -> Iterator[Judged]:
-    yield Judged(
+def _utility(facts: Facts) -> Iterator[AssessedBlock]:
+    yield AssessedBlock(
         "Utility (3)",
         "Answers that are too noisy for their use",
-        State.OWNER,
+        RequirementState.OWNER,
         facts.told["choices.utility"],
         "`terrine student train` reports accuracy on held-out answers; `terrine plan` foretells.",
     )
-    yield Judged(
+    yield AssessedBlock(
         "Bias (3)",
         "Small groups that are served worse",
-        State.OWNER,
+        RequirementState.OWNER,
         "A noisy vote is wrong more often where teachers disagree, as they do on rare groups. "
         + facts.told["choices.utility"],
         "docs/imbalance.md; to be measured on public data before anything is served.",
     )
-    yield Judged(
+    yield AssessedBlock(
         "Bias (3)",
         "Post-processing that misleads",
-        State.MET,
+        RequirementState.MET,
         "Labels and noisy counts are sent as they were drawn: nothing is rounded or clipped.",
         "docs/privacy; the ledger's entries.",
     )
 
 
-def _bottom(facts: Facts) -> Iterator[Judged]:
+def _bottom(facts: Facts) -> Iterator[AssessedBlock]:
     last = facts.checkpoint
-    yield Judged(
+    yield AssessedBlock(
         "Query model (4.1)",
         "Interactive queries: malicious analysts, budgets that run out",
-        State.MET,
+        RequirementState.MET,
         "Students are adversaries in the proof: adaptive, colluding, knowing all other records. "
         "The budget is enforced as integers, and no order of events exceeds it.",
         "Filters are attacked in exact arithmetic by the tests; `terrine audit service` attacks "
         "the running service.",
     )
-    yield Judged(
+    yield AssessedBlock(
         "Trust model (4.2)",
         "A trust that nobody earned",
-        State.PARTLY,
+        RequirementState.PARTLY,
         "Central: the owner is trusted with records, teachers and students' inputs. "
         + (
             f"One history: cosigned by {', '.join(sorted(last.cosigned))}."
@@ -237,40 +245,40 @@ def _bottom(facts: Facts) -> Iterator[Judged]:
         + f" {facts.told['people.roles']}",
         "The transparency log; docs/privacy/threat-model.md.",
     )
-    yield Judged(
+    yield AssessedBlock(
         "Side channels (4.3)",
         "Floating-point noise",
-        State.MET,
+        RequirementState.MET,
         words.SIDE_CHANNELS[2],
         "docs/decisions/0010-noise-of-256-bits.md; tests/privacy/test_noise.py.",
     )
-    yield Judged(
+    yield AssessedBlock(
         "Side channels (4.3)",
         "Time, and failures",
-        State.PARTLY,
+        RequirementState.PARTLY,
         f"{words.SIDE_CHANNELS[0]} {words.SIDE_CHANNELS[1]}",
         "docs/privacy/threat-model.md, Side channels.",
     )
-    yield Judged(
+    yield AssessedBlock(
         "Side channels (4.3)",
         "Back ends and error messages that leak",
-        State.MET,
+        RequirementState.MET,
         "No answer, error, log line or metric has a field for votes; refusals follow from what "
         "students know already.",
         "tests/api/test_operation.py looks for leaks.",
     )
-    yield Judged(
+    yield AssessedBlock(
         "Access control (4.4)",
         "A breach of the private data",
-        State.OWNER,
+        RequirementState.OWNER,
         "Tokens by role, kept as keyed hashes; the database holds neither teachers nor keys. "
         f"Disks, backups and accounts are the operator's. {facts.told['people.incidents']}",
         "`terrine doctor` on each machine; docs/deploying.md.",
     )
-    yield Judged(
+    yield AssessedBlock(
         "Data collection exposure (4.5)",
         "More data than needed",
-        State.OWNER,
+        RequirementState.OWNER,
         facts.told["data.collection"],
         "The owner's word. Students' inputs are personal data, too, and are not stored.",
     )

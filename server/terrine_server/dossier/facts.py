@@ -30,7 +30,7 @@ from terrine_protocol.files import read
 from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.dossier.code import Code, running
-from terrine_server.dossier.told import FILE, DossierError, Told, load
+from terrine_server.dossier.told import FILE, DossierError, OwnerAnswers, load
 from terrine_server.findings import AuditReport
 from terrine_server.ledger import Action, EnsembleRecord, Ledger, ProjectRecord
 from terrine_server.owner.checkpoints import load_checkpoint_key, log_state, own_policy
@@ -90,7 +90,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class DossierEnsemble:
     """An ensemble with its cap; `spent` of it, by all projects that there ever were.
 
     `wrong`: why its files are not those that were registered; None if they are, as far as they were
@@ -149,7 +149,7 @@ class Facts:
     made_at: datetime
     only: str | None
     """The project that it is about; None if about all."""
-    ensembles: tuple[Ensemble, ...]
+    ensembles: tuple[DossierEnsemble, ...]
     projects: tuple[Project, ...]
     acts: Acts
     staff: Mapping[Role, int]
@@ -163,7 +163,7 @@ class Facts:
     checkpoint: LastCheckpoint | None
     verified: bool
     audit: AuditReport | None
-    told: Told
+    told: OwnerAnswers
 
     @property
     def intact(self) -> bool:
@@ -172,7 +172,7 @@ class Facts:
         tree = None if self.checkpoint is None else self.checkpoint.problems
         return not tree and all(each is None or each.ok for each in found)
 
-    def ensemble(self, project: Project) -> Ensemble:
+    def ensemble(self, project: Project) -> DossierEnsemble:
         """Return the ensemble of a project."""
         name = project.info.ensemble.name
         return next(each for each in self.ensembles if each.account.name == name)
@@ -274,7 +274,9 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
     )
 
 
-def _ensemble(record: EnsembleRecord, spent: int, settings: Settings, verify: bool) -> Ensemble:
+def _ensemble(
+    record: EnsembleRecord, spent: int, settings: Settings, verify: bool
+) -> DossierEnsemble:
     from terrine_models.storage.manifests import StoreError, manifest_digest
     from terrine_models.teachers.federation import (
         federation_digest,
@@ -296,7 +298,7 @@ def _ensemble(record: EnsembleRecord, spent: int, settings: Settings, verify: bo
             wrong = "another manifest than the one that was registered"
     except (StoreError, OSError) as error:
         wrong = str(error)
-    return Ensemble(
+    return DossierEnsemble(
         account=views.ensemble_account(record, wrong is None),
         units=record.units,
         registered_at=record.registered_at,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from terrine_server.dossier import words
-from terrine_server.dossier.facts import Ensemble, Facts, Project
+from terrine_server.dossier.facts import DossierEnsemble, Facts, Project
 from terrine_server.formats import parameters
 from terrine_server.privacy import Rule
 
@@ -136,7 +136,7 @@ def flat(value: Any, above: str = "") -> Sequence[tuple[str, Any]]:
     return [row for path, each in items for row in flat(each, path)]
 
 
-def unit_details(ensemble: Ensemble) -> str:
+def unit_details(ensemble: DossierEnsemble) -> str:
     """Say what neighbouring data sets are."""
     trained = ensemble.trained
     if trained is None:
@@ -153,7 +153,7 @@ def unit_details(ensemble: Ensemble) -> str:
     )
 
 
-def _unprotected(ensemble: Ensemble) -> str:
+def _unprotected(ensemble: DossierEnsemble) -> str:
     account = ensemble.account
     schema = " The table's schema." if account.encoding else ""
     prior = (
@@ -170,7 +170,7 @@ def _unprotected(ensemble: Ensemble) -> str:
     )
 
 
-def _parameters(project: Project, ensemble: Ensemble) -> str:
+def _parameters(project: Project, ensemble: DossierEnsemble) -> str:
     info, split, spent = project.info, project.info.delta_split, project.budget
     return (
         f"Of δ, {split.conversion:g} converts the spend into ε, {split.stability:g} is for tests "
@@ -182,7 +182,7 @@ def _parameters(project: Project, ensemble: Ensemble) -> str:
     )
 
 
-def _features(ensemble: Ensemble) -> str:
+def _features(ensemble: DossierEnsemble) -> str:
     trained = ensemble.trained
     if trained is None or trained.public is None:
         return ""

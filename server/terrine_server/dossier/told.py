@@ -67,7 +67,7 @@ QUESTIONS = tuple(
 
 
 @dataclass(frozen=True)
-class Told:
+class OwnerAnswers:
     """The owner's answers by key. None where there is none yet."""
 
     answers: Mapping[str, str | None]
@@ -101,7 +101,7 @@ def template() -> str:
     return "\n".join(lines) + "\n"
 
 
-def load(path: Path) -> Told:
+def load(path: Path) -> OwnerAnswers:
     """Read the answers; none without a file. Raises DossierError, or OSError."""
     given: dict[str, str] = {}
     if path.exists():
@@ -119,4 +119,4 @@ def load(path: Path) -> Told:
                 if not isinstance(answer, str) or len(answer) > MOST:
                     raise DossierError(f"{path}: {key} is no text of at most {MOST:,} characters.")
                 given[key] = answer.strip()
-    return Told({key: given.get(key) or None for key in _ASKED})
+    return OwnerAnswers({key: given.get(key) or None for key in _ASKED})

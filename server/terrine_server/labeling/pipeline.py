@@ -35,12 +35,12 @@ from terrine_server.labeling.voters import Neighbourhood, Voters, checked_votes
 from terrine_server.ledger import (
     SHARED,
     Cast,
+    ChargedBatch,
     EnsembleRecord,
     Ledger,
     ProjectRecord,
     Proposal,
     QueryDigest,
-    Receipt,
     Recorded,
     TokenRecord,
     check_active,
@@ -152,7 +152,7 @@ class Labeling:
         ]
         return [float(share) for share in np.concatenate(shares)]
 
-    def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
+    def answer(self, project_name: str, asks: Sequence[Ask]) -> list[ChargedBatch | TerrineError]:
         """Answer a group of requests with one vote and one commit.
 
         Each gets its receipt, or a refusal that concerns it alone: `TokenChanged` where its token
@@ -169,9 +169,9 @@ class Labeling:
 
     def _answer(
         self, project_name: str, asks: Sequence[Ask], turn: ExitStack
-    ) -> list[Receipt | TerrineError]:
+    ) -> list[ChargedBatch | TerrineError]:
         own_turn = False
-        answers: dict[int, Receipt | TerrineError] = {}
+        answers: dict[int, ChargedBatch | TerrineError] = {}
         waiting = list(range(len(asks)))
         while waiting:
             with self._metrics.stage("replay"):
@@ -245,9 +245,9 @@ class Labeling:
         """Whether there is a newer edition: the files of one go as soon as people left it."""
         return self._ledger.ensemble(ensemble.name).current.path != ensemble.current.path
 
-    def _count(self, answers: Iterable[Receipt | TerrineError]) -> None:
+    def _count(self, answers: Iterable[ChargedBatch | TerrineError]) -> None:
         """Count the outcomes that are about to be sent; they are public."""
-        results = chain.from_iterable(r.results for r in answers if isinstance(r, Receipt))
+        results = chain.from_iterable(r.results for r in answers if isinstance(r, ChargedBatch))
         for (outcome, replayed), times in Counter(
             (result.outcome, result.replayed) for result in results
         ).items():

@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Waiting(Generic[R, T]):
+class _WaitingRequest(Generic[R, T]):
     request: R
     answer: asyncio.Future[T]
 
 
 @dataclass
 class _Line(Generic[R, T]):
-    waiting: deque[_Waiting[R, T]] = field(default_factory=deque)
+    waiting: deque[_WaitingRequest[R, T]] = field(default_factory=deque)
     queries: int = 0
     groups: int = 0
 
@@ -75,7 +75,7 @@ class Queue(Generic[R, T]):
         if line.waiting and line.queries + len(request) > self._most_waiting:
             raise Overloaded("Too many queries of this project are waiting. Nothing was charged.")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(request, answer)
+        waiting = _WaitingRequest(request, answer)
         line.waiting.append(waiting)
         self._count(line, len(request))
         self._start(project, line)
@@ -106,8 +106,8 @@ class Queue(Generic[R, T]):
             if not line.groups and not line.waiting:
                 self._lines.pop(project, None)
 
-    def _take(self, line: _Line[R, T]) -> list[_Waiting[R, T]]:
-        group: list[_Waiting[R, T]] = []
+    def _take(self, line: _Line[R, T]) -> list[_WaitingRequest[R, T]]:
+        group: list[_WaitingRequest[R, T]] = []
         queries = 0
         while line.waiting:
             request = line.waiting[0].request
@@ -118,7 +118,7 @@ class Queue(Generic[R, T]):
         self._count(line, -queries)
         return group
 
-    async def _answer_group(self, project: str, group: Sequence[_Waiting[R, T]]) -> None:
+    async def _answer_group(self, project: str, group: Sequence[_WaitingRequest[R, T]]) -> None:
         self._metrics.groups.observe(len(group))
         requests = [waiting.request for waiting in group]
         answers: Sequence[T | Exception]

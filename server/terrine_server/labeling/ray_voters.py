@@ -92,7 +92,7 @@ Reply = NDArray[np.int64] | int | str | Defect
 
 
 @dataclass(frozen=True)
-class Part:
+class TeacherPart:
     """The teachers with which one of several actors votes: those in some of the files."""
 
     actor: int
@@ -113,7 +113,7 @@ class _Actor:
     """Votes with one part of the teachers, in a process of the cluster."""
 
     def __init__(
-        self, data_dir: str, part: Part, memory: int, seconds: float, ours: dict[str, str]
+        self, data_dir: str, part: TeacherPart, memory: int, seconds: float, ours: dict[str, str]
     ) -> None:
         torch.set_num_threads(1)
         self._unfit = differing(ours)
@@ -221,7 +221,7 @@ class RayVoters(Voters):
         if key not in self._sizes:
             self.check(record)
         manifest, slots, size = self._manifest(record), self._joined(record), self._sizes[key]
-        parts = Part(0, len(slots)).of(manifest)
+        parts = TeacherPart(0, len(slots)).of(manifest)
         blocks = (
             _Block(slots[part::parts], start, inputs[start : start + size])
             for start in range(0, len(inputs), size)
@@ -279,7 +279,7 @@ class RayVoters(Voters):
             memory = MEMORY // torch.get_num_threads()
             data_dir, ours = str(self._data_dir), software()
             self._seats = [
-                _Seat(number, (data_dir, Part(number, count), memory, self._seconds, ours))
+                _Seat(number, (data_dir, TeacherPart(number, count), memory, self._seconds, ours))
                 for number in range(count)
             ]
             return self._seats

@@ -129,7 +129,7 @@ class Ensembles(Handle):
         shared_caps.record(tx, made, head or made.id, 1, data)
 
 
-def _head(tx: Transaction, name: str, recorded: Sequence[shared_caps.Known]) -> int:
+def _head(tx: Transaction, name: str, recorded: Sequence[shared_caps.RegisteredData]) -> int:
     """Return whose row counts the cap of an ensemble, which may be the first to be shared."""
     for each in recorded:
         if each.name == name:

@@ -18,11 +18,11 @@ from terrine_server.ledger.charging.charge import StaleRecord, charge
 from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.records import (
     Cast,
+    ChargedBatch,
     OnRecord,
     ProjectRecord,
     Proposal,
     QueryDigest,
-    Receipt,
     TokenRecord,
 )
 from terrine_server.ledger.store import rows, turns
@@ -75,7 +75,7 @@ class Payments(Handle):
         with reading(self._engine) as connection:
             return shadow_accounts.as_of(connection, self._seals, project, count or 0)
 
-    def charge(self, project_id: int, proposals: Sequence[Proposal]) -> Receipt:
+    def charge(self, project_id: int, proposals: Sequence[Proposal]) -> ChargedBatch:
         """Pay for a batch in one transaction, which is durable once the receipt is returned.
 
         A query that was paid before, or that occurs twice, is replayed for free. New ones are paid
@@ -95,7 +95,7 @@ class Payments(Handle):
         batches: Sequence[Sequence[Proposal]],
         record: OnRecord | None = None,
         cast: Cast | None = None,
-    ) -> list[Receipt | TerrineError]:
+    ) -> list[ChargedBatch | TerrineError]:
         """Pay for the batches of several requests, in order, in one transaction.
 
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
@@ -155,7 +155,7 @@ class Payments(Handle):
 
     def _charge_cast(
         self, batches: Sequence[Sequence[Proposal]], record: OnRecord, cast: Cast
-    ) -> list[Receipt | TerrineError]:
+    ) -> list[ChargedBatch | TerrineError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id
         try:

@@ -293,7 +293,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class ChargedBatch:
     """A batch's results, in the order of its proposals, and the project after them."""
 
     results: Sequence[Result]

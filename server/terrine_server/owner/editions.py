@@ -36,7 +36,7 @@ _OF_AN_EDITION = re.compile(r"\.?edition-\d+(\..*)?|\.?manifest\.json.*|.*\.(saf
 
 
 @dataclass(frozen=True)
-class Made:
+class EditionChange:
     """`edition`: the newest one. `people`: how many left or came with it; `left_out`: how many had
     left before and were not let in. `new`: whether it was made by this run."""
 
@@ -63,7 +63,7 @@ def records_key(settings: Settings, *, make: bool = False) -> bytes:
         ) from None
 
 
-def forget(ledger: Ledger, settings: Settings, name: str, who: Digests) -> Made:
+def forget(ledger: Ledger, settings: Settings, name: str, who: Digests) -> EditionChange:
     """Forget people, uint8[k, 32] as `people.name_digests` or `record_digests` has them.
 
     When it returns, their records are on no disk of this service, and they vote in no query that is
@@ -83,7 +83,7 @@ def forget_taught(
     who: Digests,
     data: Dataset,
     public: PublicData | None = None,
-) -> Made:
+) -> EditionChange:
     """Forget people in trained teachers: the teachers that saw them are trained anew without them.
 
     `data`, `public`: see `terrine_models.teachers.editions.forget_taught`. A query that is being
@@ -99,7 +99,7 @@ def forget_taught(
     return _next(ledger, settings, name, make)
 
 
-def add(ledger: Ledger, settings: Settings, name: str, data: Dataset) -> Made:
+def add(ledger: Ledger, settings: Settings, name: str, data: Dataset) -> EditionChange:
     """Add people, or records of people who are there. Who was forgotten is left out.
 
     Raises what `forget` raises; DataError for records of another kind.
@@ -129,7 +129,7 @@ def _next(
     settings: Settings,
     name: str,
     make: Callable[[Path, Path], Change | None],
-) -> Made:
+) -> EditionChange:
     from terrine_models.storage.manifests import manifest_digest
     from terrine_models.teachers.ensemble import load
 
@@ -140,7 +140,7 @@ def _next(
         number = newest.number + 1
         change = make(settings.data_dir / record.current.path, directory / f"edition-{number}")
         if change is None:
-            return Made(newest.number, 0, 0, new=False)
+            return EditionChange(newest.number, 0, 0, new=False)
         made = directory / f"edition-{number}"
         load(made, device="cpu")
         erased, slots = {*newest.erased, *change.slots}, change.manifest.units
@@ -151,7 +151,7 @@ def _next(
             _tidy(settings, ledger.ensemble(name))
             raise
         _tidy(settings, ledger.ensemble(name))
-        return Made(number, change.people, change.left_out, new=True)
+        return EditionChange(number, change.people, change.left_out, new=True)
 
 
 def _tidy(settings: Settings, record: EnsembleRecord) -> None:

@@ -54,7 +54,7 @@ PASSES = 10
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class StudentForecast:
     """Figures of plain students over a few draws of stand-ins, rows and noise.
 
     Each [least, most], and two standard errors of all tested rows further: few rows tell little.
@@ -72,7 +72,7 @@ class Way:
     """A way to ask the records, and what its simulated students were."""
 
     first: FirstProject
-    foreseen: Foreseen | None
+    foreseen: StudentForecast | None
     """None if there are no labelled public records, or too few."""
     worse: bool = False
     """Whether they were worse than those of the chosen way, by more than chance explains."""
@@ -83,7 +83,7 @@ class Chosen:
     """The ways: the chosen one, and then the others, the best first."""
 
     ways: tuple[Way, ...]
-    truth: Foreseen | None
+    truth: StudentForecast | None
     """Of the same students, taught by the true labels of the same public rows."""
 
     @property
@@ -92,7 +92,7 @@ class Chosen:
         return self.ways[0].first
 
     @property
-    def foreseen(self) -> Foreseen | None:
+    def foreseen(self) -> StudentForecast | None:
         """The figures of the way that was chosen."""
         return self.ways[0].foreseen
 
@@ -388,10 +388,10 @@ def _in_full(votes: NDArray[np.int64], teachers: int) -> NDArray[np.int64]:
     return full
 
 
-def _foreseen(found: Sequence[_Tested], classes: int) -> Foreseen:
+def _foreseen(found: Sequence[_Tested], classes: int) -> StudentForecast:
     tested = sum(len(each.labels) for each in found)
     balanced = [each.balanced for each in found]
-    return Foreseen(
+    return StudentForecast(
         _range([float(each.right.mean()) for each in found], tested),
         _range(balanced, tested),
         found[0].stand_ins,

@@ -20,9 +20,9 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.neighbours import (
-    Foreseen,
     NeighbourEnsemble,
-    Neighbours,
+    NeighbourForecast,
+    NeighbourSettings,
     build,
     foresee,
 )
@@ -51,7 +51,7 @@ class StandInUnits:
         With few stand-ins fewer are near, at least one: the radius is then larger.
         """
         count = unit_count(sample)
-        settings = Neighbours(near=max(1, round(near * count / units)))
+        settings = NeighbourSettings(near=max(1, round(near * count / units)))
         denser = settings.near / count * units / near
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / NAME
@@ -85,7 +85,7 @@ class StandInUnits:
             yield self.ensemble.weights(asked[start : start + BLOCK])
 
 
-def neighbours_of(directory: Path, norm: int = 1) -> tuple[Manifest, Foreseen]:
+def neighbours_of(directory: Path, norm: int = 1) -> tuple[Manifest, NeighbourForecast]:
     """Return what public rows foretell of an ensemble; `norm`: see `foresee`. Raises StoreError."""
     ensemble = NeighbourEnsemble.load(directory)
     return ensemble.manifest, foresee(ensemble, norm)

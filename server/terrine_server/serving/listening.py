@@ -110,7 +110,7 @@ def _bound(family: int, address: Any) -> socket.socket:
     return made
 
 
-class Server(uvicorn.Server):
+class ListeningServer(uvicorn.Server):
     """Says where it listens, if it is told to, and gives nobody long to agree on TLS."""
 
     def __init__(self, config: uvicorn.Config, *, announce: bool) -> None:
@@ -156,7 +156,7 @@ def serve(
         ssl_keyfile=key,
         **options(limits, proxies) | {"limit_concurrency": connections(limits.connections)},
     )
-    server = Server(config, announce=announce)
+    server = ListeningServer(config, announce=announce)
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets)

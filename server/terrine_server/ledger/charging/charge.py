@@ -31,10 +31,10 @@ from terrine_server.ledger.counts import check_counts, text_of
 from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import (
     Cast,
+    ChargedBatch,
     OnRecord,
     ProjectRecord,
     Proposal,
-    Receipt,
     Result,
 )
 from terrine_server.ledger.store.log import record as record_log
@@ -54,7 +54,7 @@ def charge(
     record: OnRecord,
     batches: Sequence[Sequence[Proposal]],
     cast: Cast | None = None,
-) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
+) -> tuple[ProjectRecord, list[ChargedBatch | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
     See `Payments.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
@@ -73,7 +73,7 @@ def charge(
     if project.terms.allowance is not None and (entries or cast is not None):
         unit_accounts.check_cast(project, len(entries), cast)
     results = _with_hashes(admission.results, entries)
-    answers: list[Receipt | TerrineError] = []
+    answers: list[ChargedBatch | TerrineError] = []
     for batch in batches:
         of_batch = list(islice(results, len(batch)))
         if not batch:
@@ -81,7 +81,7 @@ def charge(
         elif all(result is REFUSED for result in of_batch):
             answers.append(_exhausted(after))
         else:
-            answers.append(Receipt(of_batch, after))
+            answers.append(ChargedBatch(of_batch, after))
     if entries and not append(tx, project, after, entries):
         raise StaleRecord
     if entries and tally is not None:

@@ -43,7 +43,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _SchemaPart:
     """A table or view, or a part of one. `of`: its table, or what it is itself."""
 
     kind: str
@@ -64,7 +64,7 @@ class _Part:
         return f"table {self.of}" if self.of and self.of != self.name else None
 
 
-_Parts = dict[str, list[_Part]]
+_Parts = dict[str, list[_SchemaPart]]
 _expected_of: WeakKeyDictionary[Engine, _Parts] = WeakKeyDictionary()
 
 
@@ -116,7 +116,7 @@ def _found(connection: Connection) -> _Parts:
     return _parts(_of_postgresql(connection, connection.execute(text(query)).scalar_one_or_none()))
 
 
-def _parts(parts: Iterator[_Part]) -> _Parts:
+def _parts(parts: Iterator[_SchemaPart]) -> _Parts:
     found: _Parts = {}
     for part in parts:
         found.setdefault(part.described, []).append(part)
@@ -137,7 +137,7 @@ def _expected_of_sqlite(migrate: Migrate) -> _Parts:
         engine.dispose()
 
 
-def _of_sqlite(connection: Connection) -> Iterator[_Part]:
+def _of_sqlite(connection: Connection) -> Iterator[_SchemaPart]:
     # A table that is stored where another is: its definition is right, its rows are the other's.
     query = (
         "SELECT type, name, tbl_name, sql, rootpage > 0 AND EXISTS (SELECT 1 FROM sqlite_master "
@@ -148,7 +148,7 @@ def _of_sqlite(connection: Connection) -> Iterator[_Part]:
         if kind == "table" and name in ("sqlite_stat1", "sqlite_stat4"):
             continue
         definition = _spaced(str(sql)) + (" stored where another is" if shared else "")
-        yield _Part(str(kind), str(name), str(table), definition)
+        yield _SchemaPart(str(kind), str(name), str(table), definition)
 
 
 def _spaced(sql: str) -> str:
@@ -276,11 +276,11 @@ _NAME = text(
 _REWRITTEN = re.compile(r"\(ARRAY\[([^\]]*)\]\)::text\[\]")
 
 
-def _of_postgresql(connection: Connection, schema: int | None) -> Iterator[_Part]:
+def _of_postgresql(connection: Connection, schema: int | None) -> Iterator[_SchemaPart]:
     given = {"schema": schema}
     prefix = f"{connection.execute(_NAME, given).scalar_one_or_none()}."
     for _, kind, name, of, definition in connection.execute(text(_POSTGRESQL), given):
-        yield _Part(kind, name, of, _as_restored(str(definition).replace(prefix, "")))
+        yield _SchemaPart(kind, name, of, _as_restored(str(definition).replace(prefix, "")))
 
 
 def _as_restored(definition: str) -> str:
@@ -295,7 +295,7 @@ def _as_restored(definition: str) -> str:
 # ------------------------------------------------------------------------------ what restores
 
 
-def _restore(dialect: str, part: _Part, there: bool) -> tuple[str, ...]:
+def _restore(dialect: str, part: _SchemaPart, there: bool) -> tuple[str, ...]:
     """Return the statements that make a part as it is expected; `there`: it is, but otherwise."""
     kind, name, table, made = part.kind, part.name, part.of, part.definition
     constraint = f"ALTER TABLE {table} DROP CONSTRAINT {name}"

@@ -55,7 +55,7 @@ _OF_ONE = select(
 
 
 @dataclass(frozen=True)
-class Known:
+class RegisteredData:
     """What is recorded of an ensemble's private data."""
 
     ensemble_id: int
@@ -67,7 +67,9 @@ class Known:
     """None for teachers from elsewhere, of whom the owner said whose cap they share."""
 
 
-def known(connection: Connection, seals: Seals, of: EnsembleRecord | None = None) -> list[Known]:
+def known(
+    connection: Connection, seals: Seals, of: EnsembleRecord | None = None
+) -> list[RegisteredData]:
     """Return what is recorded of all private data, or of those that share the cap `of` an ensemble.
 
     Raises LedgerCorrupted.
@@ -84,7 +86,7 @@ def known(connection: Connection, seals: Seals, of: EnsembleRecord | None = None
     return [_known(row, seals) for row in connection.execute(_SHARING, {"cap": cap}).all()]
 
 
-def _known(row: Any, seals: Seals) -> Known:
+def _known(row: Any, seals: Seals) -> RegisteredData:
     fields: Mapping[str, Any] = row._mapping
     try:
         check_types(private_data.c, fields)
@@ -97,11 +99,11 @@ def _known(row: Any, seals: Seals) -> Known:
         raise LedgerCorrupted(
             f"Whose cap the ensemble {row.subject} shares was edited.", cause=repr(error)
         ) from None
-    return Known(row.ensemble_id, row.subject, row.cap_id, row.cap_of, row.edition, data)
+    return RegisteredData(row.ensemble_id, row.subject, row.cap_id, row.cap_of, row.edition, data)
 
 
 def shared(
-    group: Sequence[Known], ensemble: EnsembleRecord, head: EnsembleRecord
+    group: Sequence[RegisteredData], ensemble: EnsembleRecord, head: EnsembleRecord
 ) -> EnsembleRecord:
     """Return an ensemble with what is reserved of the cap that it shares. Raises LedgerCorrupted.
 
@@ -125,14 +127,14 @@ def shared(
 
 
 def cap_for(
-    recorded: Iterable[Known], name: str, data: PrivateData, stated: int | None = None
-) -> Known | None:
+    recorded: Iterable[RegisteredData], name: str, data: PrivateData, stated: int | None = None
+) -> RegisteredData | None:
     """Return an ensemble of the same private data as those of `name`; None if there is none.
 
     `stated`: the cap that the owner says it shares. Raises Conflict if the data have another cap,
     or two, or if nobody can tell, because digests were made with different keys.
     """
-    found: dict[int, Known] = {}
+    found: dict[int, RegisteredData] = {}
     for each in recorded:
         if each.name == name or each.data is None:
             continue

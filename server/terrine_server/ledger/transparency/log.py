@@ -142,14 +142,14 @@ class Transparency(Handle):
             current = None if head is None else head.checkpoint
             return check(connection, policy, current, earlier, stamped)
 
-    def _source(self, connection: Connection, project: str | None) -> tree.Source:
+    def _source(self, connection: Connection, project: str | None) -> tree.EntrySource:
         if project is None:
-            return tree.Source(tree.LOG, START, 0)
+            return tree.EntrySource(tree.LOG, START, 0)
         query = select(projects.c.id, projects.c.genesis).where(projects.c.name == project)
         row = connection.execute(query).one_or_none()
         if row is None:
             raise NotFound(f"There is no project called {project}.")
-        return tree.Source(row.id, row.genesis, 0)
+        return tree.EntrySource(row.id, row.genesis, 0)
 
 
 def _kept(note: str, before: str | None) -> Update:

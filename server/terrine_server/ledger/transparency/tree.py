@@ -36,7 +36,7 @@ LOG = 0
 
 
 @dataclass(frozen=True)
-class Source:
+class EntrySource:
     """Where entries come from: its number, the hash that its chain starts from, what is logged."""
 
     number: int
@@ -88,9 +88,9 @@ def size(connection: Connection) -> int:
     return 0 if last is None else int(last) + 1
 
 
-def sources(connection: Connection, with_news: bool = True) -> list[Source]:
+def sources(connection: Connection, with_news: bool = True) -> list[EntrySource]:
     """Return the administrative log and the projects, or those `with_news` for the tree."""
-    found = [Source(LOG, START, _logged(connection, LOG))]
+    found = [EntrySource(LOG, START, _logged(connection, LOG))]
     logged = (
         select(func.coalesce(func.max(tree_leaves.c.seq), 0))
         .where(tree_leaves.c.source == projects.c.id)
@@ -101,11 +101,11 @@ def sources(connection: Connection, with_news: bool = True) -> list[Source]:
     )
     if with_news:
         query = query.where(projects.c.charges > logged)
-    found += [Source(row.id, row.genesis, row.logged) for row in connection.execute(query)]
+    found += [EntrySource(row.id, row.genesis, row.logged) for row in connection.execute(query)]
     return found
 
 
-def waiting(connection: Connection, source: Source) -> int:
+def waiting(connection: Connection, source: EntrySource) -> int:
     """Return how many of a source's entries are not in the tree."""
     count = select(func.count()).select_from(_entries_after(source).subquery())
     return int(connection.execute(count).scalar_one())
@@ -167,7 +167,7 @@ _ADD = text(
 )
 
 
-def _entries_after(source: Source) -> Select[Any]:
+def _entries_after(source: EntrySource) -> Select[Any]:
     """Number and hash of a source's entries after those that are logged, in order."""
     if source.number == LOG:
         entry = administrative_log.c

@@ -77,12 +77,12 @@ def rows_of(kind: str) -> Select[Any]:
 
 def verify_log(connection: Connection, seals: Seals) -> LogVerification:
     """See `Log.verify_log`. The connection's transaction must read one snapshot throughout."""
-    walk = _Walk()
+    walk = _LogWalk()
     problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
     return LogVerification(entries=walk.last, head=walk.head.hex(), problems=problems)
 
 
-def _findings(connection: Connection, seals: Seals, walk: _Walk) -> Iterator[str]:
+def _findings(connection: Connection, seals: Seals, walk: _LogWalk) -> Iterator[str]:
     entries = connection.execute(log.select_log(), execution_options={"yield_per": 1000})
     for row in entries:
         yield from walk.follow(row._mapping)
@@ -94,7 +94,7 @@ def _findings(connection: Connection, seals: Seals, walk: _Walk) -> Iterator[str
         yield from _check_rows(connection, seals, kind, said)
 
 
-class _Walk:
+class _LogWalk:
     """One pass over the log. `said`: by kind and subject, the last entry about it."""
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ def verify_project(
         yield from check_accounts(connection, seals, project, rules)
         yield from check_reservation(connection, project)
 
-    found = _Walk(project, progress).verified(stored(connection, project["id"]), check_rest)
+    found = _LedgerWalk(project, progress).verified(stored(connection, project["id"]), check_rest)
     if found.ok:
         # An account that every other reader refuses must not be reported as intact.
         try:
@@ -79,7 +79,7 @@ def verify_export(path: Path, progress: Progress | None = None) -> Verification:
     Raises ArchiveError when the file is not an export.
     """
     with archive.opened(path) as (project, entries):
-        return _Walk(project, progress).verified(archive.pages(entries), lambda _: ())
+        return _LedgerWalk(project, progress).verified(archive.pages(entries), lambda _: ())
 
 
 class _Kind:
@@ -95,7 +95,7 @@ class _Kind:
         self.count = 0
 
 
-class _Walk:
+class _LedgerWalk:
     """One pass over a project's ledger."""
 
     def __init__(self, project: Raw, progress: Progress | None) -> None:

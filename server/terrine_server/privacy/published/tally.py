@@ -85,7 +85,7 @@ class Meter:
     ) -> None:
         self.teachers = teachers
         self.order = float(check_orders(order)[0])
-        parts: dict[CostEvent, _Part] = {}
+        parts: dict[CostEvent, _EventStatistic] = {}
         first: dict[CostEvent, int] = {}
         for part in (part for event in events.values() for part in _parts(event)):
             if part not in parts:
@@ -165,7 +165,7 @@ class Meter:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _EventStatistic:
     """One event's statistic: the cost of each value, and the most that one vote moves it (`step`).
 
     For a test it is the margin, which one vote moves by at most 1. For a noisy maximum with
@@ -211,30 +211,30 @@ class _Part:
         return total
 
 
-def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Part:
+def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _EventStatistic:
     match event:
         case GaussianThreshold() | StabilityTest():
-            return _Part(event, bit_table(event, [order])[0], step=1)
+            return _EventStatistic(event, bit_table(event, [order])[0], step=1)
         case GaussianNoisyMax(sigma, shift=1) | GaussianArgmax(sigma):
             fine = _resolution(teachers)
             gaps = np.arange(teachers * fine + 1) / fine
             levels = log_ndtr((1 - gaps) / (math.sqrt(2) * sigma))
             costs = gnmax_rdp(_log_q(levels, classes), sigma, order)[:, 0]
             costs = np.minimum(costs, rdp(event, order))
-            return _Part(event, costs, 2 * fine + 1, levels[::fine], levels)
+            return _EventStatistic(event, costs, 2 * fine + 1, levels[::fine], levels)
         case LaplaceNoisyMax(gamma, shift=1) | LaplaceArgmax(gamma):
             tails = laplace_log_tails(gamma, teachers)
             fine = _resolution(teachers)
             levels = tails[0] - gamma / fine * np.arange(teachers * fine + 1)
             costs = lnmax_rdp(_log_q(levels, classes), gamma, order)[:, 0]
             costs = np.minimum(costs, rdp(event, order))
-            return _Part(event, costs, 2 * fine + 1, tails, levels)
+            return _EventStatistic(event, costs, 2 * fine + 1, tails, levels)
         case GaussianNoisyMax() | LaplaceNoisyMax() | Composition():
-            return _Part(event, rdp(event, [order]), step=0)  # boosted: no known analysis
+            return _EventStatistic(event, rdp(event, [order]), step=0)  # boosted: no known analysis
         case GaussianNoisyCounts() | NeighbourCounts():
-            return _Part(event, rdp(event, [order]), step=0)  # the same at any votes
+            return _EventStatistic(event, rdp(event, [order]), step=0)  # the same at any votes
         case SparseVectorEpoch() | WithinEpoch() | ConfidentMax():
-            return _Part(event, rdp(event, [order]), step=0)
+            return _EventStatistic(event, rdp(event, [order]), step=0)
         case _:
             assert_never(event)
 
