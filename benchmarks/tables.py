@@ -133,12 +133,12 @@ def functions(work: Callable[[], object]) -> tuple[int, int]:
             name = f"{code.co_filename} {code.co_qualname}"
             calls[name] = calls.get(name, 0) + 1
 
-    def read(self: text.Text, size: int = -1) -> bytes:
+    def read(self: text.TextFile, size: int = -1) -> bytes:
         sys.setprofile(count)
         return before(self, size)
 
-    before, block = text.Text.read, text.BLOCK
-    text.Text.read = read  # type: ignore[method-assign]
+    before, block = text.TextFile.read, text.BLOCK
+    text.TextFile.read = read  # type: ignore[method-assign]
     try:
         found = []
         for size in (block, block // 4):
@@ -149,7 +149,7 @@ def functions(work: Callable[[], object]) -> tuple[int, int]:
             sys.setprofile(None)
             found.append(dict(calls))
     finally:
-        text.Text.read, text.BLOCK = before, block  # type: ignore[method-assign]
+        text.TextFile.read, text.BLOCK = before, block  # type: ignore[method-assign]
     few, many = found
     return len(many), sum(many[name] > few.get(name, 0) for name in many)
 

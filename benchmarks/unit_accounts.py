@@ -23,7 +23,7 @@ from statistics import median
 import numpy as np
 from sqlalchemy import text
 
-from terrine_models.teachers.neighbours import Shadows
+from terrine_models.teachers.neighbours import ShadowPoints
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import Neighbourhood, Voters
@@ -64,9 +64,9 @@ class Crowd(Voters):
     def near(self, points: np.ndarray) -> np.ndarray:
         return self.rows[np.arange(len(points)) % len(self.rows)]
 
-    def near_public(self, points: np.ndarray) -> Shadows:
+    def near_public(self, points: np.ndarray) -> ShadowPoints:
         found = self.near(points)[:, : self.shadows]
-        return Shadows(found, np.ones_like(found))  # so that no query is exhausted
+        return ShadowPoints(found, np.ones_like(found))  # so that no query is exhausted
 
     def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
         return Neighbourhood(self, self.units)

@@ -26,7 +26,7 @@ from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.leaves import commitment
 from terrine_protocol.transparency.notes import Note, NoteError
-from terrine_protocol.transparency.policies import Opened, Policy
+from terrine_protocol.transparency.policies import Policy, VerifiedCheckpoint
 from terrine_protocol.transparency.proofs import Proof
 from terrine_protocol.transparency.tiles import Tile, Tiles
 
@@ -245,7 +245,7 @@ class _Missing(Exception):  # noqa: N818 - not an error: it is fetched
 
 
 def _contradiction(
-    policy: Policy, opened: Opened, seen: str, whose: str, tiles: _Fetched
+    policy: Policy, opened: VerifiedCheckpoint, seen: str, whose: str, tiles: _Fetched
 ) -> Plan[list[str]]:
     """Return what is wrong between the current checkpoint and one that was seen, if anything is."""
     try:

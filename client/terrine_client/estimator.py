@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Bought:
+class BoughtAnswers:
     """Answers of a project, by input. It holds no token, and never asks for more.
 
     rows: [K], the rows of the pool that were asked, in that order. labels: the K answers to them.
@@ -81,7 +81,7 @@ def buy(
     random_state: int = 0,
     progress: bool = False,
     accept_clipped: bool = False,
-) -> Bought:
+) -> BoughtAnswers:
     """Ask for labels of a pool of public inputs, in one round; what was paid before is free.
 
     pool: inputs [N, …] as the project takes them, or for a table a data frame with its columns.
@@ -106,7 +106,7 @@ def buy(
         classes = len(project.ensemble.classes)
         beliefs = np.full((len(rows), classes), 1 / classes)
     labels = client.label(x[rows], beliefs, progress=progress)
-    return Bought(project=project, rows=rows, labels=labels, digests=_digests(x[rows]))
+    return BoughtAnswers(project=project, rows=rows, labels=labels, digests=_digests(x[rows]))
 
 
 class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -129,7 +129,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        bought: Bought | None = None,
+        bought: BoughtAnswers | None = None,
         *,
         method: str = "auto",
         threshold: Threshold = "prior",

@@ -31,7 +31,7 @@ from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.federation import read_token
 from terrine_protocol.files import write_atomically
 from terrine_server.labeling import shares
-from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms, Shown
+from terrine_server.labeling.aggregator_terms import TERMS, AggregatorInfo, AggregatorTerms
 from terrine_server.labeling.inference import ProtocolError
 from terrine_server.labeling.shares import Share
 from terrine_server.privacy import Account
@@ -50,7 +50,7 @@ OPENING_BYTES = 2**20
 """Of a request that opens a round: the names of its owners."""
 
 
-class Count:
+class ReleaseCounter:
     """How many queries were released, in a file; it never goes back."""
 
     def __init__(self, directory: Path) -> None:
@@ -88,7 +88,7 @@ class Count:
             return done.rowcount == 1
 
 
-class Waiting:
+class PendingShares:
     """Shares that wait for their rounds: one at most of each owner for each round."""
 
     def __init__(self, owners: Sequence[str], memory: int = MEMORY) -> None:
@@ -154,12 +154,12 @@ class Aggregator:
     def __init__(self, directory: Path) -> None:
         """Open it. Raises StoreError."""
         self.directory = directory
-        self.count = Count(directory)
+        self.count = ReleaseCounter(directory)
         self.terms = self.count.terms
         self._agreed = self.terms.digest()
         self._keys = Keys.read(directory, self.terms)
         row = shares.WIDTH * self.terms.classes
-        self._waiting = Waiting(self.terms.owners)
+        self._waiting = PendingShares(self.terms.owners)
         self._most = min(self._waiting.most, SHARE_ROWS * row)
         self.limits = few_callers(1 + len(self.terms.owners))
         self._noise = discrete_gaussian(self.terms.sigma)
@@ -187,7 +187,7 @@ class Aggregator:
         if digest != self._keys.service and digest not in self._keys.owners:
             return _refused(401, "This needs a token of this aggregator (Authorization: Bearer).")
         left = self.count.most - self.count.released
-        shown = Shown(terms=self.terms, queries_left=left)
+        shown = AggregatorInfo(terms=self.terms, queries_left=left)
         return JSONResponse(shown.model_dump(mode="json"))
 
     async def _keep(self, request: Request) -> Response:

@@ -48,7 +48,7 @@ def configure(level: str) -> None:
             ],
         )
     )
-    handler.addFilter(Sparing())
+    handler.addFilter(RepetitionFilter())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
@@ -66,7 +66,7 @@ def say(level: str, event: str, **fields: str) -> None:
     sys.stderr.write(f"{line!s}\n")
 
 
-class Sparing(logging.Filter):
+class RepetitionFilter(logging.Filter):
     """Drops lines of libraries that repeat themselves: clients can make some of them at will."""
 
     def __init__(self) -> None:

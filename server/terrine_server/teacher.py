@@ -43,7 +43,7 @@ AGGREGATOR_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Agreed:
+class AgreedAggregator:
     """An aggregator, and the terms that this owner agreed to: nothing is shared under others."""
 
     http: httpx.AsyncClient
@@ -54,7 +54,7 @@ class Teacher:
     """An ensemble in a directory, as one teacher: it votes as most of its teachers do."""
 
     def __init__(
-        self, directory: Path, model: str, token: str, aggregator: Agreed | None = None
+        self, directory: Path, model: str, token: str, aggregator: AgreedAggregator | None = None
     ) -> None:
         """Verify and load it. With an aggregator, it splits its votes. Raises StoreError."""
         self.ensemble = Ensemble.load(directory)

@@ -28,7 +28,7 @@ from terrine_server.api.decoding import (
     CONTENT_TYPES,
     MAX_JSON,
     BodyLimits,
-    Decoded,
+    DecodedQueries,
     check_length,
 )
 from terrine_server.api.decoding import decode as decode_body
@@ -91,7 +91,7 @@ def test_an_archive_may_have_probabilities() -> None:
     np.testing.assert_array_equal(decoded.probabilities, probabilities)
 
 
-def decode(kind: str, body: bytes, limit: int, expected: EnsembleFacts = PAIRS) -> Decoded:
+def decode(kind: str, body: bytes, limit: int, expected: EnsembleFacts = PAIRS) -> DecodedQueries:
     return decode_body(kind, body, expected, BodyLimits(limit, batch=10**6))
 
 
@@ -416,7 +416,7 @@ def test_any_bytes_are_decoded_or_refused(kind: str, body: bytes) -> None:
         decoded = decode(kind, body, LIMIT)
     except (TerrineError, RequestValidationError):
         return
-    assert isinstance(decoded, Decoded)
+    assert isinstance(decoded, DecodedQueries)
 
 
 @given(st.data())

@@ -12,7 +12,7 @@ from caller import Caller, slug
 from server import RunningServer
 
 from terrine_protocol import Budget, LabelResponse, Outcome, ProjectInfo
-from terrine_server.labeling.local_voters import LocalVoters, Registered
+from terrine_server.labeling.local_voters import LocalVoters, RegisteredEnsemble
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import ChargedBatch
 from terrine_server.metrics import Metrics
@@ -94,7 +94,7 @@ class Overtaking(LocalVoters):
 
     overtake: Callable[[], ChargedBatch] | None = None
 
-    def votes(self, record: Registered, inputs: np.ndarray) -> np.ndarray:
+    def votes(self, record: RegisteredEnsemble, inputs: np.ndarray) -> np.ndarray:
         overtake, self.overtake = self.overtake, None
         if overtake is not None:
             overtake()

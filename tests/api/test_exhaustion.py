@@ -19,7 +19,7 @@ from serving import until
 from wire import Reply, Wire, label, request
 
 from terrine_server.api import students
-from terrine_server.api.decoding import Decoded, decode
+from terrine_server.api.decoding import DecodedQueries, decode
 
 """How long a test waits for the server to close a connection."""
 CHUNKED = "Transfer-Encoding: chunked"
@@ -191,7 +191,7 @@ def test_many_decompression_bombs_block_nobody_and_cost_nothing(
     limit, bombs, unpack = 4 << 20, 60, decode
     begun, answered = Event(), Event()
 
-    def unpack_for_long(*sent: Any) -> Decoded:
+    def unpack_for_long(*sent: Any) -> DecodedQueries:
         begun.set()
         assert answered.wait(PATIENCE_SECONDS), "they block another client"
         return unpack(*sent)
@@ -248,7 +248,7 @@ def test_decoding_takes_turns_by_token(
     """One token's bodies, more than there are threads, may take long: those of others do not."""
     bodies, begun, answered = 16, list[int](), Event()
 
-    def long_for_large(kind: str, body: bytes, *given: Any) -> Decoded:
+    def long_for_large(kind: str, body: bytes, *given: Any) -> DecodedQueries:
         if len(body) > 5000:
             begun.append(len(body))
             assert answered.wait(PATIENCE_SECONDS), "they block another token"

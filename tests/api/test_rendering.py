@@ -29,9 +29,9 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import students
-from terrine_server.api.services import Answered
+from terrine_server.api.services import LabelReply
 from terrine_server.errors import BudgetExhausted, TerrineError
-from terrine_server.labeling.pipeline import Ask, Labeling
+from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.ledger import ChargedBatch, EnsembleRecord, ProjectRecord
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
 from terrine_server.privacy import GaussianNoisyCounts, cap
@@ -177,12 +177,12 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
         def __init__(self) -> None: ...
 
         def answer(
-            self, project_name: str, asks: Sequence[Ask]
+            self, project_name: str, asks: Sequence[CheckedRequest]
         ) -> list[ChargedBatch | TerrineError]:
             return [good, bad, refused]
 
     first, second, third = students.answering(Labeled())("study", [])
-    assert first == Answered(views.answers(good), replayed=0, paid=(1, 1))
+    assert first == LabelReply(views.answers(good), replayed=0, paid=(1, 1))
     assert isinstance(second, PydanticSerializationError)
     assert third is refused
 

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from terrine_server.audit.cases import CASES
 from terrine_server.audit.mechanisms import audit_mechanisms
-from terrine_server.audit.run import QUICK, Effort
+from terrine_server.audit.run import QUICK, SampleSizes
 from terrine_server.audit.run import audit as run
 from terrine_server.cli import app
 from terrine_server.privacy.noise import NoiseTable
 
-SMALL = Effort(draws=5_000, noise=50_000, students=1)
+SMALL = SampleSizes(draws=5_000, noise=50_000, students=1)
 FEW = [case for case in CASES if case.title in ("gnmax", "immutable, as published")]
 
 

@@ -34,7 +34,7 @@ from terrine_models.teachers.federation import Owner as FederationOwner
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import Kind, Note, NoteError, SignerKey
 from terrine_server.dossier import assessment, code, folder, registry, signing, told, words
-from terrine_server.dossier.facts import Facts, Trained, _trained, gather, read_audit
+from terrine_server.dossier.facts import Facts, TrainingFacts, _trained, gather, read_audit
 from terrine_server.dossier.told import MARK, QUESTIONS, DossierError
 from terrine_server.dossier.unchecked import unchecked
 from terrine_server.errors import NotFound
@@ -414,7 +414,7 @@ def test_a_unit_is_what_the_manifest_says(world: World) -> None:
     )
     facts = world.facts(verify=False)
 
-    def having(trained: Trained) -> Facts:
+    def having(trained: TrainingFacts) -> Facts:
         return replace(facts, ensembles=(replace(facts.ensembles[0], trained=trained),))
 
     found = having(_trained(people, record))
@@ -424,7 +424,7 @@ def test_a_unit_is_what_the_manifest_says(world: World) -> None:
     assert states["A unit that is smaller than a person"] == "met"
     entry = registry.entry(found, found.projects[0])
     assert entry["deployment"]["privacy_loss"]["privacy_unit"] == "Person-level"
-    owners = having(Trained("teacher", "one hospital each", None, None, None))
+    owners = having(TrainingFacts("teacher", "one hospital each", None, None, None))
     holds(registry.unit_details(owners.ensembles[0]), "hospital")
 
     directory = world.settings.ensembles_dir / "digits"
@@ -448,7 +448,7 @@ def test_a_unit_is_what_the_manifest_says(world: World) -> None:
     )
     (ensemble,) = world.facts().ensembles
     assert ensemble.trained == replace(
-        owners.ensembles[0].trained or Trained("teacher", None, None, None, None),
+        owners.ensembles[0].trained or TrainingFacts("teacher", None, None, None, None),
         grouped_by=None,
     ), "what the ledger says, not the file"
     assert ensemble.wrong == "another manifest than the one that was registered"

@@ -18,7 +18,7 @@ from sharing_owners import owner_tokens
 
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.federation import read_token
-from terrine_server.aggregator import SERVICE, Aggregator, Count, Waiting, make
+from terrine_server.aggregator import SERVICE, Aggregator, PendingShares, ReleaseCounter, make
 from terrine_server.labeling import shares
 from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms, read_terms
 from terrine_server.privacy import Account, NoisyVotes, quote
@@ -161,14 +161,14 @@ def test_malformed_requests_are_refused(asking: Asking) -> None:
 
 def test_the_count_is_durable_and_never_passes_its_limit(tmp_path: Path) -> None:
     make(terms(epsilon=6), tmp_path / "aggregator")
-    most = Count(tmp_path / "aggregator").most
+    most = ReleaseCounter(tmp_path / "aggregator").most
     assert 10 < most < 1000
-    counts = [Count(tmp_path / "aggregator") for _ in range(4)]
+    counts = [ReleaseCounter(tmp_path / "aggregator") for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda i: counts[i % 4].add(3), range(most)))
     assert sum(done) == most // 3
-    assert Count(tmp_path / "aggregator").released == 3 * (most // 3)
-    assert not Count(tmp_path / "aggregator").add(3)
+    assert ReleaseCounter(tmp_path / "aggregator").released == 3 * (most // 3)
+    assert not ReleaseCounter(tmp_path / "aggregator").add(3)
 
 
 def test_the_limit_is_what_the_budget_pays_for_at_the_price_of_noisy_counts() -> None:
@@ -181,7 +181,7 @@ def test_the_limit_is_what_the_budget_pays_for_at_the_price_of_noisy_counts() ->
 
 
 def test_shares_that_wait_have_a_limit_for_each_owner() -> None:
-    waiting = Waiting(["a", "b"], memory=2 * 100)
+    waiting = PendingShares(["a", "b"], memory=2 * 100)
     for number in range(30):
         assert waiting.put("a", f"round-{number}", b"x" * 10)
     assert waiting.put("b", "round-0", b"y" * 10)

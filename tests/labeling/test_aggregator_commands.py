@@ -18,7 +18,7 @@ from small_servers import certified, small_server
 from terrine_client import Client
 from terrine_models.teachers.federation import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
-from terrine_server.aggregator import Aggregator, Count, make
+from terrine_server.aggregator import Aggregator, ReleaseCounter, make
 from terrine_server.audit.world import serving
 from terrine_server.errors import InvalidTerms
 from terrine_server.labeling import inference, shares
@@ -28,7 +28,7 @@ from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project
 from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
-from terrine_server.teacher import Agreed, Teacher
+from terrine_server.teacher import AgreedAggregator, Teacher
 
 AGGREGATOR = 'owners = ["a", "b", "c"]\nclasses = 10\nsigma = 4\nepsilon = 50\ndelta = 1e-6\n'
 
@@ -91,7 +91,7 @@ def test_labels_without_anybody_seeing_a_vote(
             assert abs(counts.sum(axis=1).mean() - 3) < 17
             assert counts.std() > 5 * np.sqrt(chi2.ppf(1e-9, counts.size - 1) / counts.size)
             assert (np.asarray(again.noisy_counts) == counts[:8]).all()
-            assert (ledger.project("study").charges, Count(party).released) == (40, 40)
+            assert (ledger.project("study").charges, ReleaseCounter(party).released) == (40, 40)
             assert "40 of" in terrine("aggregator", "show", party).fine
 
             plain = httpx.Client(base_url=url, verify=False)
@@ -181,7 +181,7 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
         # An aggregator that changes under a teacher that runs: its owner's word comes with every
         # share.
         http = client(url, None, read_token(tmp_path / "party/owners/a.token"))
-        agreed = Agreed(http, read_terms(file))
+        agreed = AgreedAggregator(http, read_terms(file))
         teacher = Teacher(digits_ensemble.directory, "digits", "secret", agreed)
         with listening(teacher.app()) as asked:
             x = digits_ensemble.public[:8]

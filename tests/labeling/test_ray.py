@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import load_tensors, manifest_digest
-from terrine_models.teachers.importing import Declared, import_ensemble
+from terrine_models.teachers.importing import Declaration, import_ensemble
 from terrine_models.teachers.kinds import Heads, Networks, load_manifest
 from terrine_models.teachers.manifests import TeacherSettings
 from terrine_models.teachers.ray_cluster import INLINE_BYTES, on_node
@@ -225,7 +225,7 @@ def home(digits_ensemble: DigitsEnsemble, tmp_path_factory: pytest.TempPathFacto
     for seed, path in enumerate(models):
         path.write_bytes(mlp(seed, 64, classes=10).SerializeToString())
     flat = InputSpec(shape=(64,), dtype="uint8", low=0, high=16)
-    declared = Declared(flat, tuple(DIGITS), units=700, disjoint_by="by hand")
+    declared = Declaration(flat, tuple(DIGITS), units=700, disjoint_by="by hand")
     import_ensemble(models, directory / "ensembles" / "imported", "imported", declared)
     return directory
 

@@ -13,7 +13,7 @@ from refusals import refuses
 from terrine_protocol import Outcome
 from terrine_server.errors import ConcurrentUpdate
 from terrine_server.labeling.pipeline import possible
-from terrine_server.ledger import Recorded
+from terrine_server.ledger import RecordedCharges
 from terrine_server.ledger.charging.admission import admit
 from terrine_server.ledger.records import Proposal, Result
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
@@ -43,7 +43,7 @@ def test_a_batch_is_decided_by_balances_alone(
     worst = PRICED.worst
     budget = queries * worst.cost + extra
     offered = replace(PRICED, budget=budget, cap_budget=budget)
-    admission = admit(offered, Account(), Recorded({}, {}), batch)
+    admission = admit(offered, Account(), RecordedCharges({}, {}), batch)
 
     assert len(admission.results) == len(batch)
     assert admission.account.spent <= budget
@@ -81,26 +81,26 @@ def test_refusals_do_not_depend_on_votes_beyond_the_results(
 ) -> None:
     """Change the outcome of the query at the first refusal: all results stay the same."""
     offered = replace(PRICED, budget=queries * PRICED.worst.cost)
-    results = admit(offered, Account(), Recorded({}, {}), batch).results
+    results = admit(offered, Account(), RecordedCharges({}, {}), batch).results
     refused = [i for i, result in enumerate(results) if result.outcome is Outcome.REFUSED]
     for i in refused:
         if batch[i].outcome is not None:
             other = replace(batch[i], outcome=VoteOutcome.ABSTAINED, label=None)
             changed = [*batch[:i], other, *batch[i + 1 :]]
-            again = admit(offered, Account(), Recorded({}, {}), changed).results
+            again = admit(offered, Account(), RecordedCharges({}, {}), changed).results
             assert again == results
 
 
 @given(batch=proposals())
 def test_asking_a_batch_again_is_free(batch: list[Proposal]) -> None:
     offered = replace(PRICED, budget=100 * PRICED.worst.cost)
-    first = admit(offered, Account(), Recorded({}, {}), batch)
+    first = admit(offered, Account(), RecordedCharges({}, {}), batch)
     asked = [(p, entry.outcome) for entry in first.entries if (p := entry.proposal)]
     paid = {p.query_digest: first.results[batch.index(p)] for p, _ in asked}
     inputs = {
         p.input_digest: paid[p.query_digest] for p, outcome in asked if outcome is Outcome.ANSWERED
     }
-    again = admit(offered, first.account, Recorded(paid, inputs), batch)
+    again = admit(offered, first.account, RecordedCharges(paid, inputs), batch)
     assert not again.entries
     assert again.account == first.account
 
@@ -114,9 +114,9 @@ def test_a_budget_is_spent_to_the_last_unit_and_no_further() -> None:
         replace(offered, budget=3 * worst.cost - 1),
         replace(offered, delta_budget=3 * worst.delta - 1),
     ):
-        assert len(admit(short, Account(), Recorded({}, {}), batch).entries) == 2
+        assert len(admit(short, Account(), RecordedCharges({}, {}), batch).entries) == 2
     exact = replace(offered, budget=3 * worst.cost, delta_budget=3 * worst.delta)
-    admission = admit(exact, Account(), Recorded({}, {}), batch)
+    admission = admit(exact, Account(), RecordedCharges({}, {}), batch)
     assert (admission.account.spent, admission.account.delta_spent) == (
         exact.budget,
         exact.delta_budget,
@@ -150,7 +150,7 @@ def test_a_query_is_admitted_and_paid_at_the_price_of_its_baseline(
         replace(answered(number) if passed else abstained(number), baseline=baseline)
         for number, (baseline, passed) in enumerate(batch)
     ]
-    admission = admit(offered, Account(), Recorded({}, {}), proposals)
+    admission = admit(offered, Account(), RecordedCharges({}, {}), proposals)
     spent, paid = 0, list(admission.entries)
     for (baseline, passed), result in zip(batch, admission.results, strict=True):
         part = 5 if baseline >= 25 else 2 if baseline >= 10 else 1
@@ -211,7 +211,7 @@ def test_whatever_is_asked_and_answered_every_epoch_is_paid_and_the_budget_holds
     left, delta_left = offered.budget, offered.delta_budget
     for request in requests:
         batch = drawn(request, recorded)
-        admission = admit(offered, account, Recorded(recorded, {}), batch)
+        admission = admit(offered, account, RecordedCharges(recorded, {}), batch)
         answers_left, refusing = 0, False
         entries = iter(admission.entries)
         for proposal, result in zip(batch, admission.results, strict=True):
@@ -245,22 +245,22 @@ def test_whatever_is_asked_and_answered_every_epoch_is_paid_and_the_budget_holds
 
 def test_the_last_epoch_of_a_budget_is_answered_to_its_end() -> None:
     batch = [answered(k, epoch=k // MOST) for k in range(MOST + 1)]
-    admission = admit(BY_EPOCH, Account(), Recorded({}, {}), batch)
+    admission = admit(BY_EPOCH, Account(), RecordedCharges({}, {}), batch)
     assert [entry.opens for entry in admission.entries] == [True, False, False]
     assert admission.results[-1].outcome is Outcome.REFUSED
     assert admission.account.spent == BY_EPOCH.budget
 
 
 def test_no_epoch_outlives_its_request() -> None:
-    first = admit(BY_EPOCH, Account(), Recorded({}, {}), [answered(1, epoch=0)])
-    second = admit(BY_EPOCH, first.account, Recorded({}, {}), [answered(2, epoch=0)])
+    first = admit(BY_EPOCH, Account(), RecordedCharges({}, {}), [answered(1, epoch=0)])
+    second = admit(BY_EPOCH, first.account, RecordedCharges({}, {}), [answered(2, epoch=0)])
     assert second.results[0].outcome is Outcome.REFUSED
 
 
 def test_a_replay_neither_opens_an_epoch_nor_pays_for_one() -> None:
     before = {digest("old"): Result(Outcome.ANSWERED, 3, 1, replayed=True)}
     batch = [unvoted("old"), answered(1, epoch=0), unvoted("old"), answered(2, epoch=0), unvoted(1)]
-    admission = admit(BY_EPOCH, Account(), Recorded(before, {}), batch)
+    admission = admit(BY_EPOCH, Account(), RecordedCharges(before, {}), batch)
     assert [r.replayed for r in admission.results] == [True, False, True, False, True]
     assert [entry.opens for entry in admission.entries] == [True, False]
 
@@ -270,7 +270,7 @@ def test_a_query_that_was_drawn_and_is_recorded_meanwhile_is_drawn_again() -> No
     meanwhile = {digest(2): Result(Outcome.ANSWERED, 3, 1, replayed=True)}
     batch = [answered(1, epoch=0), answered(2, epoch=0), answered(3, epoch=0)]
     with pytest.raises(ConcurrentUpdate):
-        admit(terms(3, EPOCHS), Account(), Recorded(meanwhile, {}), batch)
+        admit(terms(3, EPOCHS), Account(), RecordedCharges(meanwhile, {}), batch)
 
 
 @pytest.mark.parametrize(("offered", "epoch"), [(BY_EPOCH, None), (PRICED, 0)])
@@ -278,4 +278,4 @@ def test_nothing_is_released_that_is_not_of_the_price_lists_kind(
     offered: Terms, epoch: int | None
 ) -> None:
     with refuses(ValueError, "epoch"):
-        admit(offered, Account(), Recorded({}, {}), [answered(1, epoch=epoch)])
+        admit(offered, Account(), RecordedCharges({}, {}), [answered(1, epoch=epoch)])

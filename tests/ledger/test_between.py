@@ -25,7 +25,7 @@ from terrine_server.errors import (
 from terrine_server.ledger import (
     ChargedBatch,
     Ledger,
-    OnRecord,
+    ProjectSnapshot,
     Proposal,
     QueryDigest,
     connect,
@@ -41,14 +41,14 @@ class Two:
         self.ours, self.theirs = Ledger(self.engine, SECRET_KEY), Ledger(connect(url), SECRET_KEY)
         self.theirs.charge(self.project, [answered(0)])
 
-    def look(self, proposals: Sequence[Proposal]) -> OnRecord:
+    def look(self, proposals: Sequence[Proposal]) -> ProjectSnapshot:
         digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
         return self.ours.look_up("study", digests)
 
     def pay(
         self,
         proposals: Sequence[Proposal],
-        record: OnRecord | None = None,
+        record: ProjectSnapshot | None = None,
     ) -> list[tuple[int | None, bool]] | TerrineError:
         """Number of each charge, and whether it was made before."""
         [fate] = self.ours.charge_group(self.project, [proposals], record)

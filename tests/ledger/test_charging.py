@@ -33,7 +33,7 @@ from terrine_server.errors import (
     ProjectClosed,
     ProjectPaused,
 )
-from terrine_server.ledger import Ledger, QueryDigest, Recorded, Result, connect
+from terrine_server.ledger import Ledger, QueryDigest, RecordedCharges, Result, connect
 from terrine_server.ledger.charging.admission import REFUSED
 
 POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
@@ -81,7 +81,7 @@ def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
     second = open_project(ledger, queries=5, name="second")
     ledger.charge(first.id, [answered(1)])
     found = ledger.look_up("second", [QueryDigest(digest(1), digest(1))]).recorded
-    assert found == Recorded({}, {})
+    assert found == RecordedCharges({}, {})
     assert fates(ledger.charge(second.id, [answered(1)]).results) == "P"
 
 

@@ -27,7 +27,7 @@ from refusals import refuses
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.audit.ledger import check_project
 from terrine_server.errors import BudgetExhausted, Conflict
-from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Recorded
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, RecordedCharges
 from terrine_server.ledger.charging.admission import Admission, admit
 from terrine_server.ledger.charging.tallies import SecretTally
 from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, quote
@@ -115,7 +115,7 @@ def admitted(terms: Terms, figures: list[int], sizes: list[int]) -> list[Admissi
     account, made, first = Account(), [], 0
     for size in sizes:
         batch = QUERIES[first : first + size]
-        made.append(admit(terms, account, Recorded({}, {}), batch, Script(figures)))
+        made.append(admit(terms, account, RecordedCharges({}, {}), batch, Script(figures)))
         account, first = made[-1].account, first + size
     return made
 

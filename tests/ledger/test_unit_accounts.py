@@ -28,7 +28,14 @@ from terrine_server.errors import (
     LedgerCorrupted,
 )
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import Cast, Ledger, OnRecord, Proposal, QueryDigest, connect
+from terrine_server.ledger import (
+    Ledger,
+    ProjectSnapshot,
+    Proposal,
+    QueryDigest,
+    SpentAccounts,
+    connect,
+)
 from terrine_server.ledger.charging import unit_accounts as accounts_of
 from terrine_server.ledger.payments import Payments
 from terrine_server.ledger.store.tables import charges, projects, shadow_accounts, unit_accounts
@@ -197,7 +204,7 @@ def test_whatever_dies_in_between_accounts_and_charges_go_together(
 
 def drawn(
     opened: Opened, query: object, near: NDArray[np.uint8]
-) -> tuple[list[Proposal], OnRecord, Cast]:
+) -> tuple[list[Proposal], ProjectSnapshot, SpentAccounts]:
     """A query that was voted on, and is not paid yet."""
     proposal = counted(query)
     counts = (5, 3)
@@ -213,7 +220,7 @@ def drawn(
         weights, opened.voters.found.units, opened.ledger.accounts(project), opened.allowance
     )
     shadows = opened.ledger.shadows(project, PEOPLE)
-    return [proposal], record, Cast(project.charges, project.head, 1, after, shadows)
+    return [proposal], record, SpentAccounts(project.charges, project.head, 1, after, shadows)
 
 
 def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> None:

@@ -16,7 +16,7 @@ from terrine_models.storage.manifests import StoreError, load_tensors
 from terrine_models.teachers.editions import add, forget, forget_taught
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import KnownData, ShardTeachers
+from terrine_models.teachers.manifests import DataFingerprint, ShardTeachers
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.networks import Networks
 from terrine_models.teachers.people import IDENTITIES, known_data, name_digests, record_digests
@@ -196,7 +196,7 @@ def test_data_are_known_when_they_come_again(tmp_path: Path) -> None:
     table = persons("abcdef")
     first = built(tmp_path / "1", dataset(table))
 
-    def trained(name: str, table: Table, key: bytes = KEY) -> KnownData:
+    def trained(name: str, table: Table, key: bytes = KEY) -> DataFingerprint:
         data = dataset(table)
         config = Heads(width=6)
         manifest = train_ensemble(
@@ -205,7 +205,7 @@ def test_data_are_known_when_they_come_again(tmp_path: Path) -> None:
         assert manifest.data is not None
         return manifest.data
 
-    def same(a: KnownData | None, b: KnownData) -> bool:
+    def same(a: DataFingerprint | None, b: DataFingerprint) -> bool:
         assert a is not None
         return bool(set(a.digests) & set(b.digests))
 

@@ -20,7 +20,7 @@ from refusals import refuses
 
 from terrine_models.data import reading
 from terrine_models.data.arrays import DataError
-from terrine_models.data.blocks import Growing
+from terrine_models.data.blocks import GrowingArray
 from terrine_models.data.reading import unchanged
 from terrine_models.tables import clues, text
 from terrine_models.tables.loading import (
@@ -211,12 +211,12 @@ def test_a_process_with_little_memory_reads_a_table_that_would_not_fit(tmp_path:
 
 
 def test_an_array_that_grew_is_as_large_as_what_was_added() -> None:
-    grown, expected = Growing((3,), np.float32), []
+    grown, expected = GrowingArray((3,), np.float32), []
     for rows in (1, 0, 70, 2, 999):
         expected.append(np.arange(3 * rows, dtype=np.float32).reshape(rows, 3))
         grown.add(expected[-1])
     assert np.array_equal(grown.array(), np.concatenate(expected))
-    assert Growing((), np.int64).array().shape == (0,)
+    assert GrowingArray((), np.int64).array().shape == (0,)
 
 
 # ------------------------------------------------------------------------------------- bad files

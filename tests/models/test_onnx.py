@@ -23,12 +23,12 @@ from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_files import findings
 from terrine_models.storage.onnx_models import ModelError, OnnxModel, OnnxTeachers
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.importing import Declared, ImportedTeachers, import_ensemble
+from terrine_models.teachers.importing import Declaration, ImportedTeachers, import_ensemble
 from terrine_models.teachers.kinds import load_manifest, verify
 from terrine_models.teachers.manifests import Manifest
 
 CLASS_NAMES = ("a", "b", "c")
-DECLARED = Declared(
+DECLARED = Declaration(
     spec=InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1),
     classes=CLASS_NAMES,
     units=3000,

@@ -23,7 +23,7 @@ from serving import until
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.importing import Declared, import_ensemble
+from terrine_models.teachers.importing import Declaration, import_ensemble
 from terrine_models.teachers.onnx_guard import GuardedTeachers, VotingError
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import EnsembleUnavailable
@@ -99,7 +99,7 @@ def test_a_model_that_wants_too_much_memory_ends_its_process_and_no_other(tmp_pa
 def test_the_check_refuses_what_the_process_would_not_bear(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     path.write_bytes(growing(900_000).SerializeToString())
-    declared = Declared(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
+    declared = Declaration(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
     with refuses(StoreError, 1):
         import_ensemble([path], tmp_path / "out", "large", declared)
 
@@ -161,7 +161,7 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     paths = [tmp_path / f"{i}.onnx" for i in range(3)]
     for i, path in enumerate(paths):
         path.write_bytes(mlp(i).SerializeToString())
-    declared = Declared(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
+    declared = Declaration(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
     import_ensemble(paths, settings.ensembles_dir / "ward", "ward", declared)
     ledger = Ledger(engine, settings.secret_key_path.read_bytes())
     register_ensemble(ledger, settings, EnsembleRegister(name="ward", epsilon=20.0, delta=1e-5))
@@ -194,7 +194,7 @@ def test_a_vote_that_fails_is_charged_to_nobody(
 def test_an_ensemble_lets_its_process_end_with_it(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "0.onnx"
     path.write_bytes(mlp(0).SerializeToString())
-    declared = Declared(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
+    declared = Declaration(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
     import_ensemble([path], out, "made", declared)
     ensemble = Ensemble.load(out)
     pid = pid_of(guarded_by(ensemble))

@@ -22,7 +22,7 @@ from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
     KINDS,
     ShardTeachers,
-    Stored,
+    StoredEnsemble,
     Trained,
     Voting,
     VotingLimits,
@@ -63,7 +63,7 @@ class CentroidTeachers(ShardTeachers):
             made.append((1 - self.shrink) * torch.stack(rows) + self.shrink * mean)
         return {"means": torch.stack(made)}
 
-    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
+    def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         spec, classes = stored.manifest.input, len(stored.manifest.classes)
         size = int(np.prod(spec.shape))
         means = stored.stacked({"means": (classes, size)})["means"]

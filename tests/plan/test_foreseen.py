@@ -13,8 +13,8 @@ from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_server.owner import foreseen
 from terrine_server.owner.foreseen import (
-    Chosen,
-    Way,
+    ForecastChoice,
+    ForecastOption,
     _clearly_better,
     _in_full,
     _Tested,
@@ -41,12 +41,12 @@ def public(rows: int, people: int | None = None) -> Dataset:
 
 def chosen(
     sample: Dataset, first: FirstProject = FIRST, *, labelled: bool = True, people: bool = False
-) -> Chosen:
+) -> ForecastChoice:
     pool = PublicData.declare("pool", sample.inputs)
     return choose_way(first, sample, pool, labelled=labelled, people=people)
 
 
-def by_way(found: Chosen) -> dict[str, Way]:
+def by_way(found: ForecastChoice) -> dict[str, ForecastOption]:
     return {each.first.way: each for each in found.ways}
 
 

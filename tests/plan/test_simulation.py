@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from terrine_protocol import Outcome
-from terrine_server.ledger import Recorded
+from terrine_server.ledger import RecordedCharges
 from terrine_server.ledger.charging.admission import admit
 from terrine_server.ledger.records import Proposal
 from terrine_server.planning.opening import choose
@@ -76,7 +76,7 @@ def test_a_simulation_is_admitted_and_charged_as_the_ledger_would(
         )
         for row, (outcome, label) in enumerate(zip(drawn.outcomes, drawn.labels, strict=True))
     ]
-    admission = admit(quoted.terms, Account(), Recorded({}, {}), proposals)
+    admission = admit(quoted.terms, Account(), RecordedCharges({}, {}), proposals)
     outcomes = [result.outcome.value for result in admission.results]
     labels = [-1 if result.label is None else result.label for result in admission.results]
     assert found.outcomes.tolist() == outcomes

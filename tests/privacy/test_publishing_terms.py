@@ -35,7 +35,7 @@ from terrine_server.privacy.budget.quoting import (
     publication_z,
     split_delta,
 )
-from terrine_server.privacy.budget.terms import Considered, RuleChoice, Schedule
+from terrine_server.privacy.budget.terms import ConsideredRule, RuleChoice, Schedule
 from terrine_server.privacy.published.release import gnss_rdp
 
 COST, DELTA_UNITS = 10**12, 10**18
@@ -119,7 +119,10 @@ def test_a_schedule_is_part_of_the_terms() -> None:
 
 
 def test_a_schedule_and_a_choice_survive_a_round_trip_through_json() -> None:
-    considered = (Considered(RULE, 0.5, answers=100, queries=90), Considered(GDP, None, 80, 70))
+    considered = (
+        ConsideredRule(RULE, 0.5, answers=100, queries=90),
+        ConsideredRule(GDP, None, 80, 70),
+    )
     for choice in (None, RuleChoice(0.7, considered)):
         terms = replace(TERMS, choice=choice)
         assert Terms.from_json(json.loads(json.dumps(terms.to_json()))) == terms

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from terrine_server import errors
 from terrine_server.ledger import handle
 from terrine_server.ledger.charging import appending, charge, unit_accounts
-from terrine_server.ledger.records import Recorded, Result
+from terrine_server.ledger.records import RecordedCharges, Result
 from terrine_server.ledger.store import database
 
 
@@ -67,27 +67,27 @@ def deaf_to_a_pause(patch: pytest.MonkeyPatch) -> None:
 
 def forgetful(patch: pytest.MonkeyPatch) -> None:
     """A server that now and then does not find what was paid."""
-    calls, find = [0], Recorded.find
+    calls, find = [0], RecordedCharges.find
 
-    def sometimes(self: Recorded, *digests: bytes) -> Result | None:
+    def sometimes(self: RecordedCharges, *digests: bytes) -> Result | None:
         calls[0] += 1
         return None if calls[0] % 50 == 0 else find(self, *digests)
 
-    patch.setattr(Recorded, "find", sometimes)
+    patch.setattr(RecordedCharges, "find", sometimes)
 
 
 def confused(patch: pytest.MonkeyPatch) -> None:
     """A server that now and then replays another label than was paid for."""
-    calls, find = [0], Recorded.find
+    calls, find = [0], RecordedCharges.find
 
-    def sometimes(self: Recorded, *digests: bytes) -> Result | None:
+    def sometimes(self: RecordedCharges, *digests: bytes) -> Result | None:
         calls[0] += 1
         found = find(self, *digests)
         if found is None or found.label is None or calls[0] % 50:
             return found
         return replace(found, label=(found.label + 1) % 10)
 
-    patch.setattr(Recorded, "find", sometimes)
+    patch.setattr(RecordedCharges, "find", sometimes)
 
 
 def forgets_accounts(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from migrated import SECRET_KEY, migrated
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from terrine_models.teachers.neighbours import Shadows
+from terrine_models.teachers.neighbours import ShadowPoints
 from terrine_protocol import InputSpec
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.pipeline import Labeling
@@ -59,12 +59,12 @@ class People:
     def shadows(self) -> int:
         return PEOPLE + self.spare
 
-    def near_public(self, points: NDArray[np.uint8]) -> Shadows:
+    def near_public(self, points: NDArray[np.uint8]) -> ShadowPoints:
         weights = points[:, :PEOPLE]
         if not self.spare:
-            return Shadows(weights, weights)
+            return ShadowPoints(weights, weights)
         beside = np.full((len(points), 1), 255, np.uint8)
-        return Shadows(np.hstack([weights, 0 * beside]), np.hstack([weights, beside]))
+        return ShadowPoints(np.hstack([weights, 0 * beside]), np.hstack([weights, beside]))
 
     def input(self, *people: int) -> NDArray[np.uint8]:
         """One that these people alone are near."""

@@ -13,7 +13,7 @@ from terrine_server.errors import (
     EnsembleUnavailable,
     TerrineError,
 )
-from terrine_server.labeling.pipeline import Ask, Labeling
+from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import ChargedBatch, EnsembleRecord, Ledger, NewProject
 from terrine_server.metrics import Metrics
@@ -88,6 +88,6 @@ def seqs(answer: ChargedBatch | TerrineError) -> list[int | None]:
     return [result.seq for result in answer.results]
 
 
-def one(service: Labeling, ask: Ask) -> ChargedBatch | TerrineError:
+def one(service: Labeling, ask: CheckedRequest) -> ChargedBatch | TerrineError:
     (answer,) = service.answer("study", [ask])
     return answer

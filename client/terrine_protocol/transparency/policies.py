@@ -38,7 +38,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Opened:
+class VerifiedCheckpoint:
     """A checkpoint that satisfies a policy, and when each witness cosigned it (POSIX seconds)."""
 
     checkpoint: Checkpoint
@@ -112,7 +112,7 @@ class Policy:
             raise NoteError("the policy has no quorum; `quorum none` needs no witness")
         return cls(tuple(logs), witnesses, groups, quorum)
 
-    def opened(self, note: Note | str | bytes) -> Opened:
+    def opened(self, note: Note | str | bytes) -> VerifiedCheckpoint:
         """Return the checkpoint in a note. Raises NoteError, QuorumMissing if witnesses lack."""
         note = note if isinstance(note, Note) else Note.parse(note)
         checkpoint = Checkpoint.parse(note.text)
@@ -127,7 +127,7 @@ class Policy:
                 f"the checkpoint of size {checkpoint.size} is cosigned by {named}; the quorum is "
                 f"{self.quorum}"
             )
-        return Opened(checkpoint, note, cosigned)
+        return VerifiedCheckpoint(checkpoint, note, cosigned)
 
     def cosigned(self, note: Note) -> dict[str, int]:
         """Return which witnesses cosigned a note, and when."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from terrine_models.data.blocks import BLOCK, Growing, Numbering, Records
+from terrine_models.data.blocks import BLOCK, GroupNumbering, GrowingArray, Records
 from terrine_protocol.files import opened, read
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, TableSchema
@@ -139,8 +139,8 @@ class Dataset:
     def of(cls, source: RecordSource) -> Dataset:
         """Load all records of a source. Raises DataError."""
         spec, grouped = source.spec, source.group_column is not None
-        inputs = Growing(spec.shape, np.dtype(spec.dtype).type)
-        labels, groups = Growing((), np.int64), Growing((), np.int64)
+        inputs = GrowingArray(spec.shape, np.dtype(spec.dtype).type)
+        labels, groups = GrowingArray((), np.int64), GrowingArray((), np.int64)
         for block in source.blocks():
             inputs.add(block.inputs)
             labels.add(block.labels)
@@ -256,7 +256,7 @@ def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
     if group is not None and group.shape != labels.shape:
         raise DataError(f"{path}: group has shape {group.shape}, expected {labels.shape}.")
     inputs, spec = _declared_inputs(path, arrays)
-    numbering = Numbering()
+    numbering = GroupNumbering()
     return Dataset(
         inputs,
         labels,

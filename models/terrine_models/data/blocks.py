@@ -14,7 +14,7 @@ BLOCK = 16_384
 T = TypeVar("T", bound=np.generic)
 
 
-class Growing(Generic[T]):
+class GrowingArray(Generic[T]):
     """An array [N, *shape] that grows by blocks of rows, and is never held twice."""
 
     def __init__(self, shape: tuple[int, ...], dtype: type[T]) -> None:
@@ -50,7 +50,7 @@ class Records:
     """[B], as in `Dataset`."""
 
 
-class Numbering:
+class GroupNumbering:
     """Numbers people 0, 1, … in the order in which they first appear."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from terrine_models.tables.columns import (
     DECIMAL_COMMA,
     MISSING,
-    Coded,
+    CodedValues,
     date_orders,
     number,
     read_date,
@@ -138,7 +138,7 @@ class Overflow:
 
 
 @dataclass
-class Clues:
+class ColumnStats:
     """A column of a table whose fields `delimiter` separates: its values are added, then read."""
 
     path: Path
@@ -155,7 +155,7 @@ class Clues:
     """None if all values are counted."""
     _characters: int = 0
 
-    def add(self, coded: Coded) -> None:
+    def add(self, coded: CodedValues) -> None:
         """Count the values of some more rows."""
         rows_of = np.bincount(coded.places, minlength=len(coded.values)).tolist()
         self.rows += len(coded.places)

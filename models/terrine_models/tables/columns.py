@@ -46,27 +46,27 @@ _PLACES: dict[DateOrder, tuple[int, int, int]] = {
 
 
 @dataclass(frozen=True)
-class Coded:
+class CodedValues:
     """Values of a column, each once (text, or as a data frame holds it), and each row's [N]."""
 
     values: Sequence[Any]
     places: NDArray[np.intp]
 
     @classmethod
-    def of(cls, values: Iterable[Any]) -> Coded:
+    def of(cls, values: Iterable[Any]) -> CodedValues:
         """One value for each row."""
         index: dict[Any, int] = {}
         places = [index.setdefault(value, len(index)) for value in values]
         return cls(list(index), np.array(places, dtype=np.intp))
 
 
-Values = NDArray[Any] | Coded
+Values = NDArray[Any] | CodedValues
 """Of a column: float64 [N], NaN where a number is missing; datetime64 [N], NaT where one is; or
 others."""
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Some rows of a table; at least the columns that are needed."""
 
     columns: Mapping[str, Values]
@@ -110,7 +110,7 @@ class Encoder:
         ]
         self.width = sum(width for _, _, width in self._columns)
 
-    def encode(self, block: Block) -> NDArray[np.float32]:
+    def encode(self, block: RowBlock) -> NDArray[np.float32]:
         """Encode rows as [N, width]. Raises DataError, which names row and column."""
         encoded, start = np.zeros((block.rows, self.width), dtype=np.float32), 0
         for column, tally, wide in self._columns:
@@ -181,7 +181,7 @@ def width(column: Column) -> int:
             return 0
 
 
-def class_indices(column: Column, block: Block) -> NDArray[np.int64]:
+def class_indices(column: Column, block: RowBlock) -> NDArray[np.int64]:
     """The classes of rows [N] by the label's column. Raises DataError for one that has none."""
     index = {value: k for k, value in enumerate(column.values or ())}
     index |= {f"{value}.": k for value, k in index.items() if f"{value}." not in index}
@@ -192,10 +192,10 @@ def class_indices(column: Column, block: Block) -> NDArray[np.int64]:
     return found
 
 
-def texts(column: Column, block: Block) -> tuple[list[str], NDArray[np.intp]]:
+def texts(column: Column, block: RowBlock) -> tuple[list[str], NDArray[np.intp]]:
     """A column's values as a CSV file and the schema have them, each once, and each row's [N]."""
     values = block.columns[column.name]
-    coded = values if isinstance(values, Coded) else Coded.of(values.tolist())
+    coded = values if isinstance(values, CodedValues) else CodedValues.of(values.tolist())
     return [written(value, column.values) for value in coded.values], coded.places
 
 
@@ -279,7 +279,7 @@ def date_orders(texts: Iterable[str]) -> list[DateOrder]:
     return orders
 
 
-def _listed(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+def _listed(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
     """Categories: a one in their place. Levels: from 0 to 1, and whether there is none."""
     values, places = texts(column, block)
     index = {value: k for k, value in enumerate(column.values or ())}
@@ -294,7 +294,7 @@ def _listed(column: Column, block: Block, out: NDArray[np.float32], tally: Tally
     tally.other += int(((found < 0) & ~missing).sum())
 
 
-def _booleans(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+def _booleans(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
     values, places = texts(column, block)
     known = {"": 0.5, **dict.fromkeys(MISSING, 0.5), **dict.fromkeys(TRUE, 1.0)}
     known |= dict.fromkeys(FALSE, 0.0)
@@ -307,9 +307,9 @@ def _booleans(column: Column, block: Block, out: NDArray[np.float32], tally: Tal
     tally.missing += int((found == 0.5).sum())
 
 
-def _numbers(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+def _numbers(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
     numbers, low, high = block.columns[column.name], column.low or 0.0, column.high or 0.0
-    if isinstance(numbers, Coded):
+    if isinstance(numbers, CodedValues):
         values, places = texts(column, block)
         comma = column.name in block.commas
         missing = np.array([text in MISSING for text in values], dtype=bool)[places]
@@ -329,9 +329,9 @@ def _numbers(column: Column, block: Block, out: NDArray[np.float32], tally: Tall
         out[:, 1] = missing
 
 
-def _dates(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+def _dates(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
     moments, order = block.columns[column.name], column.order or "year-month-day"
-    if isinstance(moments, Coded):
+    if isinstance(moments, CodedValues):
         values, places = texts(column, block)
         missing = np.array([text in MISSING for text in values], dtype=bool)[places]
         days_of = [read_date(text, order) for text in values]
@@ -362,7 +362,7 @@ def _dates(column: Column, block: Block, out: NDArray[np.float32], tally: Tally)
         tally.outside += int((((days < low) | (days > high)) & ~missing).sum())
 
 
-_ENCODE: dict[str, Callable[[Column, Block, NDArray[np.float32], Tally], None]] = {
+_ENCODE: dict[str, Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]] = {
     "categorical": _listed,
     "ordinal": _listed,
     "boolean": _booleans,
@@ -372,10 +372,14 @@ _ENCODE: dict[str, Callable[[Column, Block, NDArray[np.float32], Tally], None]] 
 """Each encodes a column into zeros [N, width], and counts. They raise DataError."""
 
 
-def _unexpected(column: Column, block: Block, odd: NDArray[np.bool_], expected: str) -> DataError:
+def _unexpected(
+    column: Column, block: RowBlock, odd: NDArray[np.bool_], expected: str
+) -> DataError:
     """What is wrong in the first row that is odd."""
     row, values = int(np.flatnonzero(odd)[0]), block.columns[column.name]
-    value = values.values[values.places[row]] if isinstance(values, Coded) else values[row].item()
+    value = (
+        values.values[values.places[row]] if isinstance(values, CodedValues) else values[row].item()
+    )
     text = written(value)
     more = f" {block.hint(column.name, text)}".rstrip() if column.role == "numeric" else ""
     return DataError(

@@ -23,7 +23,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress, rows_at_a_time, unseen
 from terrine_models.tables import text
 from terrine_models.tables.columns import Note, check_names
-from terrine_models.tables.text import Text
+from terrine_models.tables.text import TextFile
 from terrine_protocol.files import opened
 
 SAMPLE = 100
@@ -88,7 +88,7 @@ class CsvFile:
         self, path: Path, file: io.BufferedReader, fits: Fits, note: Note, digest: bool
     ) -> None:
         self.path, self.sha256 = path, ""
-        self._size, self._text = path.stat().st_size, Text(path, file, note, digest)
+        self._size, self._text = path.stat().st_size, TextFile(path, file, note, digest)
         self._head = self._text.read(text.BLOCK)
         whole = len(self._head) < text.BLOCK
         lines = io.StringIO(self._head.decode(errors="ignore"), newline="").readlines()
@@ -176,7 +176,7 @@ class CsvFile:
                 yield line
 
         with opened(self.path) as file:
-            again = io.BufferedReader(Text(self.path, file, silent, digest=False))
+            again = io.BufferedReader(TextFile(self.path, file, silent, digest=False))
             plain = io.TextIOWrapper(again, "utf-8", newline="")
             reader = csv.reader(lines(plain), delimiter=self.delimiter, strict=True)
             found = -1 if self._after_header else 0

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, check_classes
-from terrine_models.data.blocks import Growing, Numbering, Records
+from terrine_models.data.blocks import GroupNumbering, GrowingArray, Records
 from terrine_models.data.reading import Progress, rows_at_a_time, unchanged, unseen
 from terrine_models.tables.columns import (
-    Block,
-    Coded,
+    CodedValues,
     Encoder,
     Note,
+    RowBlock,
     Values,
     check_names,
     class_indices,
@@ -112,7 +112,7 @@ class Table:
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""
-        schema, people = self.encoding, Numbering()
+        schema, people = self.encoding, GroupNumbering()
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, *(c.name for c in (self._label, self._group) if c is not None)]
         with _opened(self._path, schema, needed, self._note, True) as (file, read_blocks):
@@ -182,7 +182,7 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
     group = next((column for column in schema.columns if column.role == "group"), None)
     if group is None:
         return None
-    people, groups, needed = Numbering(), Growing((), np.int64), [group.name]
+    people, groups, needed = GroupNumbering(), GrowingArray((), np.int64), [group.name]
     try:
         with _opened(Path(path), schema, needed, _nothing, digest=False) as (file, read_blocks):
             for block in read_blocks(file, schema, needed, _nothing, unseen):
@@ -211,10 +211,10 @@ def encode_frame(
         raise DataError("The data frame holds no rows.")
     some = rows_at_a_time(len(columns))
 
-    def blocks() -> Iterator[Block]:
+    def blocks() -> Iterator[RowBlock]:
         for start in range(0, rows, some):
             part = {c.name: _values(columns[c.name][start : start + some], c) for c in described}
-            yield Block(part, min(some, rows - start), partial(_row, start))
+            yield RowBlock(part, min(some, rows - start), partial(_row, start))
 
     return _encoded(blocks(), Encoder(schema, "The data frame"), note, accept_clipped)
 
@@ -236,9 +236,9 @@ def read_schema(path: Path) -> TableSchema:
 
 
 def _encoded(
-    blocks: Iterable[Block], encoder: Encoder, note: Note, accept_clipped: bool
+    blocks: Iterable[RowBlock], encoder: Encoder, note: Note, accept_clipped: bool
 ) -> NDArray[np.float32]:
-    encoded = Growing((encoder.width,), np.float32)
+    encoded = GrowingArray((encoder.width,), np.float32)
     for block in blocks:
         encoded.add(encoder.encode(block))
     encoder.finish(note, accept_clipped)
@@ -248,7 +248,7 @@ def _encoded(
 @contextmanager
 def _opened(
     path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
-) -> Iterator[tuple[TableFile, Callable[..., Iterator[Block]]]]:
+) -> Iterator[tuple[TableFile, Callable[..., Iterator[RowBlock]]]]:
     """Open a file whose rows are read by a schema; and what reads it, which needs pyarrow."""
     widths = {len(needed), len(schema.columns)}
 
@@ -284,7 +284,7 @@ def _values(array: NDArray[Any], column: Column) -> Values:
             return array.astype("datetime64[s]")
         array = np.datetime_as_string(array)
     try:
-        return Coded.of(array.tolist())
+        return CodedValues.of(array.tolist())
     except TypeError:  # not hashable
         raise DataError(
             f"The data frame: column {column.name} holds lists or the like; expected numbers, text "

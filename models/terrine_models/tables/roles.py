@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress, unseen
-from terrine_models.tables.clues import FEW, Clues, most
+from terrine_models.tables.clues import FEW, ColumnStats, most
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.loading import opened_table, warn
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
@@ -83,7 +83,7 @@ def propose_schema(
     check_names([column.name for column in table], wanted, str(path))
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
-    decide: dict[str, Callable[[Clues], RoleGuess]] = {label: _label}
+    decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {label: _label}
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
     if group is not None:
@@ -107,7 +107,7 @@ def propose_schema(
 
 def _counted(
     path: Path, label: str, columns: Sequence[str] | None, note: Note, progress: Progress
-) -> tuple[list[Clues], str]:
+) -> tuple[list[ColumnStats], str]:
     """Count the values of all columns; and the SHA-256 of the file."""
 
     def fits(first: Sequence[str]) -> bool:
@@ -122,7 +122,7 @@ def _counted(
             raise DataError(f"{path} is empty.")
         names = file.first if columns is None else columns
         check_names(names, [], str(path))
-        table = [Clues(path, name, file.delimiter or ",", most(len(names))) for name in names]
+        table = [ColumnStats(path, name, file.delimiter or ",", most(len(names))) for name in names]
         rows = 0
         for batch in file.batches(names, columns is None, progress):
             for column, array in zip(table, batch.columns, strict=True):
@@ -133,14 +133,14 @@ def _counted(
         return table, file.sha256
 
 
-def _group(columns: Sequence[Clues]) -> Clues | None:
+def _group(columns: Sequence[ColumnStats]) -> ColumnStats | None:
     """Return the column that identifies people; if several do, the one with fewest people."""
     people = [column for column in columns if column.names_people]
     stays = [column for column in columns if column.names_repeated_stays]
     return min(people or stays, key=lambda column: len(column.distinct), default=None)
 
 
-def _label(column: Clues) -> RoleGuess:
+def _label(column: ColumnStats) -> RoleGuess:
     classes = column.distinct
     if column.rest:
         raise DataError(
@@ -158,7 +158,7 @@ def _label(column: Clues) -> RoleGuess:
     return RoleGuess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
 
 
-def _guessed_group(column: Clues) -> RoleGuess:
+def _guessed_group(column: ColumnStats) -> RoleGuess:
     if not column.names_people:
         doubt = "The name does not suggest people. Does another column identify them?"
         return _as_group(column, "an identifier that repeats", doubt)
@@ -167,18 +167,18 @@ def _guessed_group(column: Clues) -> RoleGuess:
     return _as_group(column, "identifies people, by its name", doubt if few else None)
 
 
-def _as_group(column: Clues, why: str, doubt: str | None = None) -> RoleGuess:
+def _as_group(column: ColumnStats, why: str, doubt: str | None = None) -> RoleGuess:
     if column.gaps and doubt is None:
         doubt = f"Without a value: {_rows(column.gaps)}, treated as rows of one person."
     count = f"{column.different} in {_rows(column.rows)}"
     return RoleGuess(Column(name=column.name, role="group"), f"{why}: {count}", doubt)
 
 
-def _ignore(column: Clues, why: str, doubt: str | None = None) -> RoleGuess:
+def _ignore(column: ColumnStats, why: str, doubt: str | None = None) -> RoleGuess:
     return RoleGuess(Column(name=column.name, role="ignored"), why, doubt)
 
 
-def _feature(column: Clues, doubt: str | None = None) -> RoleGuess:
+def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
     """Describe the column as a feature, whatever else it might be."""
     count = len(column.distinct)
     if order := column.date_order:
@@ -212,7 +212,7 @@ def _feature(column: Clues, doubt: str | None = None) -> RoleGuess:
     return RoleGuess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
 
 
-def _dates(column: Clues, order: DateOrder, doubt: str | None) -> RoleGuess:
+def _dates(column: ColumnStats, order: DateOrder, doubt: str | None) -> RoleGuess:
     first, last = column.span(order)
     parts = (*PARTS, "hour") if column.hours(order) else PARTS
     high = max((last - first).days, 1)
@@ -224,14 +224,14 @@ def _dates(column: Clues, order: DateOrder, doubt: str | None) -> RoleGuess:
     return RoleGuess(described, why, doubt)
 
 
-def _most_common(column: Clues) -> tuple[list[str], float]:
+def _most_common(column: ColumnStats) -> tuple[list[str], float]:
     """The most common values, and the share of the rows that have one of them."""
     counts = column.counts
     most = sorted(counts, key=lambda value: (-counts[value], value))[:COMMON]
     return most, sum(counts[value] for value in most) / column.given
 
 
-def _common(column: Clues, doubt: str | None = None) -> RoleGuess:
+def _common(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
     most, share = _most_common(column)
     described = Column(name=column.name, role="categorical", values=tuple(most))
     count = f"{column.different} categories"
@@ -239,7 +239,7 @@ def _common(column: Clues, doubt: str | None = None) -> RoleGuess:
     return RoleGuess(described, why, doubt)
 
 
-def _guess(column: Clues, group: str | None) -> RoleGuess:
+def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
     """Guess the role of a column for which the owner specified none and that is not the
     group."""
     name, rows, count = column.name, column.rows, len(column.distinct)
@@ -286,7 +286,7 @@ def _guess(column: Clues, group: str | None) -> RoleGuess:
     return _feature(column, doubt if column.unique and rows > 4 else None)
 
 
-def _guess_number(column: Clues, keep_or_group: str) -> RoleGuess:
+def _guess_number(column: ColumnStats, keep_or_group: str) -> RoleGuess:
     name, count = column.name, len(column.distinct)
     if column.counts_rows:
         return _ignore(column, "numbers the rows", keep_or_group)

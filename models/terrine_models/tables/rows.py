@@ -13,14 +13,14 @@ from pyarrow import compute
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress
-from terrine_models.tables.columns import MISSING, Block, Coded, Note, Values, check_names
+from terrine_models.tables.columns import MISSING, CodedValues, Note, RowBlock, Values, check_names
 from terrine_models.tables.files import TableFile
 from terrine_protocol.tables import Column, TableSchema
 
 
 def read_blocks(
     file: TableFile, schema: TableSchema, needed: Sequence[str], note: Note, progress: Progress
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """Read the columns that are needed, some rows at a time. Raises DataError.
 
     A column with decimal commas in some rows and points in others is refused, in whichever rows
@@ -57,13 +57,13 @@ def read_blocks(
         columns = {c.name: _values(file, c, batch.column(c.name), start, commas) for c in described}
         where = partial(lambda start, row: file.where(start + row), start)
         hint = partial(_hint, file.delimiter, commas)
-        yield Block(columns, batch.num_rows, where, named, frozenset(commas), hint)
+        yield RowBlock(columns, batch.num_rows, where, named, frozenset(commas), hint)
         start += batch.num_rows
     if not start:
         raise DataError(f"{file.path} holds no records.")
 
 
-def coded(file: TableFile, name: str, array: Any, start: int) -> Coded:
+def coded(file: TableFile, name: str, array: Any, start: int) -> CodedValues:
     """The values of a column, each once, of rows from `start` on. Raises DataError."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -83,7 +83,7 @@ def coded(file: TableFile, name: str, array: Any, start: int) -> Coded:
                     f"{file.where(record)}: column {name} holds {text!r}: a quote after a space "
                     "does not open a field. Leave out the space."
                 )
-    return Coded([*found, None] if array.null_count else found, places)
+    return CodedValues([*found, None] if array.null_count else found, places)
 
 
 def _values(

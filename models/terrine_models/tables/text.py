@@ -35,7 +35,7 @@ OLD = "windows-1252"
 """Of text that is not UTF-8. What of it is printed is the same in Latin-1."""
 
 
-class Text(io.RawIOBase):
+class TextFile(io.RawIOBase):
     """The text of a file, plain or gzip, as UTF-8 without a mark. Raises DataError if it is none.
 
     Text that is not UTF-8 is read as Windows-1252, if all before it was ASCII; `note` is told.

@@ -18,7 +18,7 @@ PARTS = 5
 
 
 @dataclass(frozen=True)
-class Level:
+class AgreementLevel:
     """The inputs on which at least a share of the teachers, and not the next share, agrees."""
 
     agreement: float
@@ -28,7 +28,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class OfClass:
+class ClassAgreement:
     """The inputs of one class."""
 
     name: str
@@ -49,8 +49,8 @@ class Agreement:
     plurality: float
     majority: float
     """Share of the most frequent class: what a constant answer is right on."""
-    levels: tuple[Level, ...]
-    classes: tuple[OfClass, ...]
+    levels: tuple[AgreementLevel, ...]
+    classes: tuple[ClassAgreement, ...]
     consensus: tuple[float, ...]
     """Means of the agreement of equal parts of the inputs, highest first, for a plan."""
 
@@ -67,7 +67,7 @@ class Agreement:
         levels, above = [], np.inf
         for least in LEVELS:
             chosen = (top >= least) & (top < above)
-            levels.append(Level(least, int(chosen.sum()), _mean(right[chosen])))
+            levels.append(AgreementLevel(least, int(chosen.sum()), _mean(right[chosen])))
             above = least
         parts = np.array_split(np.sort(top)[::-1], min(PARTS, len(top)))
         return cls(
@@ -78,7 +78,7 @@ class Agreement:
             majority=float(np.bincount(labels).max() / len(labels)),
             levels=tuple(levels),
             classes=tuple(
-                OfClass(
+                ClassAgreement(
                     name,
                     int((labels == c).sum()),
                     _mean(right[labels == c]),

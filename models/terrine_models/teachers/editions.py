@@ -29,10 +29,10 @@ from terrine_models.storage.manifests import StoreError, save_tensors, verified_
 from terrine_models.teachers.heads import load_map
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
-    KnownData,
+    DataFingerprint,
     Manifest,
     ShardTeachers,
-    Stored,
+    StoredEnsemble,
     Trained,
     save_manifest,
 )
@@ -51,7 +51,7 @@ Records = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
-class Change:
+class SavedEdition:
     """A new edition, which is saved. `slots`: of those who left with it; secret.
 
     `people`: how many left, or came with records of their own. `left_out`: how many were kept from
@@ -75,7 +75,7 @@ class _Opened:
     people: People
 
 
-def forget(directory: Path, out: Path, who: Digests, key: bytes) -> Change | None:
+def forget(directory: Path, out: Path, who: Digests, key: bytes) -> SavedEdition | None:
     """Save in `out` the edition of `directory` without the people `who`, uint8[k, 32].
 
     Their records are not in it, their digests keep them from coming back, and their slots stay
@@ -95,10 +95,10 @@ def forget(directory: Path, out: Path, who: Digests, key: bytes) -> Change | Non
         )
     records = {name: values[stays] for name, values in old.records.items()}
     manifest = _next(old, out, records, people, old.kind.added, people.known(key), key)
-    return Change(manifest, tuple(map(int, slots)), len(slots))
+    return SavedEdition(manifest, tuple(map(int, slots)), len(slots))
 
 
-def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
+def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition | None:
     """Save in `out` the edition of `directory` with more people, or more records of people.
 
     New people have new slots. Who left before is left out. None if these very records were added
@@ -125,7 +125,7 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
         else:
             slots[unit] = len(present) + len(came)
             came.append(row)
-    stored = Stored(old.directory, manifest, manifest.teacher_files)
+    stored = StoredEnsemble(old.directory, manifest, manifest.teacher_files)
     # All are placed, and then some left out: where a record is placed must not depend on others.
     new = dict(placed(data, load_map(stored, kind.features), kind.scale))
     units = slots[new["units"]].astype(np.int32)
@@ -142,7 +142,7 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> Change | None:
     )
     now = known_data(data, who, key).with_more(people.known(key).digests)
     saved = _next(old, out, records, people, (*kind.added, digest), now, key)
-    return Change(saved, (), len(came), int((slots < 0).sum()))
+    return SavedEdition(saved, (), len(came), int((slots < 0).sum()))
 
 
 def forget_taught(
@@ -152,7 +152,7 @@ def forget_taught(
     data: Dataset,
     key: bytes,
     public: PublicData | None = None,
-) -> Change | None:
+) -> SavedEdition | None:
     """Save in `out` the edition of trained teachers that never saw the people `who`, uint8[k, 32].
 
     The teachers whose shards held them, and those in the same files, are trained anew, each from
@@ -164,7 +164,7 @@ def forget_taught(
     """
     manifest = load_manifest(directory)
     kind, partition = manifest.teacher, manifest.partition
-    stored = Stored(directory, manifest, manifest.teacher_files)
+    stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
     old = People.load(stored, key)
     if partition is None or not isinstance(kind, ShardTeachers):
         raise StoreError(f"Nobody knows whose records taught which teacher of {manifest.name}.")
@@ -207,7 +207,7 @@ def forget_taught(
     known = people.known(key)
     changed = {"data": known if manifest.data is None else manifest.data.with_more(known.digests)}
     saved = _saved(directory, manifest, out, trained, people, key, changed)
-    return Change(saved, tuple(map(int, slots)), len(slots))
+    return SavedEdition(saved, tuple(map(int, slots)), len(slots))
 
 
 def _places(who: Digests, present: Digests) -> NDArray[np.int64]:
@@ -252,7 +252,7 @@ def _opened(directory: Path, key: bytes) -> _Opened:
     kind = manifest.teacher
     if not isinstance(kind, NeighbourTeachers):
         raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
-    stored = Stored(directory, manifest, manifest.teacher_files)
+    stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
     people = People.load(stored, key)
     records: Records = {name: each.numpy() for name, each in stored.tensors(RECORDS).items()}
     return _Opened(directory, manifest, kind, records, people)
@@ -264,7 +264,7 @@ def _next(
     records: Records,
     people: People,
     added: tuple[str, ...],
-    known: KnownData,
+    known: DataFingerprint,
     key: bytes,
 ) -> Manifest:
     kind = old.kind.model_copy(update={"edition": old.kind.edition + 1, "added": added})

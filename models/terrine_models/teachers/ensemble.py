@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terrine_models.data.workers import side_by_side
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import Manifest, Stored, Voting, VotingLimits
+from terrine_models.teachers.manifests import Manifest, StoredEnsemble, Voting, VotingLimits
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers
 from terrine_models.teachers.onnx_guard import SECONDS
 
@@ -50,7 +50,9 @@ class Ensemble:
         """
         directory = Path(directory)
         manifest = load_manifest(directory)
-        stored = Stored(directory, manifest, manifest.teacher_files if files is None else files)
+        stored = StoredEnsemble(
+            directory, manifest, manifest.teacher_files if files is None else files
+        )
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(manifest, manifest.teacher.voting(stored, VotingLimits(memory, seconds), device))
 

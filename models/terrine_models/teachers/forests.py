@@ -25,7 +25,7 @@ from terrine_models.teachers.architectures import matched_biases
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
     ShardTeachers,
-    Stored,
+    StoredEnsemble,
     Trained,
     Voting,
     VotingLimits,
@@ -107,7 +107,7 @@ class ForestTeachers(ShardTeachers):
         """The public rows."""
         return {"matched on": self.matched_on.name} if self.matched_on is not None else {}
 
-    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
+    def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """Walks through the trees, on the CPU whatever the device. Raises StoreError."""
         manifest, parts = stored.manifest, stored.parts()
         classes = len(manifest.classes)

@@ -31,7 +31,7 @@ from terrine_models.teachers.manifests import (
     Choose,
     Manifest,
     ShardTeachers,
-    Stored,
+    StoredEnsemble,
     Trained,
     Voting,
     VotingLimits,
@@ -176,7 +176,7 @@ class HeadTeachers(ShardTeachers):
         """As the settings say."""
         return self.match_prior
 
-    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
+    def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """One matrix product for all teachers. Raises StoreError."""
         manifest, spec = stored.manifest, self.features
         features = load_map(stored, spec)
@@ -234,7 +234,7 @@ class HeadTeachers(ShardTeachers):
         return {"weights": weights, "biases": biases}
 
 
-def load_map(stored: Stored, spec: FeatureSpec) -> FeatureMap:
+def load_map(stored: StoredEnsemble, spec: FeatureSpec) -> FeatureMap:
     """The public map of an ensemble, verified. Raises StoreError."""
     tensors = stored.tensors(FEATURES) if FEATURES in stored.manifest.files else {}
     backbone = None if spec.backbone is None else Backbone.load(stored.directory, spec.backbone)

@@ -36,7 +36,7 @@ from terrine_models.storage.onnx_files import checked, refuse
 from terrine_models.storage.onnx_models import ModelError, block_of
 from terrine_models.teachers.manifests import (
     Manifest,
-    Stored,
+    StoredEnsemble,
     TeacherKind,
     Voting,
     VotingLimits,
@@ -86,7 +86,7 @@ class ImportedTeachers(TeacherKind):
             "disjoint by": f"{self.disjoint_by} (declared by the owner, not checked)",
         }
 
-    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
+    def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """Vote in a process of their own, on the CPU whatever the device. Raises StoreError."""
         manifest = stored.manifest
         guarded = GuardedTeachers(
@@ -118,7 +118,7 @@ class ImportedTeachers(TeacherKind):
 
 
 @dataclass(frozen=True)
-class Declared:
+class Declaration:
     """What the owner says of teachers that were trained elsewhere. All of it becomes public."""
 
     spec: InputSpec
@@ -138,7 +138,7 @@ def import_ensemble(
     paths: Sequence[Path],
     out: Path,
     name: str,
-    declared: Declared,
+    declared: Declaration,
     public: NDArray[np.generic] | None = None,
 ) -> Manifest:
     """Check the files, copy them into directory `out` and write its manifest, or do nothing.
@@ -199,7 +199,7 @@ def _copy(paths: Sequence[Path], work: Path) -> dict[str, str]:
 
 
 def _manifest(
-    name: str, declared: Declared, files: dict[str, str], found: Sequence[FileFinding]
+    name: str, declared: Declaration, files: dict[str, str], found: Sequence[FileFinding]
 ) -> Manifest:
     opsets = [each.opsets for each in found]
     return Manifest(

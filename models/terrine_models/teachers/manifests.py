@@ -133,7 +133,7 @@ class TeacherKind(Record):
             raise ValueError(f"{BACKBONE} belongs to a feature map with that backbone")
 
     @abstractmethod
-    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
+    def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """Load the teachers, verified. Raises StoreError."""
 
     def inspect(self, directory: Path, manifest: Manifest) -> None:
@@ -200,7 +200,7 @@ def _of_its_kind(value: Any) -> TeacherKind:
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-class KnownData(Record):
+class DataFingerprint(Record):
     """What tells private data when they come again, and nothing to who lacks the owner's key."""
 
     key: Sha256
@@ -208,9 +208,9 @@ class KnownData(Record):
     digests: Annotated[tuple[Sha256, ...], Field(min_length=1)]
     """Data that have any of them in common are the same."""
 
-    def with_more(self, digests: Iterable[str]) -> KnownData:
+    def with_more(self, digests: Iterable[str]) -> DataFingerprint:
         """The same, and data of these digests are it, too."""
-        return KnownData(key=self.key, digests=tuple(sorted({*self.digests, *digests})))
+        return DataFingerprint(key=self.key, digests=tuple(sorted({*self.digests, *digests})))
 
 
 class EnsemblePlan(Record):
@@ -227,7 +227,7 @@ class EnsemblePlan(Record):
     teachers: Annotated[int, Field(ge=1, le=100_000_000)]
     units: Annotated[int, Field(ge=1, description="Units in all: rows, or people if grouped.")]
     partition: Partition | None = None
-    data: Annotated[KnownData | None, Field(exclude_if=absent)] = None
+    data: Annotated[DataFingerprint | None, Field(exclude_if=absent)] = None
     """Which private data these are. None if nobody knows, as of teachers from elsewhere."""
     versions: dict[str, str]
 
@@ -267,7 +267,7 @@ class Manifest(EnsemblePlan):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredEnsemble:
     """The files of an ensemble, some of whose teachers are to vote. What is read is verified."""
 
     directory: Path

@@ -53,7 +53,7 @@ from terrine_models.teachers.heads import load_map
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
     Manifest,
-    Stored,
+    StoredEnsemble,
     TeacherKind,
     Voting,
     VotingLimits,
@@ -90,7 +90,7 @@ Points = NDArray[np.int16]
 
 
 @record(frozen=True)
-class Shadows:
+class ShadowPoints:
     """Public points near B queries, as if they were records of S people. Anyone may see it.
 
     `weights`: uint8 [B, S], how many records of each are within the radius, 255 at most. `around`:
@@ -174,7 +174,7 @@ class NeighbourTeachers(TeacherKind):
         if RADIUS not in manifest.files or manifest.teacher_files != [RECORDS]:
             raise ValueError(f"neighbours have the files {RECORDS} and {RADIUS}")
 
-    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
+    def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """Verify the files, and raise StoreError: votes like these need accounts."""
         NeighbourEnsemble.load(stored.directory)
         raise StoreError(
@@ -254,7 +254,7 @@ class NeighbourEnsemble:
         kind = manifest.teacher
         if not isinstance(kind, NeighbourTeachers):
             raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
-        stored = Stored(directory, manifest, manifest.teacher_files)
+        stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
         features, public, records = (
             load_map(stored, kind.features),
             stored.tensors(RADIUS),
@@ -303,16 +303,16 @@ class NeighbourEnsemble:
         queries, (radius,) = self._reach(points, self._kind.rank)
         return _within(queries, radius, self._records)
 
-    def near_public(self, points: Points) -> Shadows:
+    def near_public(self, points: Points) -> ShadowPoints:
         """Which public points are near such queries: no record is looked at."""
         rank, around = self._kind.rank, min(AROUND, len(self.public))
         if around <= rank:
             queries, (radius,) = self._reach(points, rank)
             found = self._of_people(_within(queries, radius, self._among))
-            return Shadows(found, found)
+            return ShadowPoints(found, found)
         queries, (radius, wider) = self._reach(points, rank, around)
         near, nearest = (_within(queries, each, self._among) for each in (radius, wider))
-        return Shadows(self._of_people(near), self._of_people(nearest))
+        return ShadowPoints(self._of_people(near), self._of_people(nearest))
 
     def _of_people(self, near: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """How many public points of each person are near, uint8 [B, S], of each point [B, P]."""

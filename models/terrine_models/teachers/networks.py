@@ -30,7 +30,7 @@ from terrine_models.teachers.manifests import (
     Choose,
     Manifest,
     ShardTeachers,
-    Stored,
+    StoredEnsemble,
     Trained,
     Voting,
     VotingLimits,
@@ -89,7 +89,7 @@ class NetworkTeachers(ShardTeachers):
         trained = side_by_side(lambda i: self._fit(*shards.of(i), shards, i), run)
         return {name: torch.stack([t[name] for t in trained]) for name in trained[0]}
 
-    def voting(self, stored: Stored, limits: VotingLimits, device: str) -> Voting:
+    def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """One after the other on a CPU, side by side on other devices. Raises StoreError.
 
         On two cores, 250 networks voted four times as fast one after the other. The device alone

@@ -17,7 +17,7 @@ from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.guarded import VOTING, GuardedProcess, named
 from terrine_models.storage.manifests import StoreError, verified_bytes
 from terrine_models.storage.onnx_models import Ints, ModelError, require_onnx
-from terrine_models.teachers.onnx_voting import EXHAUSTED, Order
+from terrine_models.teachers.onnx_voting import EXHAUSTED, VotingJob
 
 LOADING_SECONDS = 600.0
 """How long a process may take to start, and to load one model."""
@@ -47,7 +47,7 @@ class GuardedTeachers:
         `threads` models compute at a time; `seconds` are for a block of inputs.
         """
         self._directory, self._files, self._seconds = directory, dict(files), seconds
-        self._order = Order(
+        self._order = VotingJob(
             files=len(files),
             size=sum(_size(directory / name) for name in files),
             output=output,

@@ -31,7 +31,7 @@ EXHAUSTED = 3
 """The exit code after a model wanted more memory."""
 
 
-class Order(Record):
+class VotingJob(Record):
     """What the models are asked to do; their files follow."""
 
     files: int
@@ -47,7 +47,7 @@ def main() -> None:
     """Load the models that arrive on the descriptor given as the first argument; let them vote."""
     server = parent()
     with suppress(OSError, EOFError):
-        order = Order.model_validate_json(receive(server))
+        order = VotingJob.model_validate_json(receive(server))
         try:
             teachers = _loaded(order, server)
         except (ModelError, MemoryError) as error:
@@ -64,7 +64,7 @@ def main() -> None:
             send(server, choices.astype("<i4").tobytes())
 
 
-def _loaded(order: Order, server: socket.socket) -> OnnxTeachers:
+def _loaded(order: VotingJob, server: socket.socket) -> OnnxTeachers:
     confine()
     limit_memory(LOADING + 8 * order.size)
     models = []

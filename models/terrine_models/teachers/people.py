@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.storage.manifests import StoreError, save_tensors
-from terrine_models.teachers.manifests import KnownData, Stored, check_shapes
+from terrine_models.teachers.manifests import DataFingerprint, StoredEnsemble, check_shapes
 from terrine_models.teachers.shards import unit_count
 
 IDENTITIES = "identities.safetensors"
@@ -54,7 +54,7 @@ def record_digests(data: Dataset, key: bytes) -> Digests:
     return _digests(kind, rows, key)
 
 
-def known_data(data: Dataset, who: Digests, key: bytes) -> KnownData:
+def known_data(data: Dataset, who: Digests, key: bytes) -> DataFingerprint:
     """What tells data when they come again: by their people `who` in any order, and by the file.
 
     The file tells a table that another schema encodes into other records.
@@ -66,11 +66,11 @@ def known_data(data: Dataset, who: Digests, key: bytes) -> KnownData:
     return known.with_more([file.hex()])
 
 
-def people_known(who: Digests, key: bytes) -> KnownData:
+def people_known(who: Digests, key: bytes) -> DataFingerprint:
     """What tells these very people, uint8[U, 32] as `record_digests` has them, in any order."""
     people = b"".join(sorted(map(bytes, who)))
     whole = hmac.digest(key, b"terrine/data/people/1" + people, "sha256")
-    return KnownData(key=key_check(key).hex(), digests=(whole.hex(),))
+    return DataFingerprint(key=key_check(key).hex(), digests=(whole.hex(),))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class People:
         return cls(record_digests(data, key), np.empty((0, 32), np.uint8))
 
     @classmethod
-    def load(cls, stored: Stored, key: bytes) -> People:
+    def load(cls, stored: StoredEnsemble, key: bytes) -> People:
         """Those of an ensemble. Raises StoreError."""
         directory, manifest = stored.directory, stored.manifest
         if IDENTITIES not in manifest.files:
@@ -116,7 +116,7 @@ class People:
         }
         return save_tensors(directory / IDENTITIES, tensors)
 
-    def known(self, key: bytes) -> KnownData:
+    def known(self, key: bytes) -> DataFingerprint:
         """What tells those who are there."""
         return people_known(self.present[self.present.any(1)], key)
 

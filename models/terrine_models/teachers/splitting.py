@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from terrine_models.data.arrays import DataError, InputSpec, RecordSource
-from terrine_models.data.blocks import Growing
+from terrine_models.data.blocks import GrowingArray
 from terrine_models.data.reading import Progress, unseen
 from terrine_models.storage.manifests import Partition
 from terrine_models.teachers.shards import (
@@ -101,7 +101,7 @@ class _PendingRecords:
 
 
 def _read(data: RecordSource, path: Path) -> _PendingRecords:
-    labels, groups = Growing((), np.int64), Growing((), np.int64)
+    labels, groups = GrowingArray((), np.int64), GrowingArray((), np.int64)
     with _private(path, "xb") as file:
         for block in data.blocks():
             file.write(np.ascontiguousarray(block.inputs).data)

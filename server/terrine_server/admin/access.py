@@ -67,27 +67,27 @@ Reader = Annotated[Session, Depends(signed_in)]
 
 
 @dataclass(frozen=True)
-class Sent:
+class SubmittedForm:
     """A form that was sent from one of our pages: its fields, and by whom."""
 
     session: Session
     fields: Fields
 
 
-async def checked(request: Request, services: ServicesDep, reader: Reader) -> Sent:
+async def checked(request: Request, services: ServicesDep, reader: Reader) -> SubmittedForm:
     """Return a form of anyone who is signed in. Raises `Forbidden` unless it is from our page."""
-    return Sent(reader, await fields(request, services.sessions.form_key(reader.id)))
+    return SubmittedForm(reader, await fields(request, services.sessions.form_key(reader.id)))
 
 
-async def by_admin(sent: Annotated[Sent, Depends(checked)]) -> Sent:
+async def by_admin(sent: Annotated[SubmittedForm, Depends(checked)]) -> SubmittedForm:
     """Return a form of an admin. Raises `Forbidden`."""
     if sent.session.role is not Role.ADMIN:
         raise Forbidden("An auditor sees everything here and changes nothing.")
     return sent
 
 
-Checked = Annotated[Sent, Depends(checked)]
-ByAdmin = Annotated[Sent, Depends(by_admin)]
+Checked = Annotated[SubmittedForm, Depends(checked)]
+ByAdmin = Annotated[SubmittedForm, Depends(by_admin)]
 
 
 async def admin_only(reader: Reader) -> Session:

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from markupsafe import Markup, escape
 
 from terrine_protocol import Outcome
-from terrine_server.ledger import Reached
+from terrine_server.ledger import ProjectPosition
 
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 34
@@ -37,7 +37,7 @@ def meter(title: str, **parts: float) -> Markup:
     )
 
 
-def by_query(reached: Sequence[Reached], budget: int) -> Markup:
+def by_query(reached: Sequence[ProjectPosition], budget: int) -> Markup:
     """Return the share of a budget that is left, over the number of its charges."""
     most = reached[-1].seq
     points = [(0.0, 1.0), *((r.seq / most, 1 - r.spent / budget) for r in reached)]
@@ -45,7 +45,7 @@ def by_query(reached: Sequence[Reached], budget: int) -> Markup:
     return _line("Budget left, by number of charges", points, ticks, "charges")
 
 
-def by_time(reached: Sequence[Reached], budget: int, opened: datetime) -> Markup:
+def by_time(reached: Sequence[ProjectPosition], budget: int, opened: datetime) -> Markup:
     """Return the share of a budget that is left, over time since its project was opened."""
     start, end = opened.timestamp(), max(reached[-1].at.timestamp(), opened.timestamp() + 1)
     points, left = [(0.0, 1.0)], 1.0

@@ -26,7 +26,7 @@ from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.planning.first_project import FEATURES, TOO_NOISY, delta_for, right_at_most
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes, forecast
-from terrine_server.planning.lasting import Lasting, lasting
+from terrine_server.planning.lasting import NeighbourPlan, lasting
 from terrine_server.planning.opening import EXPECTED_STUDENT
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW, most_queries
@@ -81,7 +81,7 @@ class TermsPreview:
 
 
 @dataclass(frozen=True)
-class Tried:
+class RefusedForm:
     """A form that is shown again: what was entered or proposed, its price, and what is wrong."""
 
     given: Fields
@@ -102,7 +102,7 @@ def form(
     known = services.ledger.ensembles()
     only = known[0].name if len(known) == 1 else ""
     given = {"ensemble": ensemble or only, "mechanism": mechanism}
-    return _form(request, services, reader, Tried(given))
+    return _form(request, services, reader, RefusedForm(given))
 
 
 @router.post("")
@@ -114,18 +114,18 @@ def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
         return see_other(request, f"/projects/{record.name}", sent.session)
 
     done = tried(services, sent.fields, opened)
-    return _form(request, services, sent.session, done) if isinstance(done, Tried) else done
+    return _form(request, services, sent.session, done) if isinstance(done, RefusedForm) else done
 
 
 def tried(
     services: Services, fields: Fields, opened: Callable[[ProjectOpen], Response]
-) -> Tried | Response:
+) -> RefusedForm | Response:
     """Propose parameters, show what the terms would mean, or do what opens the project."""
     given, preview, problems, status = dict(fields), None, list[str](), 200
     ledger = services.ledger
     try:
         if given.get("action") == "choose":
-            return Tried(given)
+            return RefusedForm(given)
         if given.get("action") == "suggest":
             given |= _suggested(services, given)
             preview = _preview(ledger, _request(given), DEFAULT_CONSENSUS)
@@ -146,10 +146,10 @@ def tried(
         if error.problem not in STATUSES:
             raise
         problems, status = [error.detail], STATUSES[error.problem]
-    return Tried(given, preview, problems, status)
+    return RefusedForm(given, preview, problems, status)
 
 
-def terms_form(ledger: Ledger, done: Tried) -> dict[str, Any]:
+def terms_form(ledger: Ledger, done: RefusedForm) -> dict[str, Any]:
     """Return what the templates of the form and of its preview show."""
     ensemble, mechanism = done.given.get("ensemble", ""), done.given.get("mechanism", "")
     spec = SPECS.get(mechanism)
@@ -172,7 +172,7 @@ def terms_form(ledger: Ledger, done: Tried) -> dict[str, Any]:
     }
 
 
-def _form(request: Request, services: Services, reader: Session, done: Tried) -> Response:
+def _form(request: Request, services: Services, reader: Session, done: RefusedForm) -> Response:
     return page(
         request,
         "open.html",
@@ -302,7 +302,7 @@ def _suggested(services: Services, given: Fields) -> dict[str, str]:
 
 def _lasting(
     services: Services, ensemble: EnsembleRecord, queries: int, epsilon: float, delta: float
-) -> Lasting:
+) -> NeighbourPlan:
     """Return with which noise half of the public rows, in place of people, would last."""
     from terrine_models.storage.manifests import StoreError
 

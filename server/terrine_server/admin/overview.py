@@ -63,7 +63,7 @@ class CapUse:
 
 
 @dataclass(frozen=True)
-class ShownProject:
+class ProjectOverview:
     """A project as the overview shows it. `most`: how many queries fit at the most, if limited."""
 
     record: ProjectRecord
@@ -71,7 +71,7 @@ class ShownProject:
     most: int | None
 
     @classmethod
-    def of(cls, record: ProjectRecord, shadows: Accounts | None = None) -> ShownProject:
+    def of(cls, record: ProjectRecord, shadows: Accounts | None = None) -> ProjectOverview:
         """Return a project's public account, as the API returns it, and what is left."""
         account = views.budget(record, shadows)
         return cls(record, account, most_queries(record.terms, record.account))
@@ -96,7 +96,7 @@ def overview(
         caps=list(caps(services.ledger)),
         waiting=len(services.ledger.list_requests(status=RequestStatus.OPEN, limit=ROWS)),
         most=ROWS,
-        projects=[ShownProject.of(record) for record in shown],
+        projects=[ProjectOverview.of(record) for record in shown],
         next=shown[-1].name if len(found) > ROWS else None,
         first=not cursor,
         ensemble=ensemble,

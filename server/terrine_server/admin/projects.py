@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from terrine_protocol import Name, Outcome, ProjectStatus
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
-from terrine_server.admin.overview import ShownProject
+from terrine_server.admin.overview import ProjectOverview
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import Services, ServicesDep
@@ -166,7 +166,7 @@ def act(
 
 def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
     room = epsilon_that_fits(record.ensemble) if record.exhausted else None
-    return {"record": record, "project": ShownProject.of(record, shadows), "room": room}
+    return {"record": record, "project": ProjectOverview.of(record, shadows), "room": room}
 
 
 def _dossier(services: Services, name: str, *, verify: bool) -> dict[str, Any]:

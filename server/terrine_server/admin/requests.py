@@ -13,7 +13,7 @@ from starlette.responses import Response
 from terrine_protocol import ProjectOpen, RequestApprove, RequestRefuse, RequestStatus
 from terrine_server.admin.access import ByAdmin, Reader
 from terrine_server.admin.forms import lines, number, spoken
-from terrine_server.admin.opening import Tried, terms_form, tried
+from terrine_server.admin.opening import RefusedForm, terms_form, tried
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.paging import RequestId, TokenCursor
 from terrine_server.api.services import Services, ServicesDep
@@ -62,13 +62,13 @@ def show(
     """Show a request and, while it is open, what approving it as it was made would mean."""
     record = services.ledger.find_request(request_id)
     given = _asked(record, reader)
-    done = Tried(given)
+    done = RefusedForm(given)
     if record.status is RequestStatus.OPEN:
         # A price needs a name, which decides nothing about it.
         priced = {**given, "name": given["name"] or record.id, "action": "price"}
         found = tried(services, priced, lambda _: Response())
-        if isinstance(found, Tried):
-            done = Tried(given, found.preview, found.problems)
+        if isinstance(found, RefusedForm):
+            done = RefusedForm(given, found.preview, found.problems)
     return _page(request, services, reader, record, done)
 
 
@@ -117,7 +117,7 @@ def refuse(
         refusal = RequestRefuse(reason=reason)
     except ValidationError as error:
         record = services.ledger.find_request(request_id)
-        done = Tried(_asked(record, sent.session), None, spoken(error), 422)
+        done = RefusedForm(_asked(record, sent.session), None, spoken(error), 422)
         return _page(request, services, sent.session, record, done, reason)
     services.ledger.refuse_request(request_id, refusal.reason, sent.session.actor)
     return see_other(request, f"/requests/{request_id}", sent.session)
@@ -134,7 +134,7 @@ def _page(
     services: Services,
     reader: Session,
     record: RequestRecord,
-    done: Tried,
+    done: RefusedForm,
     reason: str = "",
 ) -> Response:
     return page(

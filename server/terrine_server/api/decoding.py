@@ -61,7 +61,7 @@ ZIP_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedQueries:
     """What a student sent: inputs `[B, …]` and, if given, probabilities `[B, m]`."""
 
     inputs: np.ndarray
@@ -76,14 +76,14 @@ class BodyLimits:
     batch: int
 
 
-class Members(msgspec.Struct, forbid_unknown_fields=True):
+class RowTexts(msgspec.Struct, forbid_unknown_fields=True):
     """The texts of a request's rows in JSON, by member."""
 
     inputs: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
     probabilities: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-MEMBERS = msgspec.json.Decoder(Members)
+MEMBERS = msgspec.json.Decoder(RowTexts)
 """Also checks the syntax of all the rest."""
 
 
@@ -107,7 +107,9 @@ def check_length(content_type: str, size: int, expected: EnsembleFacts, limits: 
         )
 
 
-def decode(content_type: str, body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Decoded:
+def decode(
+    content_type: str, body: bytes, expected: EnsembleFacts, limits: BodyLimits
+) -> DecodedQueries:
     """Decode `body` according to its content type into arrays of the shapes that are `expected`.
 
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
@@ -119,7 +121,7 @@ def decode(content_type: str, body: bytes, expected: EnsembleFacts, limits: Body
             return decode_json(body, expected, limits)
         case "application/x-npy":
             header = _checked_header("inputs", body, expected, limits)
-            return Decoded(_array("inputs", header, body[header.offset :]))
+            return DecodedQueries(_array("inputs", header, body[header.offset :]))
         case "application/x-npz":
             return decode_npz(body, expected, limits)
         case kind:
@@ -132,7 +134,7 @@ def _kind(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def decode_json(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Decoded:
+def decode_json(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> DecodedQueries:
     """Decode the JSON form of `LabelRequest`, a row at a time: other threads run in between."""
     shape = tuple(expected.input.shape)
     arrays = (
@@ -159,7 +161,7 @@ def decode_json(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Dec
     members = 1 + (sent.probabilities is not msgspec.UNSET)
     if body.count(b'"') != 2 * members:  # the only texts in it are the members' names
         raise _malformed("A member is given twice.")
-    return Decoded(inputs, probabilities)
+    return DecodedQueries(inputs, probabilities)
 
 
 def _rows(
@@ -190,7 +192,7 @@ def _malformed(problem: str) -> RequestValidationError:
     return RequestValidationError([{"type": "json_invalid", "loc": place, "msg": problem}])
 
 
-def decode_npz(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Decoded:
+def decode_npz(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> DecodedQueries:
     """Decode an `.npz` archive of `inputs` and, for Interactive, `probabilities`.
 
     Of each member, its start is unpacked first; the rest if its header is of an array that the
@@ -232,7 +234,7 @@ def decode_npz(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Deco
             }
     except ZIP_ERRORS:
         raise InvalidQuery("The body is not a complete .npz archive.") from None
-    return Decoded(**arrays)
+    return DecodedQueries(**arrays)
 
 
 @dataclass(frozen=True)

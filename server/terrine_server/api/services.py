@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from terrine_protocol import Role
 from terrine_server.api.readiness import Readiness
 from terrine_server.errors import Forbidden, TerrineError, Unauthorized, UnsupportedMediaType
-from terrine_server.labeling.pipeline import Ask, Labeling
+from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord, Ledger
@@ -29,7 +29,7 @@ from terrine_server.serving.concurrency import network
 from terrine_server.settings import Settings
 
 
-class Answered(NamedTuple):
+class LabelReply(NamedTuple):
     """The answer to a request to label: its body, how many of its queries were replayed, and the
     numbers of the first and the last charge that it paid, if it paid any."""
 
@@ -50,7 +50,7 @@ class Services:
     voters: Voters
     readiness: Readiness
     labeling: Labeling
-    queue: Queue[Ask, Answered]
+    queue: Queue[CheckedRequest, LabelReply]
     requests: RateLimit
     replays: RateLimit
     failed_logins: RateLimit

@@ -16,16 +16,16 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.decoding import BodyLimits, Decoded, check_length, decode
+from terrine_server.api.decoding import BodyLimits, DecodedQueries, check_length, decode
 from terrine_server.api.services import (
     LABEL,
     USED_UP,
-    Answered,
+    LabelReply,
     OwnProject,
     Services,
     ServicesDep,
 )
-from terrine_server.labeling.pipeline import Ask, Labeling
+from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.ledger import ChargedBatch
 from terrine_server.serving.turns import Turns
 
@@ -52,7 +52,7 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     services.replays.take(holder.token_id)
     decoded = await _received(request, services, project)
 
-    def check() -> Ask:
+    def check() -> CheckedRequest:
         with services.metrics.stage("decode"):
             sent = decoded()
             return services.labeling.check(project, sent.inputs, sent.probabilities, holder.record)
@@ -83,7 +83,9 @@ async def used_up(request: Request, services: ServicesDep, project: OwnProject) 
     return UsedUp(used_up=await CHECKING.run(request.state.principal.token_id, found))
 
 
-async def _received(request: Request, services: Services, project: str) -> Callable[[], Decoded]:
+async def _received(
+    request: Request, services: Services, project: str
+) -> Callable[[], DecodedQueries]:
     """Return what decodes the body, which is there. One that is too long for its project is refused
     by what its head says, or once so much is there."""
     content_type, settings = request.headers.get("content-type", ""), services.settings
@@ -100,24 +102,28 @@ async def _received(request: Request, services: Services, project: str) -> Calla
     return partial(decode, content_type, bytes(body), expected, limits)
 
 
-def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answered | Exception]]:
+def answering(
+    labeling: Labeling,
+) -> Callable[[str, Sequence[CheckedRequest]], list[LabelReply | Exception]]:
     """Return a function that answers a group of requests with their response bodies.
 
     The bodies are rendered in the group's thread. Thousands of results take milliseconds, and on
     the event loop every other request would wait for them.
     """
 
-    def body(result: ChargedBatch | Exception) -> Answered | Exception:
+    def body(result: ChargedBatch | Exception) -> LabelReply | Exception:
         try:
             if not isinstance(result, ChargedBatch):
                 return result
             paid = [r.seq for r in result.results if r.seq is not None and not r.replayed]
             replayed = sum(r.replayed for r in result.results)
-            return Answered(views.answers(result), replayed, (paid[0], paid[-1]) if paid else None)
+            return LabelReply(
+                views.answers(result), replayed, (paid[0], paid[-1]) if paid else None
+            )
         except Exception as error:  # a defect in one request's body: the others are paid as well
             return error
 
-    def answer(project: str, asks: Sequence[Ask]) -> list[Answered | Exception]:
+    def answer(project: str, asks: Sequence[CheckedRequest]) -> list[LabelReply | Exception]:
         return [body(result) for result in labeling.answer(project, asks)]
 
     return answer

@@ -63,7 +63,7 @@ class Aspect:
 
 
 @dataclass(frozen=True)
-class Suspicion:
+class SuspectEvent:
     """An event that may be likelier on `one`, compared with `other`, than its price allows."""
 
     one: Request
@@ -233,17 +233,17 @@ def _suspect(
     pairs: Sequence[tuple[Request, Request]],
     seen: dict[Request, Counter[Seen]],
     level: float,
-) -> list[Suspicion]:
+) -> list[SuspectEvent]:
     """Return the events for which these draws prove the largest loss."""
     views = {votes: _viewed(aspect, counter) for votes, counter in seen.items()}
     suspicions = [
-        Suspicion(one, other, event)
+        SuspectEvent(one, other, event)
         for pair in pairs
         for one, other in (pair, pair[::-1])
         for event in aspect.events(views[one].seen | views[other].seen)
     ]
 
-    def strength(suspicion: Suspicion) -> float:
+    def strength(suspicion: SuspectEvent) -> float:
         one, other = views[suspicion.one], views[suspicion.other]
         found = limits(one, other, suspicion.event, level)
         return aspect.promise.loss(found.p, found.q)
@@ -254,11 +254,11 @@ def _suspect(
 def _judge(
     case: Case,
     aspect: Aspect,
-    suspects: Sequence[Suspicion],
+    suspects: Sequence[SuspectEvent],
     seen: dict[Request, Counter[Seen]],
     level: float,
 ) -> AuditFinding:
-    def proven(suspect: Suspicion) -> tuple[float, Suspicion, ConfidenceLimits]:
+    def proven(suspect: SuspectEvent) -> tuple[float, SuspectEvent, ConfidenceLimits]:
         one, other = _viewed(aspect, seen[suspect.one]), _viewed(aspect, seen[suspect.other])
         found = limits(one, other, suspect.event, level / len(suspects))
         return aspect.promise.loss(found.p, found.q), suspect, found
@@ -286,7 +286,7 @@ def _viewed(aspect: Aspect, counter: Counter[Seen]) -> Sample:
     return Sample(viewed)
 
 
-def _evidence(aspect: Aspect, suspect: Suspicion, found: ConfidenceLimits) -> str:
+def _evidence(aspect: Aspect, suspect: SuspectEvent, found: ConfidenceLimits) -> str:
     promise, event = aspect.promise, aspect.named(suspect.event)
     one, other = (
         ", ".join("-".join(map(str, votes)) for votes in request)

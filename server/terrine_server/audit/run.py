@@ -24,7 +24,7 @@ STATISTICAL = 3
 
 
 @dataclass(frozen=True)
-class Effort:
+class SampleSizes:
     """Sample sizes: the larger they are, the smaller the excess that is detected."""
 
     draws: int
@@ -35,13 +35,13 @@ class Effort:
     """Students of the attacked service, in each world, of each adversary."""
 
 
-FULL = Effort(draws=500_000, noise=10_000_000, students=200)
-QUICK = Effort(draws=60_000, noise=1_000_000, students=40)
+FULL = SampleSizes(draws=500_000, noise=10_000_000, students=200)
+QUICK = SampleSizes(draws=60_000, noise=1_000_000, students=40)
 
 
 def audit(
     subjects: Collection[Subject],
-    effort: Effort,
+    effort: SampleSizes,
     confidence: float,
     seed: int,
     ledger: Ledger | None,
@@ -63,7 +63,11 @@ def audit(
 
 
 def _findings(
-    subjects: Collection[Subject], effort: Effort, level: float, seed: int, ledger: Ledger | None
+    subjects: Collection[Subject],
+    effort: SampleSizes,
+    level: float,
+    seed: int,
+    ledger: Ledger | None,
 ) -> Iterator[AuditFinding]:
     choice = np.random.default_rng(seed)
     if "mechanisms" in subjects:

@@ -73,9 +73,9 @@ def serve(
 
 
 def _show(directory: Path) -> None:
-    from terrine_server.aggregator import Count
+    from terrine_server.aggregator import ReleaseCounter
 
-    count = Count(directory)
+    count = ReleaseCounter(directory)
     terms, released = count.terms, count.released
     table = Table(show_header=False)
     table.add_row("owners", f"{len(terms.owners):,}")

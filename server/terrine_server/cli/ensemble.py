@@ -49,7 +49,7 @@ Group = Annotated[
 ]
 
 
-class Where(StrEnum):
+class TrainingPlace(StrEnum):
     """Where teachers are trained."""
 
     HERE = "here"
@@ -100,12 +100,12 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
     on: Annotated[
-        Where,
+        TrainingPlace,
         typer.Option(
             help="ray: on the cluster at TERRINE_RAY_ADDRESS, or on one of this machine's "
             "processors."
         ),
-    ] = Where.HERE,
+    ] = TrainingPlace.HERE,
 ) -> None:
     """Train teachers on disjoint parts of private data.
 
@@ -441,11 +441,11 @@ def _shortened(text: str) -> str:
 
 
 @contextmanager
-def trainer(where: Where) -> Iterator[Trainer]:
+def trainer(where: TrainingPlace) -> Iterator[Trainer]:
     """Yield what trains teachers there; a cluster is left at the end."""
     from terrine_models.teachers.training import here
 
-    if where is Where.HERE:
+    if where is TrainingPlace.HERE:
         yield here
         return
     from terrine_models.teachers.ray_training import on_ray

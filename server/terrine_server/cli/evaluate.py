@@ -12,7 +12,7 @@ from rich.table import Table
 
 from terrine_server.cli import tables
 from terrine_server.cli.console import as_json, console, fail, print_json, with_json
-from terrine_server.cli.votes import VotesAre, check_origin
+from terrine_server.cli.votes import VoteSource, check_origin
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
@@ -49,7 +49,7 @@ def evaluate(
         ),
     ],
     trained_on: Annotated[
-        VotesAre | None, typer.Option(help="What the teachers were trained on.")
+        VoteSource | None, typer.Option(help="What the teachers were trained on.")
     ] = None,
     votes: Annotated[
         Path | None,

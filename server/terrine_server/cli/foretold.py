@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.roles import SchemaProposal
-    from terrine_server.owner.foreseen import Chosen, StudentForecast, Way
+    from terrine_server.owner.foreseen import ForecastChoice, ForecastOption, StudentForecast
     from terrine_server.planning.first_project import FirstProject
 
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Given:
+class DataOptions:
     """What the command line says about the data."""
 
     public: Path
@@ -91,7 +91,7 @@ def _options(given: dict[str, str | None]) -> list[object]:
 
 def chosen(
     first: FirstProject, pool: PublicData, labelled: Dataset | None, like: Dataset
-) -> Chosen:
+) -> ForecastChoice:
     """Choose how records are asked, from public rows. `like`: data with the private ones' kind."""
     import numpy as np
 
@@ -128,7 +128,7 @@ def way(first: FirstProject) -> str:
     return f"{teachers} their votes have a noise of σ = {first.sigma:g}."
 
 
-def why(made: Chosen) -> str:
+def why(made: ForecastChoice) -> str:
     """Say why it is this way and no other."""
     _, *others = made.ways
     if made.foreseen is None:
@@ -144,7 +144,7 @@ def why(made: Chosen) -> str:
     return f"By balanced accuracy, its simulated students were {', and '.join(said)}."
 
 
-def buys(made: Chosen, labelled: Dataset | None) -> str:
+def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
     """Say what is certain, and what else the project should buy."""
     import numpy as np
 
@@ -190,7 +190,7 @@ def bought(first: FirstProject) -> str:
     return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
 
 
-def show_plan(made: Chosen, labelled: Dataset, given: Given) -> None:
+def show_plan(made: ForecastChoice, labelled: Dataset, given: DataOptions) -> None:
     """Print or write what each way would come to, and the command that opens the best."""
     first = made.first
     words = ["terrine", "quickstart", "PRIVATE", "--public", given.public, *given.table]
@@ -217,7 +217,7 @@ def show_plan(made: Chosen, labelled: Dataset, given: Given) -> None:
     _say("Of labels that are used one by one, right answers count: terrine plan --teachers N.")
 
 
-def show(made: Chosen, labelled: Dataset) -> None:
+def show(made: ForecastChoice, labelled: Dataset) -> None:
     """Print what students would be by each way, and what there is to compare with."""
     import numpy as np
 
@@ -244,7 +244,7 @@ def _percent(between: tuple[float, float]) -> str:
     return f"{between[0]:.1%} to {between[1]:.1%}"
 
 
-def _and(ways: Sequence[Way]) -> str:
+def _and(ways: Sequence[ForecastOption]) -> str:
     return " and of ".join(each.first.way for each in ways)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from terrine_models.data.arrays import InputSpec, RecordSource
-    from terrine_models.teachers.importing import Declared
+    from terrine_models.teachers.importing import Declaration
     from terrine_models.teachers.manifests import Manifest
 
 
@@ -171,9 +171,9 @@ def _declared(
     units: int | None,
     models: int,
     output: str | None,
-) -> Declared:
+) -> Declaration:
     from terrine_models.tables.loading import encoded_input, read_schema
-    from terrine_models.teachers.importing import Declared
+    from terrine_models.teachers.importing import Declaration
     from terrine_models.teachers.splitting import PARTITION
 
     path = Path(inputs)
@@ -190,17 +190,17 @@ def _declared(
         known = read_schema(path)
         label = next(column for column in known.columns if column.role == "label")
         spec = encoded_input(known)
-        return Declared(spec, label.values or (), units, disjoint_by, known, output)
+        return Declaration(spec, label.values or (), units, disjoint_by, known, output)
     names = class_names(classes) or []
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         fail(f"--classes takes two or more different names, or their number; not {classes!r}.")
-    return Declared(parse_input(inputs), tuple(names), units, disjoint_by, output=output)
+    return Declaration(parse_input(inputs), tuple(names), units, disjoint_by, output=output)
 
 
 def _of_shards(
     partition: Path, models: int, units: int | None, disjoint_by: str, output: str | None
-) -> Declared:
-    from terrine_models.teachers.importing import Declared
+) -> Declaration:
+    from terrine_models.teachers.importing import Declaration
     from terrine_models.teachers.splitting import read_partition
 
     if units:
@@ -211,7 +211,7 @@ def _of_shards(
             f"{partition} has {sharded.teachers:,} shards, and {models:,} models are given: "
             "expected one for each shard."
         )
-    return Declared(
+    return Declaration(
         sharded.input,
         sharded.classes,
         sharded.units,
@@ -222,7 +222,7 @@ def _of_shards(
     )
 
 
-def _public(path: Path, declared: Declared) -> np.ndarray:
+def _public(path: Path, declared: Declaration) -> np.ndarray:
     from terrine_models.data.arrays import load_inputs
     from terrine_models.tables.loading import encode_table, is_table
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from terrine_models.teachers.federation import Federation
     from terrine_server.labeling.aggregator_terms import AggregatorTerms
     from terrine_server.settings import TeacherServer
-    from terrine_server.teacher import Agreed
+    from terrine_server.teacher import AgreedAggregator
 
 owners = typer.Typer(no_args_is_help=True, help="Let owners vote who keep their teachers.")
 teacher = typer.Typer(no_args_is_help=True, help="Be one of these owners.")
@@ -127,12 +127,12 @@ def serve(
     serve_over_tls(app, f"Model {name}", settings, LIMITS)
 
 
-def _agreed(settings: TeacherServer) -> Agreed | None:
+def _agreed(settings: TeacherServer) -> AgreedAggregator | None:
     """Return the aggregator with which votes are shared, once it has the terms of the file."""
     from terrine_models.teachers.federation import Peer, read_token
     from terrine_server.labeling.aggregator_terms import ask_terms, read_terms
     from terrine_server.labeling.remote_voters import client
-    from terrine_server.teacher import AGGREGATOR_SECONDS, Agreed
+    from terrine_server.teacher import AGGREGATOR_SECONDS, AgreedAggregator
 
     url, file = settings.aggregator_url, settings.aggregator_terms_file
     if url is None or file is None or settings.aggregator_token_file is None:
@@ -148,7 +148,7 @@ def _agreed(settings: TeacherServer) -> Agreed | None:
             f"The aggregator at {url} has other terms than {file}: "
             f"{_difference(found.terms, terms)}. Share nothing before all agree on one file."
         )
-    return Agreed(client(url, certificate, token), terms)
+    return AgreedAggregator(client(url, certificate, token), terms)
 
 
 def _difference(there: AggregatorTerms, here: AggregatorTerms) -> str:

@@ -13,7 +13,7 @@ from terrine_server.cli.console import as_json, fail, print_json, with_json
 from terrine_server.cli.evaluate import ensemble_directory
 from terrine_server.cli.plan_report import document, show, show_all, show_lasting, stand_ins
 from terrine_server.cli.specs import SPEC, parse_spec
-from terrine_server.cli.votes import VotesAre, check_origin, load_votes
+from terrine_server.cli.votes import VoteSource, check_origin, load_votes
 
 if TYPE_CHECKING:
     from terrine_server.planning.forecast import Votes
@@ -79,7 +79,7 @@ def plan(
         ),
     ] = None,
     votes_are: Annotated[
-        VotesAre | None, typer.Option(help="What the teachers of --votes were trained on.")
+        VoteSource | None, typer.Option(help="What the teachers of --votes were trained on.")
     ] = None,
     rows: Annotated[
         int | None,
@@ -124,7 +124,7 @@ def plan(
                 "--public takes what `terrine quickstart` takes: no MECHANISM and no number but "
                 "--units and --epsilon, and for labels one by one --consensus."
             )
-        given = foretold.Given(public, label, group, columns, classes, images)
+        given = foretold.DataOptions(public, label, group, columns, classes, images)
         _for_a_model(given, units, epsilon, consensus)
         return
     if units or label or group or columns or images:
@@ -150,7 +150,7 @@ def plan(
         show(found, rows)
 
 
-def _for_a_model(given: foretold.Given, units: int, epsilon: float, consensus: str) -> None:
+def _for_a_model(given: foretold.DataOptions, units: int, epsilon: float, consensus: str) -> None:
     """Rank the ways to ask by what students will be; without public labels, mechanisms."""
     from terrine_models.data.arrays import DataError, distinct
     from terrine_models.features.maps import PublicData
@@ -205,7 +205,7 @@ def _compared(ensembles: list[Votes], epsilon: float, delta: float, origin: str)
 
 
 def _ensembles(
-    sizes: list[int], classes: int, consensus: str, votes: Path | None, votes_are: VotesAre | None
+    sizes: list[int], classes: int, consensus: str, votes: Path | None, votes_are: VoteSource | None
 ) -> list[Votes]:
     from terrine_server.planning.forecast import Consensus, Votes
 

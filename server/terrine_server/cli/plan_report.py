@@ -14,7 +14,7 @@ from terrine_server.cli.mechanism import mechanism_text
 if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
     from terrine_models.teachers.neighbours import NeighbourForecast
-    from terrine_server.planning.lasting import Lasting
+    from terrine_server.planning.lasting import NeighbourPlan
     from terrine_server.planning.plan import Candidate, Plan
 
 FEATURES = 150
@@ -88,7 +88,7 @@ def show_all(plans: Sequence[Plan]) -> None:
 
 
 def show_lasting(
-    found: Lasting, ensemble: str, of: DescribedStandIns, epsilon: float, delta: float
+    found: NeighbourPlan, ensemble: str, of: DescribedStandIns, epsilon: float, delta: float
 ) -> None:
     """Print what public rows foretell of the units of an ensemble, and the command."""
     from terrine_server.planning.lasting import near_for
@@ -132,7 +132,7 @@ def stand_ins(manifest: Manifest, found: NeighbourForecast) -> DescribedStandIns
     )
 
 
-def lasts(found: Lasting, of: DescribedStandIns) -> str:
+def lasts(found: NeighbourPlan, of: DescribedStandIns) -> str:
     """Say what public rows foretell of a project of neighbours."""
     return (
         f"By {of.who}: some {found.votes:,.0f} vote on a query, on average "

@@ -14,14 +14,14 @@ from rich.markup import escape
 from terrine_server.bars import teachers_bar
 from terrine_server.cli import arrays, foretold, neighbours, serve, tables
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.foretold import Given
+from terrine_server.cli.foretold import DataOptions
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_protocol import EnsembleRegister, ProjectOpen
     from terrine_server.ledger import Ledger, ProjectRecord
-    from terrine_server.owner.foreseen import Chosen
+    from terrine_server.owner.foreseen import ForecastChoice
     from terrine_server.planning.first_project import FirstProject
     from terrine_server.settings import Settings
 
@@ -78,7 +78,7 @@ def quickstart(
 
     if not yes and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
-    given = Given(public, label, group, columns, classes, images)
+    given = DataOptions(public, label, group, columns, classes, images)
     for path in (private, public):
         if not path.exists():
             fail(f"There is no {path}.")
@@ -105,7 +105,7 @@ def quickstart(
 
 def _open(
     data: Path,
-    given: Given,
+    given: DataOptions,
     ledger: Ledger,
     settings: Settings,
     name: str,
@@ -215,7 +215,7 @@ def _registered(ledger: Ledger, cap: EnsembleRegister) -> bool:
     return True
 
 
-def _schema(data: Path, given: Given, settings: Settings, name: str) -> Path | None:
+def _schema(data: Path, given: DataOptions, settings: Settings, name: str) -> Path | None:
     """Return the schema of a table, which is proposed if there is none yet."""
     from terrine_models.tables.loading import is_table
     from terrine_protocol.files import write_atomically
@@ -237,7 +237,7 @@ def _schema(data: Path, given: Given, settings: Settings, name: str) -> Path | N
     return out
 
 
-def _explain(private: Dataset, labelled: Dataset | None, chosen: Chosen) -> None:
+def _explain(private: Dataset, labelled: Dataset | None, chosen: ForecastChoice) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
     from terrine_server.planning.first_project import right_at_most
 
@@ -287,7 +287,7 @@ def _ask(question: str, yes: bool) -> None:
 
 def _by_hand(
     data: Path,
-    given: Given,
+    given: DataOptions,
     settings: Settings,
     schema: Path | None,
     first: FirstProject,
@@ -319,7 +319,7 @@ def _by_hand(
         _say(f"  {_typed(settings, *act)}")
 
 
-def _finish(given: Given, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
+def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
     """Make the student's token, unless there was one, and say what remains to be done."""
     from terrine_protocol import Role, TokenCreate
     from terrine_server.owner.tokens import Tokens, load_secret_key

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from terrine_server.planning.forecast import Votes
 
 
-class VotesAre(StrEnum):
+class VoteSource(StrEnum):
     """The training data of the teachers that cast votes."""
 
     PUBLIC = "public"
@@ -22,7 +22,7 @@ class VotesAre(StrEnum):
     LEAK = "private-acknowledge-leak"
 
 
-def check_origin(votes_are: VotesAre | None, option: str) -> None:
+def check_origin(votes_are: VoteSource | None, option: str) -> None:
     """Refuse votes that may be private, unless it is acknowledged that no budget covers them."""
     if votes_are is None:
         fail(
@@ -31,9 +31,9 @@ def check_origin(votes_are: VotesAre | None, option: str) -> None:
             "they voted on. Parameters chosen by looking at them, and every number of the report, "
             "reveal something about the training data, and no budget accounts for that: use "
             "teachers trained on public data, or `terrine plan --consensus`. If nobody else will "
-            f"ever see the report and no project will be based on it, {option} {VotesAre.LEAK}."
+            f"ever see the report and no project will be based on it, {option} {VoteSource.LEAK}."
         )
-    if votes_are is VotesAre.LEAK:
+    if votes_are is VoteSource.LEAK:
         errors.print(
             "[bold red]WARNING: this report is made from PRIVATE votes.[/] It is not "
             "differentially private. Show it to nobody and open no project with parameters taken "

@@ -23,7 +23,7 @@ MNIST_TEST_IMAGES = "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c
 
 
 @dataclass(frozen=True)
-class Material:
+class DemoData:
     """A data set and the settings that suit it."""
 
     name: str
@@ -50,7 +50,7 @@ class Material:
         return NoisyVotesSpec(name="noisy_votes", sigma=sigma)
 
 
-def choose(data: Path | None, quick: bool, url: str, console: Console) -> Material:
+def choose(data: Path | None, quick: bool, url: str, console: Console) -> DemoData:
     """Return MNIST from `data`, from the user's cache or from `url`; otherwise the small digits.
 
     Raises DataError if `data` is given but is not MNIST-like.
@@ -70,7 +70,7 @@ def choose(data: Path | None, quick: bool, url: str, console: Console) -> Materi
     return mnist(cache, f"downloaded from {url}, digests verified, cached in {cache}")
 
 
-def mnist(directory: Path, why: str) -> Material:
+def mnist(directory: Path, why: str) -> DemoData:
     """Return MNIST: the training set is private; 9/10 of the test set are public, 1/10 held out."""
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory; expected one with MNIST's four IDX files")
@@ -81,7 +81,7 @@ def mnist(directory: Path, why: str) -> Material:
     split = len(test) * 9 // 10
     known = hashlib.sha256(test.inputs.tobytes()).hexdigest() == MNIST_TEST_IMAGES
     inputs = test.inputs.astype(np.uint8, copy=False)
-    return Material(
+    return DemoData(
         name=f"{'MNIST' if known else f'Images of {directory}'} ({len(private):,} private images)",
         why=why,
         private=private,
@@ -95,7 +95,7 @@ def mnist(directory: Path, why: str) -> Material:
     )
 
 
-def digits(why: str) -> Material:
+def digits(why: str) -> DemoData:
     """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, shuffled."""
     from sklearn.datasets import load_digits
 
@@ -104,7 +104,7 @@ def digits(why: str) -> Material:
     images = bundle.images.astype(np.uint8)[order]
     labels = bundle.target.astype(np.int64)[order]
     spec = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
-    return Material(
+    return DemoData(
         name="scikit-learn's digits (1,200 private images)",
         why=why,
         private=Dataset(images[:1200], labels[:1200], DIGITS, spec, name="digits"),

@@ -23,7 +23,7 @@ from terrine_models.students.task import Task
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role
 from terrine_server.bars import teachers_bar
-from terrine_server.demo.material import DELTA, Material
+from terrine_server.demo.material import DELTA, DemoData
 from terrine_server.demo.owner import DemoOwner
 from terrine_server.demo.process import running_server
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -55,7 +55,7 @@ class DemoReport:
 class Demo:
     """One run of the demo, with its files under `out`."""
 
-    def __init__(self, material: Material, out: Path, console: Console) -> None:
+    def __init__(self, material: DemoData, out: Path, console: Console) -> None:
         self.material = material
         self.out = out
         self.console = console

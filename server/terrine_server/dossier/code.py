@@ -27,7 +27,7 @@ LIBRARIES = (
 
 
 @dataclass(frozen=True)
-class Code:
+class InstalledCode:
     """The code of this process's installation.
 
     `digests`: by package, the SHA-256 of lines `<SHA-256 of a file>  <path>`, by path, as
@@ -43,10 +43,10 @@ class Code:
 
 
 @cache
-def running() -> Code:
+def running() -> InstalledCode:
     """Return what runs here: read once in a process, as its modules were."""
     installed = distribution("terrine")
-    return Code(
+    return InstalledCode(
         version=installed.version,
         python=platform.python_version(),
         digests={name: _digest(name) for name in PACKAGES if find_spec(name) is not None},

@@ -29,7 +29,7 @@ from terrine_protocol import (
 from terrine_protocol.files import read
 from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
-from terrine_server.dossier.code import Code, running
+from terrine_server.dossier.code import InstalledCode, running
 from terrine_server.dossier.told import FILE, DossierError, OwnerAnswers, load
 from terrine_server.findings import AuditReport
 from terrine_server.ledger import Action, EnsembleRecord, Ledger, ProjectRecord
@@ -58,7 +58,7 @@ _AUDIT = TypeAdapter(AuditReport)
 
 
 @dataclass(frozen=True)
-class Odds:
+class AttackerOdds:
     """What the best attacker reaches at most, who knows all other records and sees all answers.
 
     `right`: how often a guess between two equally likely versions of a unit is right. `caught`: of
@@ -72,14 +72,14 @@ class Odds:
     caught: float
 
     @classmethod
-    def at(cls, of: str, epsilon: float, delta: float) -> Odds:
+    def at(cls, of: str, epsilon: float, delta: float) -> AttackerOdds:
         """Compute them."""
         right, caught = right_at_most(epsilon, delta), caught_at_most(epsilon, delta)
         return cls(of, epsilon, delta, right, caught)
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingFacts:
     """What an ensemble's manifest says of its training. `public`: what features were fitted on."""
 
     unit: Literal["record", "person", "teacher"]
@@ -101,8 +101,8 @@ class DossierEnsemble:
     units: int
     registered_at: datetime
     spent: int
-    odds: Odds
-    trained: Trained | None
+    odds: AttackerOdds
+    trained: TrainingFacts | None
     wrong: str | None
 
 
@@ -119,12 +119,12 @@ class Project:
     first: datetime | None
     last: datetime | None
     tokens: tuple[TokenInfo, ...]
-    odds: tuple[Odds, ...]
+    odds: tuple[AttackerOdds, ...]
     verification: Verification | None
 
 
 @dataclass(frozen=True)
-class Acts:
+class AdministrativeActs:
     """The administrative log: how many acts of each kind, and which to ask about."""
 
     entries: int
@@ -151,10 +151,10 @@ class Facts:
     """The project that it is about; None if about all."""
     ensembles: tuple[DossierEnsemble, ...]
     projects: tuple[Project, ...]
-    acts: Acts
+    acts: AdministrativeActs
     staff: Mapping[Role, int]
     """How many tokens of auditors and admins are valid."""
-    code: Code
+    code: InstalledCode
     database: str
     issuer: bool
     """Whether people may sign in to the pages through an OpenID Connect issuer."""
@@ -263,8 +263,8 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
         last=history.reached[-1].at if history.reached else None,
         tokens=tuple(TokenInfo.model_validate(token) for token in ledger.list_tokens(record.name)),
         odds=(
-            Odds.at("its budget, if all of it is spent", terms.epsilon, terms.delta),
-            Odds.at(
+            AttackerOdds.at("its budget, if all of it is spent", terms.epsilon, terms.delta),
+            AttackerOdds.at(
                 "what it spent so far (for information: the budget is the guarantee)",
                 budget.epsilon_spent,
                 terms.delta,
@@ -289,7 +289,7 @@ def _ensemble(
     try:
         if is_federation(directory):
             identity = federation_digest
-            trained = Trained("teacher", record.facts.disjoint_by, None, None, None)
+            trained = TrainingFacts("teacher", record.facts.disjoint_by, None, None, None)
         else:
             identity = manifest_digest
             trained = _trained(load_manifest(directory), record)
@@ -303,26 +303,26 @@ def _ensemble(
         units=record.units,
         registered_at=record.registered_at,
         spent=spent,
-        odds=Odds.at("the cap", record.epsilon, record.delta),
+        odds=AttackerOdds.at("the cap", record.epsilon, record.delta),
         trained=trained,
         wrong=wrong,
     )
 
 
-def _trained(manifest: Any, record: EnsembleRecord) -> Trained:
+def _trained(manifest: Any, record: EnsembleRecord) -> TrainingFacts:
     features = getattr(manifest.teacher, "features", None)
     fitted = getattr(features, "fitted_on", None)
     public = None if fitted is None else f"{fitted.name}, {fitted.records:,} records"
     parts = manifest.partition
     if parts is None and record.facts.disjoint_by is not None:
-        return Trained("teacher", record.facts.disjoint_by, None, None, public)
+        return TrainingFacts("teacher", record.facts.disjoint_by, None, None, public)
     if parts is None:
-        return Trained("record", None, None, None, public)
+        return TrainingFacts("record", None, None, None, public)
     unit: Literal["person", "record"] = "person" if parts.recipe == "groups" else "record"
-    return Trained(unit, parts.group_column, parts.smallest, parts.largest, public)
+    return TrainingFacts(unit, parts.group_column, parts.smallest, parts.largest, public)
 
 
-def _acts(ledger: Ledger, verify: bool) -> Acts:
+def _acts(ledger: Ledger, verify: bool) -> AdministrativeActs:
     counts: Counter[str] = Counter()
     notable: list[LogEntry] = []
     after = 0
@@ -331,7 +331,7 @@ def _acts(ledger: Ledger, verify: bool) -> Acts:
         notable += [entry for entry in page if entry.action in NOTABLE]
         after = page[-1].seq
     found = verify_log(ledger) if verify else None
-    return Acts(after, dict(sorted(counts.items())), tuple(notable[-SHOWN:]), found)
+    return AdministrativeActs(after, dict(sorted(counts.items())), tuple(notable[-SHOWN:]), found)
 
 
 def _checkpoint(ledger: Ledger, policy: Policy | None, verify: bool) -> LastCheckpoint | None:

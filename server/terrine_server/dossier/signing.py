@@ -31,7 +31,7 @@ def sign(folder: Path, key: SignerKey, made_at: datetime) -> None:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedDossier:
     """A folder that holds: when it was made, whose log signed it, and its files."""
 
     made_at: datetime
@@ -39,7 +39,7 @@ class Checked:
     files: tuple[str, ...]
 
 
-def check(folder: Path, keys: list[VerifierKey]) -> Checked:
+def check(folder: Path, keys: list[VerifierKey]) -> CheckedDossier:
     """Check signature and digests. Raises DossierError for whatever does not hold, or OSError."""
     try:
         note = Note.parse(read(folder / NOTE, LARGEST))
@@ -64,7 +64,9 @@ def check(folder: Path, keys: list[VerifierKey]) -> Checked:
     ]
     if wrong:
         raise DossierError(f"{folder} is not as it was signed: {', '.join(wrong)}.")
-    return Checked(datetime.fromisoformat(made), str(next(iter(signers))), tuple(sorted(listed)))
+    return CheckedDossier(
+        datetime.fromisoformat(made), str(next(iter(signers))), tuple(sorted(listed))
+    )
 
 
 def _digest(path: Path) -> str:

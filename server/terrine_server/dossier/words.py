@@ -38,7 +38,7 @@ RULE_OF_THUMB = (
 )
 
 
-class Sight(NamedTuple):
+class Visibility(NamedTuple):
     """Who sees something: a row of the table in docs/privacy/threat-model.md."""
 
     what: str
@@ -49,47 +49,49 @@ class Sight(NamedTuple):
 
 
 WHO_SEES = (
-    Sight("outcomes and labels", "own project's", "all projects', in the ledger", "all", "all"),
-    Sight("noisy counts of noisy_votes and neighbours", "own project's", "no", "all", "all"),
-    Sight("terms, prices, balance", "own project's", "all, and the caps", "all", "all"),
-    Sight(
+    Visibility(
+        "outcomes and labels", "own project's", "all projects', in the ledger", "all", "all"
+    ),
+    Visibility("noisy counts of noisy_votes and neighbours", "own project's", "no", "all", "all"),
+    Visibility("terms, prices, balance", "own project's", "all, and the caps", "all", "all"),
+    Visibility(
         "ledger entries",
         "– (number and hash of each own entry)",
         "all, without the input's digest",
         "all (terrine ledger export)",
         "all",
     ),
-    Sight("digest of the ensemble's manifest", "yes", "yes", "yes", "yes"),
-    Sight(
+    Visibility("digest of the ensemble's manifest", "yes", "yes", "yes", "yes"),
+    Visibility(
         "inputs, probabilities",
         "own",
         "no: a SHA-256 of each query",
         "in memory while answering; a SHA-256 afterwards",
         "SHA-256s",
     ),
-    Sight(
+    Visibility(
         "votes, margins, noise",
         "no",
         "no",
         "no interface shows them; anyone who holds the teachers can compute votes",
         "no",
     ),
-    Sight(
+    Visibility(
         "secret tally of a data-dependent project",
         "no: bounds published from it",
         "no endpoint shows it",
         "yes",
         "yes",
     ),
-    Sight(
+    Visibility(
         "accounts of people (neighbours)",
         "no",
         "no endpoint shows them",
         "yes, in the database",
         "yes",
     ),
-    Sight("teachers, private data", "no", "no", "yes", "no"),
-    Sight(
+    Visibility("teachers, private data", "no", "no", "yes", "no"),
+    Visibility(
         "tokens",
         "own",
         "an admin sees a token once, when creating it",
@@ -107,7 +109,7 @@ TO_WHOM = (
 )
 
 
-class Kept(NamedTuple):
+class Retention(NamedTuple):
     """What is stored, what it says of whom, and how long it stays."""
 
     what: str
@@ -116,28 +118,32 @@ class Kept(NamedTuple):
 
 
 STORED = (
-    Kept("private records", "all that was collected; outside of this service", "the owner decides"),
-    Kept(
+    Retention(
+        "private records", "all that was collected; outside of this service", "the owner decides"
+    ),
+    Retention(
         "teachers",
         "models of the private records: as confidential as these",
         "the owner deletes the ensemble's files; then nothing is answered any more",
     ),
-    Kept(
+    Retention(
         "ledger entries",
         "outcome, label and price of each query, and SHA-256 digests of its input, which confirm a "
         "guess of the input",
         "for ever: an entry cannot be removed without breaking the chain of hashes",
     ),
-    Kept(
+    Retention(
         "administrative log",
         "who acted: ids of tokens, accounts of this machine, names from the issuer",
         "for ever, likewise",
     ),
-    Kept(
+    Retention(
         "tokens and requests", "a label, a purpose, dates; no secret", "for ever; a token expires"
     ),
-    Kept("students' inputs", "whatever the student sends: possibly personal data", "not stored"),
-    Kept(
+    Retention(
+        "students' inputs", "whatever the student sends: possibly personal data", "not stored"
+    ),
+    Retention(
         "the server's log",
         "request ids, times, tokens' ids, errors; no input, label or vote",
         "the operator decides",

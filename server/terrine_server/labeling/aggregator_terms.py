@@ -55,7 +55,7 @@ class AggregatorTerms(Record):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
-class Shown(Record):
+class AggregatorInfo(Record):
     """What an aggregator says of itself to those who hold a token of it."""
 
     terms: AggregatorTerms
@@ -74,7 +74,7 @@ def read_terms(file: Path) -> AggregatorTerms:
         raise StoreError(f"{file}: {first_problem(error)}.") from None
 
 
-def ask_terms(http: httpx.AsyncClient, seconds: float) -> Shown | str:
+def ask_terms(http: httpx.AsyncClient, seconds: float) -> AggregatorInfo | str:
     """Ask an aggregator for its terms and close the connection; or return why there are none."""
 
     async def asked() -> httpx.Response:
@@ -88,6 +88,6 @@ def ask_terms(http: httpx.AsyncClient, seconds: float) -> Shown | str:
     if reply.status_code != 200:
         return f"status {reply.status_code}"
     try:
-        return Shown.model_validate_json(reply.content)
+        return AggregatorInfo.model_validate_json(reply.content)
     except ValidationError as error:
         return f"no terms of an aggregator ({first_problem(error)})"

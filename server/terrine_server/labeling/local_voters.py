@@ -36,7 +36,7 @@ FileStamp = tuple[tuple[int, int, int], ...]
 """Inode, size and change time (ctime, which cannot be set) of an ensemble's files."""
 
 
-class Registered(Protocol):
+class RegisteredEnsemble(Protocol):
     """Where a registered ensemble is, and which one it must be: a part of its record."""
 
     @property
@@ -53,7 +53,7 @@ class Registered(Protocol):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedEnsemble:
     """An ensemble that is loaded, and whose files these were."""
 
     ensemble: Ensemble | Neighbourhood
@@ -67,7 +67,7 @@ class _Slot:
 
     directory: Path
     loading: Lock = field(default_factory=Lock)
-    loaded: Loaded | None = None
+    loaded: LoadedEnsemble | None = None
 
 
 def all_files(manifest: Manifest) -> Sequence[str]:
@@ -95,11 +95,11 @@ class LocalVoters(Voters):
         self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._lock = Lock()
 
-    def check(self, record: Registered) -> None:
+    def check(self, record: RegisteredEnsemble) -> None:
         """Load and verify the ensemble if necessary. Raises `EnsembleUnavailable`."""
         self.loaded(record)
 
-    def votes(self, record: Registered, inputs: np.ndarray) -> np.ndarray:
+    def votes(self, record: RegisteredEnsemble, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 
         Raises `EnsembleUnavailable`.
@@ -116,7 +116,7 @@ class LocalVoters(Voters):
                 "was charged. Retry later; the server's log says more."
             ) from None
 
-    def neighbourhood(self, record: Registered) -> Neighbourhood:
+    def neighbourhood(self, record: RegisteredEnsemble) -> Neighbourhood:
         """Return the records of an ensemble whose units vote. Raises `EnsembleUnavailable`."""
         ensemble = self.loaded(record).ensemble
         if isinstance(ensemble, Neighbourhood):
@@ -128,7 +128,7 @@ class LocalVoters(Voters):
         with self._lock:
             self._slots.clear()
 
-    def loaded(self, record: Registered) -> Loaded:
+    def loaded(self, record: RegisteredEnsemble) -> LoadedEnsemble:
         """Return the ensemble as its files are now. Raises `EnsembleUnavailable`."""
         key = record.name, record.path, record.manifest_sha256
         with self._lock:
@@ -147,7 +147,7 @@ class LocalVoters(Voters):
                 raise EnsembleUnavailable(str(error)) from error
             return found
 
-    def _load(self, record: Registered, directory: Path) -> Loaded:
+    def _load(self, record: RegisteredEnsemble, directory: Path) -> LoadedEnsemble:
         # The stamp is taken before reading, so that a change in between is noticed later.
         manifest = load_manifest(directory)
         files = ("manifest.json", *manifest.files)
@@ -164,11 +164,11 @@ class LocalVoters(Voters):
         check_manifest(record, directory)  # it is the one that was loaded
         if isinstance(found, NeighbourEnsemble):
             units = Units.of(found.units, found.labels, found.manifest.teachers)
-            return Loaded(Neighbourhood(found, units), files, taken)
-        return Loaded(found, files, taken)
+            return LoadedEnsemble(Neighbourhood(found, units), files, taken)
+        return LoadedEnsemble(found, files, taken)
 
 
-def check_manifest(record: Registered, directory: Path) -> None:
+def check_manifest(record: RegisteredEnsemble, directory: Path) -> None:
     """Raise `EnsembleUnavailable` unless the manifest is the one that was registered."""
     if manifest_digest(directory) != record.manifest_sha256:
         raise EnsembleUnavailable(

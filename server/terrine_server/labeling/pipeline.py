@@ -34,14 +34,14 @@ from terrine_server.labeling.queries import (
 from terrine_server.labeling.voters import Neighbourhood, Voters, checked_votes
 from terrine_server.ledger import (
     SHARED,
-    Cast,
     ChargedBatch,
     EnsembleRecord,
     Ledger,
     ProjectRecord,
     Proposal,
     QueryDigest,
-    Recorded,
+    RecordedCharges,
+    SpentAccounts,
     TokenRecord,
     check_active,
 )
@@ -63,7 +63,7 @@ from terrine_server.privacy.budget.allowances import Allowance
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
+class CheckedRequest:
     """One checked request: canonical inputs `[B, …]`, probabilities and baselines `[B, m]`.
 
     `genesis`: that of the project that it was checked for. `token`: that by which it came, if its
@@ -87,7 +87,7 @@ class _Drawn:
 
     proposals: dict[int, Proposal]
     exhausted: frozenset[bytes] = frozenset()
-    cast: Cast | None = None
+    cast: SpentAccounts | None = None
 
 
 class Labeling:
@@ -105,10 +105,10 @@ class Labeling:
         inputs: np.ndarray,
         probabilities: np.ndarray | None = None,
         token: TokenRecord | None = None,
-    ) -> Ask:
+    ) -> CheckedRequest:
         """Check one request: inputs `[B, …]`, and probabilities `[B, m]` if needed.
 
-        `token`: see `Ask`. Raises a `TerrineError` that concerns this request only.
+        `token`: see `CheckedRequest`. Raises a `TerrineError` that concerns this request only.
         """
         project = self._ledger.remembered(project_name)
         facts, mechanism = project.ensemble.facts, mechanism_of(project)
@@ -121,7 +121,7 @@ class Labeling:
             baselines = mechanism.canonical_baseline(checked)
         inputs_sha256 = input_digests(queries, project.ensemble.manifest_sha256)
         queries_sha256 = query_digests(inputs_sha256, baselines)
-        return Ask(
+        return CheckedRequest(
             queries,
             checked,
             baselines,
@@ -152,7 +152,9 @@ class Labeling:
         ]
         return [float(share) for share in np.concatenate(shares)]
 
-    def answer(self, project_name: str, asks: Sequence[Ask]) -> list[ChargedBatch | TerrineError]:
+    def answer(
+        self, project_name: str, asks: Sequence[CheckedRequest]
+    ) -> list[ChargedBatch | TerrineError]:
         """Answer a group of requests with one vote and one commit.
 
         Each gets its receipt, or a refusal that concerns it alone: `TokenChanged` where its token
@@ -168,7 +170,7 @@ class Labeling:
             return self._answer(project_name, asks, turn)
 
     def _answer(
-        self, project_name: str, asks: Sequence[Ask], turn: ExitStack
+        self, project_name: str, asks: Sequence[CheckedRequest], turn: ExitStack
     ) -> list[ChargedBatch | TerrineError]:
         own_turn = False
         answers: dict[int, ChargedBatch | TerrineError] = {}
@@ -232,7 +234,7 @@ class Labeling:
         self._count(answers.values())
         return [answers[index] for index in range(len(asks))]
 
-    def _check(self, project: ProjectRecord, asks: Sequence[Ask]) -> None:
+    def _check(self, project: ProjectRecord, asks: Sequence[CheckedRequest]) -> None:
         """Raise the errors that concern all requests of a group."""
         check_active(project)
         self._voters.check(project.ensemble)
@@ -256,7 +258,7 @@ class Labeling:
     def _drawn(
         self,
         project: ProjectRecord,
-        asks: Sequence[Ask],
+        asks: Sequence[CheckedRequest],
         digests: Sequence[QueryDigest],
         chosen: Sequence[int],
     ) -> _Drawn:
@@ -350,7 +352,7 @@ class Labeling:
         found: Neighbourhood,
         points: np.ndarray,
         shadows: Accounts,
-    ) -> tuple[np.ndarray, Cast]:
+    ) -> tuple[np.ndarray, SpentAccounts]:
         """Return the counts int64 `[B, m]` of the units that take part, and their accounts after.
 
         Every query is judged by the accounts after the one before. All units are gone through,
@@ -361,11 +363,11 @@ class Labeling:
         for weights in found.weighed(points):
             cast, accounts = mechanism.cast(weights, found.units, accounts, allowance.most)
             counts.append(cast)
-        after = Cast(project.charges, project.head, len(points), accounts, shadows)
+        after = SpentAccounts(project.charges, project.head, len(points), accounts, shadows)
         return np.concatenate(counts), after
 
     def _payable(
-        self, project: ProjectRecord, digests: list[QueryDigest], recorded: Recorded
+        self, project: ProjectRecord, digests: list[QueryDigest], recorded: RecordedCharges
     ) -> list[int]:
         """Return the first new queries: as many as the budget can pay for at the lowest prices.
 

@@ -57,7 +57,7 @@ RETRIES = 2
 """How often a block is sent again to an actor that ended."""
 
 
-class Reference(msgspec.Struct, frozen=True):
+class EnsembleReference(msgspec.Struct, frozen=True):
     """Which registered ensemble is meant: what an actor must know of its record."""
 
     name: str
@@ -65,19 +65,19 @@ class Reference(msgspec.Struct, frozen=True):
     manifest_sha256: str
 
     @classmethod
-    def to(cls, record: EnsembleRecord) -> Reference:
+    def to(cls, record: EnsembleRecord) -> EnsembleReference:
         """Return the reference to an ensemble."""
         return cls(record.name, record.path, record.manifest_sha256)
 
 
-class Defect(msgspec.Struct, frozen=True):
+class ActorDefect(msgspec.Struct, frozen=True):
     """An exception that nobody expected: not its text, which may quote inputs or votes."""
 
     kind: str
     where: list[str]
 
     @classmethod
-    def of(cls, error: Exception) -> Defect:
+    def of(cls, error: Exception) -> ActorDefect:
         """Describe an exception that was caught."""
         return cls(type(error).__name__, frames(error.__traceback__))
 
@@ -87,7 +87,7 @@ class Defect(msgspec.Struct, frozen=True):
         raise RuntimeError("an actor failed; the log names the bug")
 
 
-Reply = NDArray[np.int64] | int | str | Defect
+Reply = NDArray[np.int64] | int | str | ActorDefect
 """Counts [B, m], or why there are none; to a check, how many inputs the actor votes on at once."""
 
 
@@ -119,7 +119,7 @@ class _Actor:
         self._unfit = differing(ours)
         self._voters = LocalVoters(Path(data_dir), "cpu", memory, seconds, part.files)
 
-    def vote(self, ensemble: Reference, inputs: NDArray[Any] | None) -> Reply:
+    def vote(self, ensemble: EnsembleReference, inputs: NDArray[Any] | None) -> Reply:
         """Vote on inputs [B, …]; without any, verify and load the ensemble."""
         if self._unfit is not None:
             return self._unfit
@@ -131,7 +131,7 @@ class _Actor:
         except EnsembleUnavailable as error:
             return f"{socket.gethostname()}: {error.detail}"
         except Exception as error:
-            return Defect.of(error)
+            return ActorDefect.of(error)
 
 
 @dataclass(eq=False)
@@ -144,7 +144,7 @@ class _Seat:
     waiting: int = 0
     """Blocks that it has not answered yet."""
 
-    def ask(self, ensemble: Reference, inputs: NDArray[Any] | None) -> Any:
+    def ask(self, ensemble: EnsembleReference, inputs: NDArray[Any] | None) -> Any:
         """Send it a block; return what Ray calls the reply that will come."""
         import ray
 
@@ -197,15 +197,15 @@ class RayVoters(Voters):
         self._joining = Lock()
         self._seats: list[_Seat] = []
         self._not_before = 0.0
-        self._manifests: dict[Reference, tuple[FileStamp, Manifest]] = {}
-        self._sizes: dict[Reference, int] = {}
+        self._manifests: dict[EnsembleReference, tuple[FileStamp, Manifest]] = {}
+        self._sizes: dict[EnsembleReference, int] = {}
         """Inputs in the blocks of ensembles that the actors have loaded."""
         self._join()  # here, in the main thread, Ray can be kept from handling signals
 
     def check(self, record: EnsembleRecord) -> None:
         """Let every actor load and verify its part. Raises `EnsembleUnavailable`."""
         self._manifest(record)
-        key = Reference.to(record)
+        key = EnsembleReference.to(record)
         seconds = self._seconds if key in self._sizes else LOADING_SECONDS
         blocks = [_Block([slot]) for slot in self._joined(record)]
         for _, at_once in self._replies(record, blocks, seconds):
@@ -217,7 +217,7 @@ class RayVoters(Voters):
         Raises `EnsembleUnavailable`, also if no actor answers in time, or one that is asked ends
         again and again.
         """
-        key = Reference.to(record)
+        key = EnsembleReference.to(record)
         if key not in self._sizes:
             self.check(record)
         manifest, slots, size = self._manifest(record), self._joined(record), self._sizes[key]
@@ -243,7 +243,7 @@ class RayVoters(Voters):
 
     def _manifest(self, record: EnsembleRecord) -> Manifest:
         """Return the manifest, which is the one that was registered."""
-        directory, key = self._data_dir / record.path, Reference.to(record)
+        directory, key = self._data_dir / record.path, EnsembleReference.to(record)
         try:
             now = stamp(directory, [MANIFEST])
             known = self._manifests.get(key)
@@ -291,7 +291,7 @@ class RayVoters(Voters):
         import ray
         from ray.exceptions import RayError
 
-        ensemble = Reference.to(record)
+        ensemble = EnsembleReference.to(record)
         coming: dict[Any, tuple[_Block, _Seat]] = {}
         left = iter(blocks)
         try:
@@ -338,7 +338,7 @@ class RayVoters(Voters):
 def _understood(reply: Reply) -> NDArray[np.int64] | int:
     if isinstance(reply, str):
         raise EnsembleUnavailable(reply)
-    if isinstance(reply, Defect):
+    if isinstance(reply, ActorDefect):
         reply.fail()
     return reply
 

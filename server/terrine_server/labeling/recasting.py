@@ -16,7 +16,7 @@ from terrine_server.privacy import Neighbours
 
 
 @dataclass(frozen=True)
-class Recast:
+class AccountsCheck:
     """`queries`: how many were charged. `unknown`: how many of them are not among the inputs.
 
     `same`: whether the accounts are those that the records make; None if any query is unknown.
@@ -27,7 +27,7 @@ class Recast:
     same: bool | None
 
 
-def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Recast:
+def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> AccountsCheck:
     """Cast all votes of a project of `neighbours` again, in the order of its charges.
 
     Each query is cast by those records that were there then; accounts of people who left are full.
@@ -50,7 +50,7 @@ def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Rec
     asked = asked[: project.charges]
     unknown = asked.count(-1)
     if unknown:
-        return Recast(len(asked), unknown, None)
+        return AccountsCheck(len(asked), unknown, None)
     found = voters.neighbourhood(project.ensemble.current)
     mechanism = replace(mechanism, teachers=found.units.count)
     spent = np.zeros(len(accounts), dtype=np.uint32)
@@ -63,7 +63,7 @@ def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Rec
     same = bool(np.array_equal(spent, accounts))
     if not same and bool((accounts == allowance.most).all()):
         raise Conflict(f"All accounts of {name} count as spent: its ledger was restored once.")
-    return Recast(len(asked), 0, same)
+    return AccountsCheck(len(asked), 0, same)
 
 
 def _by_edition(

@@ -11,7 +11,7 @@ from terrine_protocol import EnsembleFacts, Name
 from terrine_server.errors import Conflict, InvalidTerms, NotFound
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.records import Edition, EnsembleRecord, PrivateData
 from terrine_server.ledger.store import editions, log, rows, shared_caps
 from terrine_server.ledger.store.database import reading
@@ -23,7 +23,7 @@ _LARGEST = 2**63 - 1
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
-class Ensembles(Handle):
+class Ensembles(DatabaseHandle):
     """The ensembles of a ledger."""
 
     def ensembles(self) -> list[EnsembleRecord]:

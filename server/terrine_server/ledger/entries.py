@@ -9,7 +9,7 @@ from typing import Any
 from terrine_protocol import Outcome, SecretSpend, Verification
 from terrine_server.errors import NotFound
 from terrine_server.ledger.charging import tallies
-from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.records import ChargeRecord, History
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import reading, snapshot
@@ -21,7 +21,7 @@ from terrine_server.ledger.verifying.walk import Progress, verify_project
 _PAGE = 1000
 
 
-class Entries(Handle):
+class Entries(DatabaseHandle):
     """The entries of a ledger's projects."""
 
     def secret_spend(self, project: str) -> SecretSpend:

@@ -33,7 +33,7 @@ def entry_event(events: Events, outcome: str, opens: bool, baseline: int = 0) ->
     return {"event": "composition", "events": [events[OPENING], event]} if opens else event
 
 
-class Kinds:
+class EntryFields:
     """Builds the `chain.KIND_FIELDS` of a project's entries: all but number, time and query."""
 
     def __init__(self, project: ProjectRecord) -> None:

@@ -17,7 +17,7 @@ from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.store.transaction import Transaction
 
 
-class Handle:
+class DatabaseHandle:
     """A database and its key, thread-safe. `key`: the server's secret key.
 
     What is not sealed with it is not believed.

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from terrine_protocol import LogEntry, LogVerification
 from terrine_server.ledger.administration import Action, Actor
-from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.store import log
 from terrine_server.ledger.store.database import reading, snapshot
 from terrine_server.ledger.store.schema import differences
@@ -21,7 +21,7 @@ from terrine_server.ledger.verifying.administration import verify_log
 _PAGE = 1000
 
 
-class Log(Handle):
+class Log(DatabaseHandle):
     """The administrative log of a ledger, and whether the ledger is sealed."""
 
     def check_sealed(self) -> None:

@@ -15,14 +15,14 @@ from terrine_server.errors import (
 )
 from terrine_server.ledger.charging import lookup, shadow_accounts, unit_accounts
 from terrine_server.ledger.charging.charge import StaleRecord, charge
-from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.records import (
-    Cast,
     ChargedBatch,
-    OnRecord,
     ProjectRecord,
+    ProjectSnapshot,
     Proposal,
     QueryDigest,
+    SpentAccounts,
     TokenRecord,
 )
 from terrine_server.ledger.store import rows, turns
@@ -31,7 +31,7 @@ from terrine_server.ledger.tokens import check_unchanged
 from terrine_server.privacy import Accounts
 
 
-class Payments(Handle):
+class Payments(DatabaseHandle):
     """What is paid from the budgets of a ledger."""
 
     def look_up(
@@ -39,7 +39,7 @@ class Payments(Handle):
         project: str,
         digests: Sequence[QueryDigest],
         held: Collection[TokenRecord] = (),
-    ) -> OnRecord:
+    ) -> ProjectSnapshot:
         """Return a project's account and what is on record for queries to it. Locks nothing.
 
         `held`: tokens by which they came. Raises TokenChanged if any of these is not as it is in
@@ -93,8 +93,8 @@ class Payments(Handle):
         self,
         project_id: int,
         batches: Sequence[Sequence[Proposal]],
-        record: OnRecord | None = None,
-        cast: Cast | None = None,
+        record: ProjectSnapshot | None = None,
+        cast: SpentAccounts | None = None,
     ) -> list[ChargedBatch | TerrineError]:
         """Pay for the batches of several requests, in order, in one transaction.
 
@@ -110,7 +110,7 @@ class Payments(Handle):
             return self._charge_cast(batches, record, cast)
         genesis = None if record is None else record.project.genesis
 
-        def look_up(connection: Connection) -> OnRecord:
+        def look_up(connection: Connection) -> ProjectSnapshot:
             digests = [
                 QueryDigest(p.query_digest, p.input_digest) for batch in batches for p in batch
             ]
@@ -154,7 +154,7 @@ class Payments(Handle):
         return answers
 
     def _charge_cast(
-        self, batches: Sequence[Sequence[Proposal]], record: OnRecord, cast: Cast
+        self, batches: Sequence[Sequence[Proposal]], record: ProjectSnapshot, cast: SpentAccounts
     ) -> list[ChargedBatch | TerrineError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id

@@ -16,7 +16,7 @@ from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accounts
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
 from terrine_server.ledger.epochs import events_of
-from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.records import Edition, EnsembleRecord, PrivateData, ProjectRecord
 from terrine_server.ledger.store import editions, log, rows, shared_caps
 from terrine_server.ledger.store.database import reading
@@ -53,7 +53,7 @@ class NewProject:
     purpose: str | None = None
 
 
-class Projects(Handle):
+class Projects(DatabaseHandle):
     """The projects of a ledger."""
 
     def project(self, name: str) -> ProjectRecord:
@@ -231,7 +231,7 @@ class Projects(Handle):
                 shared_caps.extend(tx, found, number, data)
             return rows.living_ensemble(tx.connection, tx.seals, found)
 
-    def fill_accounts(self) -> Filled:
+    def fill_accounts(self) -> RestoredProjects:
         """After a restore: pause every active project, and count every account as spent.
 
         What was charged after the backup is not known any more, so no unit of a project of
@@ -255,11 +255,11 @@ class Projects(Handle):
                 detail = {"charges": project.charges}
                 log.record(tx, Action.ACCOUNTS_FILLED, name, detail)
             filled.append(name)
-        return Filled(paused, filled)
+        return RestoredProjects(paused, filled)
 
 
 @dataclass(frozen=True)
-class Filled:
+class RestoredProjects:
     """What was done after a restore: names of projects."""
 
     paused: Sequence[str]

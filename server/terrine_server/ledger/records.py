@@ -5,19 +5,16 @@ EnsembleRecord      an ensemble and how much of its cap is reserved
 ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
 Proposal            a query with the outcome drawn for it, not yet paid
-Cast                the accounts of units after a project's queries were voted on
+SpentAccounts       the accounts of units after a project's queries were voted on
 Result              the result of one query, paid or not
-Receipt             a batch's results and the account after them
-Recorded            earlier charges that answer queries
-OnRecord            what is on record for requests before they are paid
+ChargedBatch        a batch's results and the account after them
+RecordedCharges     earlier charges that answer queries
+ProjectSnapshot     what is on record for requests before they are paid
 Publication         a published bound on a data-dependent project's spend
 ChargeRecord        one entry
 TokenRecord         a token without its secret
 RequestRecord       what somebody asks the data owner for, and what was decided
-LogEntry            one entry of the administrative log
-LogVerification     whether that log is intact
 History             how a project's budget was spent over its entries and days
-Verification        whether a project's ledger is intact
 """
 
 from __future__ import annotations
@@ -35,8 +32,6 @@ from terrine_server.privacy import GDP, Account, Accounts, Rule, Terms, VoteOutc
 
 SHARED = "shared"
 """The kind of an ensemble whose owners split their votes between two servers: see `labeling`."""
-
-
 NEIGHBOURS = "neighbours"
 """The kind of an ensemble whose units vote themselves, and have accounts in each project."""
 
@@ -261,7 +256,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Cast:
+class SpentAccounts:
     """What each unit of a project of `neighbours` has spent once some proposals are paid. Secret.
 
     `charges`, `head`: the entry after which the accounts were read that these follow from.
@@ -301,7 +296,7 @@ class ChargedBatch:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedCharges:
     """Earlier charges that answer queries, by query digest and by input digest."""
 
     queries: Mapping[bytes, Result]
@@ -315,11 +310,11 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class OnRecord:
+class ProjectSnapshot:
     """A project and what is on record for some queries to it, all as of one moment."""
 
     project: ProjectRecord
-    recorded: Recorded
+    recorded: RecordedCharges
 
 
 @dataclass(frozen=True)
@@ -372,7 +367,7 @@ class TokenRecord:
 
 
 @dataclass(frozen=True)
-class Reached:
+class ProjectPosition:
     """Where a project stood after one of its entries. `spent`: in units of 1e-12."""
 
     seq: int
@@ -388,7 +383,7 @@ class History:
     many entries there are with each outcome on each of the last days (UTC) that have any.
     """
 
-    reached: Sequence[Reached]
+    reached: Sequence[ProjectPosition]
     days: Mapping[date, Mapping[Outcome, int]]
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     """How many of all its entries have each outcome that any has."""

@@ -11,7 +11,7 @@ from terrine_protocol import RequestStatus, Role
 from terrine_server.errors import Conflict, NotFound
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.projects import NewProject, open_project
 from terrine_server.ledger.records import ProjectRecord, RequestRecord, TokenRecord
 from terrine_server.ledger.seals import Seals
@@ -25,7 +25,7 @@ MOST_OPEN = 3
 """Requests of one token that may wait for a decision, so that nobody floods the log."""
 
 
-class Requests(Handle):
+class Requests(DatabaseHandle):
     """What students ask the data owner for."""
 
     def find_request(self, id: str, token: str | None = None) -> RequestRecord:

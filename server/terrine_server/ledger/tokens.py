@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from terrine_protocol import Role
 from terrine_server.errors import Conflict, LedgerCorrupted, NotFound, TokenChanged
 from terrine_server.ledger.administration import Action, Actor
-from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.records import TokenRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
@@ -36,7 +36,7 @@ class NewToken:
     expires_at: datetime
 
 
-class StoredTokens(Handle):
+class StoredTokens(DatabaseHandle):
     """The tokens of a ledger."""
 
     def find_token(self, id: str) -> TokenRecord | None:

@@ -29,7 +29,7 @@ from terrine_server.settings import Settings
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
-    from terrine_models.teachers.editions import Change
+    from terrine_models.teachers.editions import SavedEdition
     from terrine_models.teachers.people import Digests
 
 _OF_AN_EDITION = re.compile(r"\.?edition-\d+(\..*)?|\.?manifest\.json.*|.*\.(safetensors|onnx|tmp)")
@@ -93,7 +93,7 @@ def forget_taught(
 
     key = records_key(settings)
 
-    def make(old: Path, out: Path) -> Change | None:
+    def make(old: Path, out: Path) -> SavedEdition | None:
         return editions.forget_taught(old, out, who, data, key, public)
 
     return _next(ledger, settings, name, make)
@@ -128,7 +128,7 @@ def _next(
     ledger: Ledger,
     settings: Settings,
     name: str,
-    make: Callable[[Path, Path], Change | None],
+    make: Callable[[Path, Path], SavedEdition | None],
 ) -> EditionChange:
     from terrine_models.storage.manifests import manifest_digest
     from terrine_models.teachers.ensemble import load

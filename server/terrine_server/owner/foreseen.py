@@ -68,7 +68,7 @@ class StudentForecast:
 
 
 @dataclass(frozen=True)
-class Way:
+class ForecastOption:
     """A way to ask the records, and what its simulated students were."""
 
     first: FirstProject
@@ -79,10 +79,10 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ForecastChoice:
     """The ways: the chosen one, and then the others, the best first."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[ForecastOption, ...]
     truth: StudentForecast | None
     """Of the same students, taught by the true labels of the same public rows."""
 
@@ -99,7 +99,7 @@ class Chosen:
 
 def choose_way(
     first: FirstProject, sample: Dataset, pool: PublicData, *, labelled: bool, people: bool
-) -> Chosen:
+) -> ForecastChoice:
     """Choose how records are asked, from public ones. `first` is for trained teachers.
 
     `sample`: the records of `pool`; labels that are not `labelled` are not looked at. `people`:
@@ -130,21 +130,21 @@ def choose_way(
     if found is None:
         calm = quieter(first.units, near, first.teachers)
         both = (neighbours, first) if calm else (first, neighbours)
-        return Chosen(tuple(Way(each, None) for each in both), None)
+        return ForecastChoice(tuple(ForecastOption(each, None) for each in both), None)
     best, *others = found.ways
     for each in others:
         if _clearly_better(each.students, best.students):
             best = each
     classes = len(sample.classes)
     ways = [
-        Way(
+        ForecastOption(
             each.first,
             _foreseen(each.students, classes),
             _clearly_better(best.students, each.students),
         )
         for each in sorted(found.ways, key=lambda each: (each is not best, -_balanced(each)))
     ]
-    return Chosen(tuple(ways), _foreseen(found.truth, classes))
+    return ForecastChoice(tuple(ways), _foreseen(found.truth, classes))
 
 
 def part(sample: Dataset, rows: NDArray[np.int64]) -> Dataset:

@@ -57,7 +57,7 @@ class IssuerError(Exception):
 
 
 @dataclass(frozen=True)
-class Flow:
+class SignInAttempt:
     """One attempt to sign in: what the issuer must repeat, and what it must not know yet."""
 
     state: str
@@ -106,7 +106,7 @@ class Issuer:
         self._metadata: tuple[float, Metadata] | None = None
         self._keys: tuple[float, list[tuple[str | None, Key]]] | None = None
 
-    def address(self, flow: Flow) -> str:
+    def address(self, flow: SignInAttempt) -> str:
         """Return where to send the browser. Raises IssuerError."""
         challenge = hashlib.sha256(flow.verifier.encode()).digest()
         asked = {
@@ -123,7 +123,7 @@ class Issuer:
         query = urlencode([*parse_qsl(parts.query), *asked.items()])
         return urlunsplit(parts._replace(query=query))
 
-    def identify(self, flow: Flow, code: str, said: str | None) -> Identity:
+    def identify(self, flow: SignInAttempt, code: str, said: str | None) -> Identity:
         """Exchange a code for who signed in. `said`: the `iss` that came with it, if any.
 
         Raises Unauthorized for anything that is not as it must be, Forbidden without a role, and
@@ -159,7 +159,7 @@ class Issuer:
         self._metadata = time.monotonic(), found
         return found
 
-    def _id_token(self, metadata: Metadata, flow: Flow, code: str) -> str:
+    def _id_token(self, metadata: Metadata, flow: SignInAttempt, code: str) -> str:
         form = {
             "grant_type": "authorization_code",
             "code": code,

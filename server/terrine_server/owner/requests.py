@@ -28,7 +28,7 @@ from terrine_server.privacy import ParameterError, build_mechanism
 
 
 @dataclass(frozen=True)
-class Approved:
+class ApprovedRequest:
     """A request that was approved, and what that made. `token`: with its secret."""
 
     request: RequestRecord
@@ -89,7 +89,7 @@ def approve(
     days: float | None = None,
     by: Actor | None = None,
     until: datetime | None = None,
-) -> Approved:
+) -> ApprovedRequest:
     """Open the project, and make a token of it that expires in so many `days`, if they are given.
 
     `terms` may differ from what was requested, but for the ensemble. `until`: when the token
@@ -115,7 +115,7 @@ def approve(
     project = quoted.project(terms.model_copy(update=words))
     with explained(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
         decided, opened, made = ledger.approve_request(id, project, new, by)
-    return Approved(decided, opened, None if made is None else shown_once(made, secret))
+    return ApprovedRequest(decided, opened, None if made is None else shown_once(made, secret))
 
 
 def examine(ledger: Ledger, request: RequestRecord) -> tuple[ProjectQuote | None, str | None]:

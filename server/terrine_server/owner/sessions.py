@@ -25,7 +25,7 @@ from threading import Lock
 from terrine_protocol import LogEntry, Role
 from terrine_server.errors import Forbidden, InvalidQuery, LedgerCorrupted, NotFound, Unauthorized
 from terrine_server.ledger import Action, Actor, Ledger
-from terrine_server.owner.issuer import Flow, Issuer
+from terrine_server.owner.issuer import Issuer, SignInAttempt
 from terrine_server.owner.tokens import Principal, Tokens
 
 IDLE = timedelta(minutes=30)
@@ -71,7 +71,7 @@ class Session(Principal):
 
 
 @dataclass(frozen=True)
-class Begun:
+class OpenSession:
     """A session that has not been ended: as its sign-in was recorded."""
 
     id: str
@@ -136,7 +136,7 @@ class Sessions:
         self._ledger.note(Action.SIGNED_IN, session, {"role": holder.role}, holder.actor)
         return _of_token(holder, session, now, now)
 
-    def begin_flow(self) -> tuple[str, Flow]:
+    def begin_flow(self) -> tuple[str, SignInAttempt]:
         """Begin a sign-in through the issuer: what the browser keeps, and what the issuer gets."""
         cookie = f"{secrets.token_hex(16)}.{int(datetime.now(UTC).timestamp())}"
         return cookie, self._flow(cookie)
@@ -169,9 +169,9 @@ class Sessions:
         holder = f"{found.role}-{_digest(issuer.url, who)}"
         return _of_issuer(holder, who, session, now, now)
 
-    def _flow(self, cookie: str) -> Flow:
+    def _flow(self, cookie: str) -> SignInAttempt:
         """Only who has the secret key can say what belongs to a cookie, so it has no seal."""
-        return Flow(*(self._seal(part, cookie) for part in ("state", "nonce", "verifier")))
+        return SignInAttempt(*(self._seal(part, cookie) for part in ("state", "nonce", "verifier")))
 
     def resume(self, cookie: str) -> Session:
         """Return the session of a cookie. Raises Unauthorized when it has ended."""
@@ -196,13 +196,13 @@ class Sessions:
             raise Unauthorized("You have signed out.")
         return _of_token(principal, session, started, seen)
 
-    def begun(self) -> list[Begun]:
+    def begun(self) -> list[OpenSession]:
         """Return the sessions that have not been ended and are not too old, the newest first.
 
         Whether they were used lately, or their tokens are valid, only their next request shows.
         """
         return [
-            Begun(each.subject, each.actor, str(each.detail.get("role")), each.created_at)
+            OpenSession(each.subject, each.actor, str(each.detail.get("role")), each.created_at)
             for each in reversed(self._said.now().values())
             if each.action == Action.SIGNED_IN
         ]

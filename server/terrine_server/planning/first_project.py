@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.planning.grid import Spec
-from terrine_server.planning.lasting import Lasting
+from terrine_server.planning.lasting import NeighbourPlan
 from terrine_server.planning.opening import choose
 from terrine_server.planning.remaining import FEW
 from terrine_server.privacy.budget.quoting import Cap, cap, cap_order
@@ -55,7 +55,7 @@ class FirstProject:
     cap: Cap
     share: float
     """Of the cap, that the project reserves."""
-    neighbours: Lasting | None = None
+    neighbours: NeighbourPlan | None = None
     """None: teachers are trained."""
     confident: Spec | None = None
     """Of labels alone; None: noisy counts."""
@@ -83,7 +83,7 @@ class FirstProject:
         first = cls(units, rows, classes, teachers, epsilon, delta, sigma, total, share=0)
         return first._reserving()
 
-    def of_neighbours(self, foretold: Lasting) -> FirstProject:
+    def of_neighbours(self, foretold: NeighbourPlan) -> FirstProject:
         """Return the same of units that vote themselves, with nothing trained."""
         first = replace(
             self, teachers=self.units, sigma=foretold.sigma, neighbours=foretold, share=0

@@ -33,7 +33,7 @@ DIGITS = 3
 
 
 @dataclass(frozen=True)
-class Lasting:
+class NeighbourPlan:
     """What a project of `neighbours` is opened with, and what public rows foretell of it."""
 
     near: int
@@ -82,7 +82,7 @@ def lasting(
     epsilon: float,
     delta: float,
     norm: int = 1,
-) -> Lasting:
+) -> NeighbourPlan:
     """Choose noise and allowance for `queries`. `spent`: float[S], ‖v‖² of a stand-in in a query.
 
     On average over queries such as will be asked. Raises `ParameterError` if no noise that can be
@@ -111,10 +111,10 @@ def foretold(
     queries: int,
     allowed: int,
     norm: int = 1,
-) -> Lasting:
+) -> NeighbourPlan:
     """Return what `spent` foretells of a project whose terms are known. Arguments as above."""
     in_all = spent * queries
-    return Lasting(
+    return NeighbourPlan(
         near=near,
         sigma=sigma,
         queries=queries,

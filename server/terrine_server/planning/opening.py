@@ -27,7 +27,7 @@ from terrine_server.privacy.accounting.joint import (
 )
 from terrine_server.privacy.budget.quoting import cap_order, quote, split_delta
 from terrine_server.privacy.budget.rules import Rule, search_order
-from terrine_server.privacy.budget.terms import Account, Considered, RuleChoice, Terms
+from terrine_server.privacy.budget.terms import Account, ConsideredRule, RuleChoice, Terms
 from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
@@ -83,10 +83,10 @@ class Quote:
         return mechanism.answer_share if isinstance(mechanism, Thresholded) else None
 
     @property
-    def considered(self) -> Considered:
+    def considered(self) -> ConsideredRule:
         """What is kept of the quote."""
         certain = self.terms.affordable(Account())
-        return Considered(self.terms.rule, self.answer_share, int(self.answers), certain)
+        return ConsideredRule(self.terms.rule, self.answer_share, int(self.answers), certain)
 
     def specification(self, spec: Spec) -> dict[str, object]:
         """Return the specification of the mechanism that is opened: as given, with its share."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from terrine_protocol import Outcome
 from terrine_server.errors import ConcurrentUpdate
-from terrine_server.ledger.records import Proposal, Recorded, Result
+from terrine_server.ledger.records import Proposal, RecordedCharges, Result
 from terrine_server.privacy import Account, Price, Terms
 
 REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
@@ -43,7 +43,7 @@ class Admission:
     account: Account
 
 
-class Secret(Protocol):
+class SecretBudget(Protocol):
     """A project's secret spend, as `admit` uses it."""
 
     def add(self, places: tuple[int, ...]) -> None:
@@ -56,9 +56,9 @@ class Secret(Protocol):
 def admit(
     terms: Terms,
     account: Account,
-    recorded: Recorded,
+    recorded: RecordedCharges,
     proposals: Sequence[Proposal],
-    secret: Secret | None = None,
+    secret: SecretBudget | None = None,
 ) -> Admission:
     """Decide on each query of a batch, in order.
 
@@ -74,7 +74,7 @@ def admit(
     out.
     """
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
-    known = Recorded(queries, answered_inputs)
+    known = RecordedCharges(queries, answered_inputs)
     results: list[Result] = []
     entries: list[NewEntry] = []
     refusing, epoch = False, None

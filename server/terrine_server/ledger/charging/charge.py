@@ -28,14 +28,14 @@ from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accoun
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
-from terrine_server.ledger.epochs import Kinds
+from terrine_server.ledger.epochs import EntryFields
 from terrine_server.ledger.records import (
-    Cast,
     ChargedBatch,
-    OnRecord,
     ProjectRecord,
+    ProjectSnapshot,
     Proposal,
     Result,
+    SpentAccounts,
 )
 from terrine_server.ledger.store.log import record as record_log
 from terrine_server.ledger.store.rows import publications
@@ -51,9 +51,9 @@ class StaleRecord(Exception):  # noqa: N818 - not an error: it is tried again
 
 def charge(
     tx: Transaction,
-    record: OnRecord,
+    record: ProjectSnapshot,
     batches: Sequence[Sequence[Proposal]],
-    cast: Cast | None = None,
+    cast: SpentAccounts | None = None,
 ) -> tuple[ProjectRecord, list[ChargedBatch | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
@@ -142,7 +142,7 @@ def _entries(
     if not admission.entries:
         return project, []
     head = bytes.fromhex(project.head)
-    kinds, hashed, time = Kinds(project), hasher(project.id), iso(now)
+    kinds, hashed, time = EntryFields(project), hasher(project.id), iso(now)
     entries: list[tuple[Any, ...]] = []
     published: list[tuple[int, Any]] = [(p.seq, p.figure) for p in project.published]
     for new in admission.entries:

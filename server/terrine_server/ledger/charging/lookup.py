@@ -15,8 +15,14 @@ from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.chain import frame_counts, frame_kind, hasher, iso
 from terrine_server.ledger.counts import check_counts, counts_of
-from terrine_server.ledger.epochs import Kinds
-from terrine_server.ledger.records import OnRecord, ProjectRecord, QueryDigest, Recorded, Result
+from terrine_server.ledger.epochs import EntryFields
+from terrine_server.ledger.records import (
+    ProjectRecord,
+    ProjectSnapshot,
+    QueryDigest,
+    RecordedCharges,
+    Result,
+)
 from terrine_server.ledger.store import searches
 from terrine_server.ledger.store.rows import KnownProjects, check_end
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -28,7 +34,7 @@ def look_up(
     accounts: KnownProjects,
     project: str | int,
     digests: Sequence[QueryDigest],
-) -> OnRecord:
+) -> ProjectSnapshot:
     """Return the project with this name or id, and what is on record for queries to it.
 
     Everything is as of one moment; see `Ledger.look_up`. Raises NotFound, and LedgerCorrupted if
@@ -52,7 +58,7 @@ def look_up(
         else:
             by_input[entry.input_digest] = paid.result(entry)
     check_end(account, ends)
-    return OnRecord(account, Recorded(by_query, by_input))
+    return ProjectSnapshot(account, RecordedCharges(by_query, by_input))
 
 
 class _Paid:
@@ -100,7 +106,7 @@ class _Paid:
         """
         framed = self._framed.get((outcome, label))
         if framed is None:
-            terms, kinds = self._project.terms, Kinds(self._project)
+            terms, kinds = self._project.terms, EntryFields(self._project)
             variants = [(False, baseline) for baseline in terms.baselines]
             variants += [(True, 0)] if terms.opening is not None else []
             framed = [

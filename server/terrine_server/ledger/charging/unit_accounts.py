@@ -14,7 +14,7 @@ import numpy as np
 from sqlalchemy import Connection, insert, select, update
 
 from terrine_server.errors import ConcurrentUpdate, Conflict, LedgerCorrupted
-from terrine_server.ledger.records import Cast, Edition, ProjectRecord
+from terrine_server.ledger.records import Edition, ProjectRecord, SpentAccounts
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import editions
 from terrine_server.ledger.store.database import write
@@ -59,7 +59,7 @@ def load(connection: Connection, seals: Seals, project: ProjectRecord) -> Accoun
         raise LedgerCorrupted("The project is not as it was read.", project.name) from None
 
 
-def check_cast(project: ProjectRecord, entries: int, cast: Cast | None) -> None:
+def check_cast(project: ProjectRecord, entries: int, cast: SpentAccounts | None) -> None:
     """Raise unless new entries are exactly the queries that were cast, after the same entry.
 
     ConcurrentUpdate if others came first, or not all of them are paid: then the accounts are not

@@ -28,7 +28,7 @@ Migrate = Callable[[Connection], None]
 
 
 @dataclass(frozen=True)
-class Difference:
+class SchemaDifference:
     """A part of the schema that is not as the migrations make it.
 
     `restore`: the statements that make it so, if any do. Nothing that was added is ever removed.
@@ -68,7 +68,7 @@ _Parts = dict[str, list[_SchemaPart]]
 _expected_of: WeakKeyDictionary[Engine, _Parts] = WeakKeyDictionary()
 
 
-def differences(engine: Engine, migrate: Migrate) -> list[Difference]:
+def differences(engine: Engine, migrate: Migrate) -> list[SchemaDifference]:
     """Compare the schema of a migrated database with the one that `migrate` makes.
 
     On PostgreSQL it needs no right but to connect and to make temporary tables, as everybody may
@@ -79,21 +79,21 @@ def differences(engine: Engine, migrate: Migrate) -> list[Difference]:
         return list(compare(connection, migrate))
 
 
-def compare(connection: Connection, migrate: Migrate) -> Iterator[Difference]:
+def compare(connection: Connection, migrate: Migrate) -> Iterator[SchemaDifference]:
     """As `differences`, on a connection that may make temporary tables."""
     expected, found = _expected(connection, migrate), _found(connection)
     dialect = connection.dialect.name
     gone, come = _beside(expected, found), _beside(found, expected)
     for described, (part,) in gone.items():
         if part.within not in gone:  # else it is gone with that
-            yield Difference("missing", described, _restore(dialect, part, False))
+            yield SchemaDifference("missing", described, _restore(dialect, part, False))
     for described, (part,) in expected.items():
         there = [each.definition for each in found.get(described, [])]
         if there and there != [part.definition]:
-            yield Difference("changed", described, _restore(dialect, part, True))
+            yield SchemaDifference("changed", described, _restore(dialect, part, True))
     for described, parts in come.items():
         if parts[0].within not in come:
-            yield Difference("added", described)
+            yield SchemaDifference("added", described)
 
 
 def _beside(these: _Parts, those: _Parts) -> _Parts:

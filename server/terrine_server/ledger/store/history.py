@@ -13,7 +13,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger.records import History, ProjectRecord, Reached
+from terrine_server.ledger.records import History, ProjectPosition, ProjectRecord
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.tables import charges
 
@@ -51,7 +51,7 @@ def history(connection: Connection, project: ProjectRecord) -> History:
             price = project.terms.schedule.price.cost
             before, spent = published, project.published[published - 1].figure + published * price
         spent += paid
-        found.append(Reached(seq, at, spent))
+        found.append(ProjectPosition(seq, at, spent))
     if spent != project.spent:
         raise LedgerCorrupted(
             f"The entries of project {project.name} do not add up to its balance.", project.name

@@ -23,7 +23,7 @@ from terrine_server.ledger.store.database import (
     write,
     writing,
 )
-from terrine_server.ledger.store.definitions import Difference
+from terrine_server.ledger.store.definitions import SchemaDifference
 from terrine_server.ledger.store.log import initialise
 
 # Names the lock under which migrations run. Any number that nobody else uses will do.
@@ -102,7 +102,7 @@ def check_schema_once_started(engine: Engine) -> None:
             time.sleep(0.5)
 
 
-def differences(engine: Engine) -> list[Difference]:
+def differences(engine: Engine) -> list[SchemaDifference]:
     """Return in what the whole schema is not as this version's migrations make it.
 
     The doctor, `terrine ledger verify` and the server's readiness all ask this. Raises

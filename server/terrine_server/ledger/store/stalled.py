@@ -23,7 +23,7 @@ GRACE_SECONDS = 2.0
 T = TypeVar("T")
 
 
-class Silent(psycopg.OperationalError):
+class NoReply(psycopg.OperationalError):
     """No reply in time. What was asked may still be done, also a COMMIT."""
 
 
@@ -79,7 +79,7 @@ class StalledDatabase:
                 due = time.monotonic() + silence.seconds
                 try:
                     result = super().wait(_until(due, gen), *given, **more)
-                except Silent:
+                except NoReply:
                     silence.begins()
                     self.pgconn.finish()  # a late reply would be taken for that of another question
                     raise
@@ -96,7 +96,7 @@ def _until(due: float, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         while True:
             ready = yield steps.send(ready)
             if not ready and time.monotonic() > due:
-                raise Silent("no reply in time; the connection was closed")
+                raise NoReply("no reply in time; the connection was closed")
     except StopIteration as end:
         result: T = end.value
         return result

@@ -13,7 +13,7 @@ from terrine_protocol.transparency.policies import Policy
 from terrine_protocol.transparency.tiles import HEIGHT, Tile
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger.administration import START
-from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.store import turns
 from terrine_server.ledger.store.database import reading, snapshot, writing
 from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves
@@ -25,7 +25,7 @@ BATCH = 1000
 _PAGE = 5000
 
 
-class Transparency(Handle):
+class Transparency(DatabaseHandle):
     """The Merkle tree over a ledger's entries: no charge waits for it, and none reads it."""
 
     def grow_tree(self) -> int:

@@ -45,7 +45,7 @@ class EntrySource:
 
 
 @dataclass(frozen=True)
-class Run:
+class EntryRun:
     """Entries of one source that follow each other: the first one's number, all commitments."""
 
     source: int
@@ -54,7 +54,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Growth:
+class TreeGrowth:
     """What is to be added to a tree of `size` leaves, and the nodes that it completes.
 
     `begins`: nothing was ever logged.
@@ -63,7 +63,7 @@ class Growth:
     size: int
     begins: bool
     blinding: bytes
-    runs: Sequence[Run]
+    runs: Sequence[EntryRun]
     nodes: Sequence[Mapping[str, Any]]
 
     @property
@@ -111,7 +111,7 @@ def waiting(connection: Connection, source: EntrySource) -> int:
     return int(connection.execute(count).scalar_one())
 
 
-def growth(connection: Connection, most: int) -> Growth:
+def growth(connection: Connection, most: int) -> TreeGrowth:
     """Return what is to be added next: up to so many entries, in the order of their sources.
 
     All hashes are computed here, so that whoever adds it has the database to itself only briefly.
@@ -124,15 +124,17 @@ def growth(connection: Connection, most: int) -> Growth:
         # An entry that somebody removed is a gap, and stays one.
         whole = not found or found[-1].seq - found[0].seq == len(found) - 1
         for part in [found] if whole and found else [[each] for each in found]:
-            runs.append(Run(source.number, part[0].seq, [commitment(key, e.hash) for e in part]))
+            runs.append(
+                EntryRun(source.number, part[0].seq, [commitment(key, e.hash) for e in part])
+            )
         if not left:
             break
     hashes = [trees.leaf_hash(entry) for run in runs for entry in run.entries]
     nodes = _completed(connection, before, hashes)
-    return Growth(before, row is None, blinding, runs, nodes)
+    return TreeGrowth(before, row is None, blinding, runs, nodes)
 
 
-def grow(connection: Connection, added: Growth) -> None:
+def grow(connection: Connection, added: TreeGrowth) -> None:
     """Add leaves and nodes."""
     if added.begins:
         write(connection, insert(tree_head).values(id=1, blinding=added.blinding))

@@ -75,7 +75,7 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Considered:
+class ConsideredRule:
     """A rule that the project could have been opened under, and what it would have bought.
 
     `answer_share`: see `ConfidentMax`; None if each release is charged by itself. `answers`: how
@@ -96,7 +96,7 @@ class RuleChoice:
     """
 
     pass_rate: float
-    considered: tuple[Considered, ...]
+    considered: tuple[ConsideredRule, ...]
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def _schedule(data: Mapping[str, Any]) -> Schedule:
 
 def _choice(data: Mapping[str, Any]) -> RuleChoice:
     considered = (each | {"rule": Rule(**each["rule"])} for each in data["considered"])
-    return RuleChoice(data["pass_rate"], tuple(Considered(**each) for each in considered))
+    return RuleChoice(data["pass_rate"], tuple(ConsideredRule(**each) for each in considered))
 
 
 def _prices(data: Mapping[str, Any]) -> dict[VoteOutcome, Price]:
