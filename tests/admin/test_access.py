@@ -118,8 +118,9 @@ def test_a_session_ends_with_its_token(house: House) -> None:
     house.ledger.revoke_token(token.split("_")[1])
     assert visitor.get("/admin").status_code == 303
     holds(text_of(visitor.get("/admin/sign-in")), "revoked")
-    brief = Visitor(house.app, house.send)
-    brief.sign_in(house.token("admin", expires_in_days=2 / 86_400))
+    brief, seconds = Visitor(house.app, house.send), 2
+    while brief.sign_in(house.token("admin", expires_in_days=seconds / 86_400)).status_code != 303:
+        seconds *= 3  # it expired before it was used
     while (reply := brief.get("/admin/log")).status_code == 200:
         pass
     assert reply.status_code == 303

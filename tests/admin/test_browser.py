@@ -10,6 +10,7 @@ import pytest
 from browsing import browser, chromium, no_browser
 from digits import DigitsEnsemble
 from local_issuer import CLIENT, SECRET, local_issuer
+from patience import PATIENCE_SECONDS
 from refusals import holds
 from server import RunningServer, running_server
 from visitor import SCREENS
@@ -50,18 +51,27 @@ def server(
         yield made
 
 
+def expect(what: Any) -> Any:
+    """Wait for it: a page that a click leads to has only begun when the click returns."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=PATIENCE_SECONDS * 1000)
+    return expect(what)
+
+
 def open_page(chrome: Browser, server: RunningServer, **options: Any) -> tuple[Page, list[str]]:
     """Return a page that is signed in as an admin, and what the browser complains about."""
     page, said = chrome.new_context(**options).new_page(), list[str]()
+    page.set_default_timeout(PATIENCE_SECONDS * 1000)
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("response", lambda r: said.append(f"{r.status} {r.url}") if r.status >= 400 else None)
     page.goto(f"{server.url}/admin")
-    assert page.url.endswith("/admin/sign-in")
+    page.wait_for_url("**/admin/sign-in")
     page.get_by_label("Token").fill(server.token("admin"))
     page.keyboard.press("Enter")
     page.wait_for_url("**/admin")
-    assert page.get_by_role("heading", level=1).inner_text() == "Overview"
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     return page, said
 
 
@@ -75,12 +85,12 @@ def test_a_study_from_opening_to_closing_without_any_script(
     for label, value in (("Name", "study"), ("ε", "30"), ("δ", "1e-5"), ("sigma", "4")):
         page.get_by_label(label, exact=True).fill(value)
     page.get_by_role("button", name="Show the price").click()
-    assert page.get_by_text("What it would be").is_visible()
+    expect(page.get_by_text("What it would be")).to_be_visible()
     page.get_by_role("button", name="Open study").click()
-    assert page.url.endswith("/admin/projects/study")
+    page.wait_for_url("**/admin/projects/study")
 
     page.get_by_role("link", name="Create a token").click()
-    assert page.get_by_label("Project").input_value() == "study"
+    expect(page.get_by_label("Project")).to_have_value("study")
     page.get_by_label("Label").fill("Ada")
     page.get_by_role("button", name="Create").click()
     token = page.get_by_role("region", name="Token").inner_text().strip()
@@ -89,24 +99,21 @@ def test_a_study_from_opening_to_closing_without_any_script(
     assert len(labels) == 20
 
     page.goto(f"{server.url}/admin/projects/study")
-    assert page.get_by_role("img", name="Budget left, over time").is_visible()
-    assert page.get_by_role("region", name="Charges").get_by_role("row").count() == 21
+    expect(page.get_by_role("img", name="Budget left, over time")).to_be_visible()
+    expect(page.get_by_role("region", name="Charges").get_by_role("row")).to_have_count(21)
     page.get_by_text("The same as tables").click()
-    assert page.get_by_role("table", name="Charges by day").is_visible()
+    expect(page.get_by_role("table", name="Charges by day")).to_be_visible()
     page.get_by_role("button", name="Verify now").click()
-    assert page.get_by_role("heading", level=1).inner_text() == "study: intact"
+    expect(page.get_by_role("heading", level=1)).to_have_text("study: intact")
     page.goto(f"{server.url}/admin/projects/study")
     page.get_by_role("link", name="Dossier").click()
-    assert page.get_by_role("heading", level=1).inner_text() == "Dossier of study"
-    assert page.get_by_role("heading", level=2).first.inner_text() == "What could not be checked"
-    assert page.get_by_text("not recomputed", exact=True).first.is_visible()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Dossier of study")
+    expect(page.get_by_role("heading", level=2).first).to_have_text("What could not be checked")
+    expect(page.get_by_text("not recomputed", exact=True).first).to_be_visible()
     page.get_by_role("button", name="Verify the books").click()
-    assert page.get_by_text("intact", exact=True).count() == 2
-    assert (
-        page.get_by_role("region", name="Entry of study")
-        .get_by_text("1200", exact=True)
-        .is_visible()
-    )
+    expect(page.get_by_text("intact", exact=True)).to_have_count(2)
+    entry = page.get_by_role("region", name="Entry of study")
+    expect(entry.get_by_text("1200", exact=True)).to_be_visible()
     with page.expect_download() as download:
         page.goto(f"{server.url}/admin/projects/study")
         page.get_by_role("link", name="CSV").click()
@@ -114,14 +121,14 @@ def test_a_study_from_opening_to_closing_without_any_script(
 
     page.get_by_role("link", name="Close…").click()
     page.get_by_role("button", name="Close study for good").click()
-    assert page.get_by_text("closed", exact=True).is_visible()
+    expect(page.get_by_text("closed", exact=True)).to_be_visible()
     assert server.ledger.project("study").status == "closed"
     page.get_by_role("link", name="Log", exact=True).click()
-    assert page.get_by_role("row").nth(1).get_by_text("project-closed").is_visible()
+    expect(page.get_by_role("row").nth(1).get_by_text("project-closed")).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
-    assert page.url.endswith("/admin/sign-in")
+    page.wait_for_url("**/admin/sign-in")
     page.goto(f"{server.url}/admin/projects/study")
-    assert page.url.endswith("/admin/sign-in")
+    page.wait_for_url("**/admin/sign-in")
     assert said == [], "\n".join(said)
 
 
@@ -135,12 +142,12 @@ def test_a_project_is_opened_by_a_number_of_rows_and_one_confirmation(
     page.get_by_label("Public rows").fill("500")
     page.get_by_label("ε", exact=True).fill("8")
     page.get_by_role("button", name="Propose a project").click()
-    assert page.get_by_text("is right at most").is_visible()
+    expect(page.get_by_text("is right at most")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_label("Name").fill("by-rows")
     page.get_by_role("button", name="Fix this budget for good").click()
     page.wait_for_url("**/admin/projects/by-rows")
-    assert page.get_by_text("Protects", exact=True).is_visible()
+    expect(page.get_by_text("Protects", exact=True)).to_be_visible()
     record = server.ledger.project("by-rows")
     assert record.mechanism["name"] == "noisy_votes"
     assert record.affordable >= 500
@@ -174,10 +181,10 @@ def test_a_request_is_approved_and_its_token_issued_on_a_phone(
     page, said = open_page(chrome, server, java_script_enabled=False, viewport=PHONE)
     page.get_by_role("link", name="1 request waits for a decision").click()
     page.get_by_role("link", name="Sepsis, year 2").click()
-    assert page.url.endswith(asked)
-    assert page.get_by_text("To label").first.is_visible()
+    page.wait_for_url(f"**{asked}")
+    expect(page.get_by_text("To label").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    assert page.get_by_label("Name", exact=True).input_value() == "sepsis-year-2"
+    expect(page.get_by_label("Name", exact=True)).to_have_value("sepsis-year-2")
     page.get_by_label("ε", exact=True).fill("6")
     page.get_by_label("Its token expires in").fill("30")
     page.get_by_role("button", name="Show the price").click()
@@ -188,12 +195,12 @@ def test_a_request_is_approved_and_its_token_issued_on_a_phone(
         assert (client.project().title, client.project().epsilon) == ("Sepsis, year 2", 6.0)
         assert len(client.label(server.ensemble.public[:20])) == 20
     page.get_by_role("link", name="Log", exact=True).click()
-    assert page.get_by_role("row").nth(1).get_by_text("request-approved").is_visible()
+    expect(page.get_by_role("row").nth(1).get_by_text("request-approved")).to_be_visible()
 
     with Client(server.url, token) as client:
         other = client.request_project("Too much", "To learn", 90.0)
         page.goto(f"{server.url}/admin/requests/{other.id}")
-        assert page.get_by_text("The cap has no room for it").is_visible()
+        expect(page.get_by_text("The cap has no room for it")).to_be_visible()
         page.get_by_label("Reason").fill("Ask for less")
         page.get_by_role("button", name="Refuse").click()
         assert client.request(other.id).reason == "Ask for less"
@@ -254,12 +261,13 @@ def test_signing_in_through_an_issuer_without_any_script(
         with running_server(tmp_path / "data", url, digits_ensemble, **chosen) as server:
             issuer.way_back = f"{server.url}/admin/oidc/callback"
             page, said = chrome.new_context(java_script_enabled=False).new_page(), list[str]()
+            page.set_default_timeout(PATIENCE_SECONDS * 1000)
             page.on("console", lambda message: said.append(message.text))
             page.goto(f"{server.url}/admin")
             page.get_by_role("link", name="Sign in through").click()
             page.wait_for_url("**/admin")
-            assert page.get_by_role("heading", level=1).inner_text() == "Overview"
-            assert page.get_by_text("admin Ada L.").is_visible()
+            expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+            expect(page.get_by_text("admin Ada L.")).to_be_visible()
             page.get_by_role("button", name="Sign out").click()
-            assert page.url.endswith("/admin/sign-in")
+            page.wait_for_url("**/admin/sign-in")
             assert said == []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from caller import Caller
 from digits import DigitsEnsemble
-from impatient import CHEAP, charges, impatient
+from impatient import CHEAP, PATIENT, charges, impatient
 from server import RunningServer
 
 from terrine_server.api import readiness
@@ -35,7 +35,8 @@ def call(terrine_server: RunningServer) -> Call:
 def served(
     tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
 ) -> Iterator[RunningServer]:
-    with impatient(tmp_path_factory.mktemp("abused"), digits_ensemble) as server:
+    """It waits for slow clients, as this test may be one on a busy machine."""
+    with impatient(tmp_path_factory.mktemp("abused"), digits_ensemble, **PATIENT) as server:
         server.open_project("other", CHEAP)
         yield server
 

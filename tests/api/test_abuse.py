@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from caller import Caller, slug
 from digits import DigitsEnsemble
-from impatient import answers, charges, impatient, question
+from impatient import PATIENT, answers, charges, impatient, question
 from server import RunningServer
 from wire import Wire, label, request
 
@@ -187,7 +187,7 @@ def test_a_token_revoked_while_a_request_is_sent_is_refused(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
     """It is checked after the head and again when the request's turn comes."""
-    with impatient(tmp_path, digits_ensemble, body_seconds=30) as server:
+    with impatient(tmp_path, digits_ensemble, **PATIENT) as server:
         token, body = server.token(), question()
         with closing(Wire(server)) as wire:
             # The server asks for the body once it has accepted the token.

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,17 @@ import pytest
 from caller import Caller
 from commands import Terrine
 from digits import DigitsEnsemble
-from leaving import KEY, PEOPLE, build_people, digits, holding, make_next, next_but_die, points
+from leaving import (
+    KEY,
+    PEOPLE,
+    build_people,
+    digits,
+    holding,
+    in_one_month,
+    make_next,
+    next_but_die,
+    points,
+)
 from leaving import save as saved
 from migrated import SECRET_KEY
 from numpy.typing import NDArray
@@ -27,7 +38,7 @@ from sqlalchemy import select
 from terrine_models.teachers import editions as saving
 from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_server.errors import Conflict, InvalidTerms
-from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import Ledger, connect, handle
 from terrine_server.ledger.store.tables import projects, unit_accounts
 from terrine_server.owner import editions as owner
 from terrine_server.privacy import Neighbours as Mechanism
@@ -97,8 +108,13 @@ class World:
 
 @pytest.fixture
 def world(
-    tmp_path: Path, database_url: str, built: DigitsEnsemble, terrine: Terrine
+    tmp_path: Path,
+    database_url: str,
+    built: DigitsEnsemble,
+    terrine: Terrine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[World]:
+    in_one_month(monkeypatch)
     with running_server(tmp_path / "data", database_url, built) as server:
         server.settings.records_key_path.write_bytes(KEY)
         server.settings.records_key_path.chmod(0o600)
@@ -189,10 +205,6 @@ def test_the_log_says_that_an_edition_was_made_and_never_who_or_how_many(world: 
 def test_how_many_there_are_is_published_as_the_month_began(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from datetime import UTC, datetime
-
-    from terrine_server.ledger import handle
-
     ledger, settings = world.server.ledger, world.server.settings
     months = [(2031, 5, 2), (2031, 5, 30), (2031, 6, 1)]
     works = [([3], []), ([], MORE), ([17], [])]

@@ -15,7 +15,7 @@ import pytest
 from caller import Caller
 from commands import Done, Terrine
 from digits import DigitsEnsemble
-from leaving import KEY, PAIRS, forget_taught_but_die, holding, pairs, save
+from leaving import KEY, PAIRS, forget_taught_but_die, holding, in_one_month, pairs, save
 from numpy.typing import NDArray
 from processes import in_processes
 from refusals import holds
@@ -93,8 +93,13 @@ def taught(tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnse
 
 @pytest.fixture
 def world(
-    tmp_path: Path, database_url: str, taught: DigitsEnsemble, terrine: Terrine
+    tmp_path: Path,
+    database_url: str,
+    taught: DigitsEnsemble,
+    terrine: Terrine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[World]:
+    in_one_month(monkeypatch)
     with running_server(tmp_path / "data", database_url, taught) as server:
         server.settings.records_key_path.write_bytes(KEY)
         server.settings.records_key_path.chmod(0o600)

@@ -18,6 +18,7 @@ from digits import DigitsEnsemble, build_people
 from numpy.typing import NDArray
 from refusals import holds, refuses
 from rich.console import Console
+from seeded_noise import seed_noise
 from server import RunningServer, running_server
 from sqlalchemy import select, update
 
@@ -76,7 +77,16 @@ def built(
 
 
 @pytest.fixture
-def people(tmp_path: Path, database_url: str, built: DigitsEnsemble) -> Iterator[People]:
+def people(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    database_url: str,
+    built: DigitsEnsemble,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[People]:
+    """The noise is repeated, except in a test that is marked `statistical`."""
+    if request.node.get_closest_marker("statistical") is None:
+        seed_noise(monkeypatch)
     with running_server(tmp_path / "data", database_url, built) as server:
         server.open_project(mechanism=SPEC, epsilon=0.5)
         ensemble = NeighbourEnsemble.load(built.directory)

@@ -313,7 +313,7 @@ def database_gone(url: str) -> Iterator[None]:
     with psycopg.connect(owner.render_as_string(False), autocommit=True) as connection:
         connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
         connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s",
             [parsed.database],
         )
         yield

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from migrated import SECRET_KEY, migrated
 from refusals import refuses
+from seeded_noise import seed_noise
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -63,6 +64,12 @@ def points(count: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     centres = 4 * np.cos(2 * np.pi * labels[:, None] / 3 + np.arange(width))
     x = random.normal(size=(count, width)) + centres
     return x.astype(np.float32), labels
+
+
+@pytest.fixture(autouse=True)
+def _repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server, which is in this process, draws the same noise in each test."""
+    seed_noise(monkeypatch)
 
 
 @pytest.fixture(scope="module")

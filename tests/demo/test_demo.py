@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -179,6 +180,28 @@ def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
         running_server(tmp_path / "absent", tmp_path / "log"),
     ):
         pass
+
+
+def test_an_interrupt_that_meets_the_start_of_a_server_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            begun.append(self)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), running_server(tmp_path / "data", tmp_path / "log"):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        begun[0].kill()
+    assert begun[0].returncode is not None, "it was waited for"
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from migrated import SECRET_KEY
 from publishing import CAP, DELTA, ORDER, publishing_ledger
 from publishing import TEACHERS as THOUSAND
 from refusals import refuses
+from seeded_noise import seed_noise
 from told import (
     CONFIDENT,
     INTERACTIVE,
@@ -54,6 +55,12 @@ from terrine_server.privacy.budget.quoting import publication_z
 
 PLAIN = {"name": "gnmax", "sigma": 50.0}
 BASED = {**INTERACTIVE, "threshold": 300, "sigma1": 50.0, "sigma2": 50.0}
+
+
+@pytest.fixture(autouse=True)
+def _repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs answer an agreement once in a million times with nothing: not with this noise."""
+    seed_noise(monkeypatch)
 
 
 def test_a_group_is_voted_on_once_and_each_request_gets_its_own(tmp_path: Path) -> None:

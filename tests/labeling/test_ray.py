@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
@@ -119,10 +119,11 @@ def workers(name: str) -> list[int]:
     return [each for each in processes(f"^ray::{name}") if parent(parent(each)) == os.getpid()]
 
 
-def until(met: Any) -> None:
+def until(met: Callable[[], Any]) -> Any:
+    """Wait until it is met, and return by what."""
     for _ in range(10 * PATIENCE_SECONDS):
-        if met():
-            return
+        if found := met():
+            return found
         sleep(0.1)
     raise AssertionError(f"not within {PATIENCE_SECONDS} seconds")
 
@@ -173,8 +174,7 @@ def test_networks_are_the_same_too_and_a_lost_worker_is_replaced(
     config, done, lost = Networks(epochs=3), list[int](), list[int]()
 
     def lose_one() -> None:
-        until(lambda: workers("_task"))
-        lost.append(workers("_task")[0])
+        lost.append(until(lambda: workers("_task"))[0])
         os.kill(lost[0], signal.SIGKILL)
 
     losing = threading.Thread(target=lose_one)
@@ -201,7 +201,7 @@ def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     until(lambda: list(tmp_path.glob("ensemble.partial/teachers-*")))
-    assert workers("_task")
+    until(lambda: workers("_task"))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130, said

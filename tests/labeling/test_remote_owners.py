@@ -48,6 +48,8 @@ from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
 
 OWNERS = 20
+STALLING = {"timeout_seconds": 8}
+"""Where owners stall; of it, a busy machine needs much to answer at all."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def federation(digits: Ensemble, url: str, count: int = OWNERS, **changed: Any) 
             "units": 1000,
             "disjoint_by": "each hospital has its own patients",
             "quorum": 15,
-            "timeout_seconds": 8,  # of which a busy machine needs much to answer at all
+            "timeout_seconds": 60,
             "salt": "0" * 64,
             **changed,
         }
@@ -105,7 +107,7 @@ def test_votes_are_those_of_local_teachers_bit_for_bit(
     tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
     x, count = digits_ensemble.public[:64], digits.manifest.teachers
-    record = gathered(tmp_path, federation(digits, owners.url, count, timeout_seconds=20))
+    record = gathered(tmp_path, federation(digits, owners.url, count))
     owners.behaviour |= {3: "scores", 4: "scores"}
     assert (checked_votes(RemoteVoters(tmp_path), record, x) == digits.votes(x)).all()
 
@@ -115,7 +117,7 @@ def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
     tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
     x, classes = digits_ensemble.public[:16], len(digits.manifest.classes)
-    record = gathered(tmp_path, federation(digits, owners.url))
+    record = gathered(tmp_path, federation(digits, owners.url, **STALLING))
     voters = RemoteVoters(tmp_path)
     voters.check(record)
     before = checked_votes(voters, record, x)
@@ -343,7 +345,7 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
     tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
     settings = Settings(data_dir=tmp_path / "data")
-    gathered(settings.data_dir, federation(digits, owners.url))
+    gathered(settings.data_dir, federation(digits, owners.url, **STALLING))
     settings.secret_key_path.write_bytes(SECRET_KEY)
     settings.secret_key_path.chmod(0o600)
     engine = migrated(settings.database)

@@ -53,13 +53,13 @@ def test_a_forecast_agrees_with_what_the_mechanism_releases(name: str) -> None:
     votes = Votes.observed(KINDS, LABELS, teachers=TEACHERS)
     if mechanism.needs_probabilities:
         votes = votes.with_student(0.7)
-    expected = forecast(mechanism, votes)
+    expected, source = forecast(mechanism, votes), np.random.default_rng(3)
     for row, counts in enumerate(votes.counts):
         many = np.tile(counts, (DRAWS, 1))
         student = None
         if votes.probabilities is not None:
             student = np.tile(votes.probabilities[row], (DRAWS, 1))
-        released = mechanism.release(many, student)
+        released = mechanism.release(many, student, source.bytes)
         for outcome in (VoteOutcome.ANSWERED, VoteOutcome.REINFORCED, VoteOutcome.ABSTAINED):
             here = released.outcomes == outcome
             predicted = expected.probability.get(outcome, np.zeros(len(votes.counts)))[row]

@@ -49,7 +49,7 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
     for _ in range(max(30, math.ceil(6000 / queries))):  # enough to know the shares to 0.6 %
         kinds = source.choice(len(votes.weights), size=enough, p=votes.weights)
         student = None if votes.probabilities is None else votes.probabilities[kinds]
-        released = mechanism.release(votes.counts[kinds], student)
+        released = mechanism.release(votes.counts[kinds], student, source.bytes)
         costs = np.cumsum([terms.prices[outcome].cost for outcome in released.outcomes])
         worst = terms.worst
         admitted = np.concatenate([[0], costs[:-1]]) + worst.cost <= terms.budget
@@ -199,6 +199,7 @@ def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
 
     votes = synthetic(teachers, Consensus(0.7)).counts
     bound, since, paid, answered, spread = 0.0, 0, 0.0, 0, 0.0
+    source = np.random.default_rng(3)
     while bound + paid + (since + 1) * worst <= budget and answered < 10**5:
         answered += 1
         since += 1
@@ -209,7 +210,7 @@ def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
                 transcript, teachers=teachers, order=release.order, beta=release.beta
             )
             whole = math.ceil(answered * worst * COST_UNITS)
-            bound, since = release.release(spend, whole) / COST_UNITS, 0
+            bound, since = release.release(spend, whole, source.bytes) / COST_UNITS, 0
             paid += release.cost
             spread = release.sigma * spend.smooth_sensitivity / worst
             assert bound + paid <= budget

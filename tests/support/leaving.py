@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from digits import DigitsEnsemble
 from migrated import SECRET_KEY
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.people import name_digests, record_digests
-from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import Ledger, connect, handle
 from terrine_server.owner import editions
 from terrine_server.settings import Settings
 
@@ -95,6 +97,17 @@ def forget_taught_but_die(data_dir: str, url: str, name: str, step: int) -> None
     """Forget somebody in trained teachers, and be killed just before what one step writes."""
     who, data = name_digests([name], KEY), pairs()
     editions.forget_taught(*dying(data_dir, url, step), "taught", who, data)
+
+
+def in_one_month(patch: pytest.MonkeyPatch) -> None:
+    """Let no month begin while the patch lasts: how many people there are is published then."""
+    began, now = handle.now(), handle.now
+
+    def clock() -> datetime:
+        found = now()
+        return found if (found.year, found.month) == (began.year, began.month) else began
+
+    patch.setattr(handle, "now", clock)
 
 
 def reads(mode: object) -> bool:

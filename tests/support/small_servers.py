@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from itertools import count
 from pathlib import Path
-from socket import create_server
 
 import httpx
 import processes
@@ -19,6 +20,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from patience import PATIENCE_SECONDS
+
+NUMBERS = count()
+"""Of servers, each of which has a log of its own."""
 
 
 def certified(directory: Path, name: str, days: float = 1) -> Path:
@@ -52,21 +56,25 @@ def certified(directory: Path, name: str, days: float = 1) -> Path:
 @contextmanager
 def small_server(certificate: Path, *arguments: object, **variables: object) -> Iterator[str]:
     """Run a `terrine` command that serves over TLS, with these settings; yield its URL."""
-    with create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     given = {
-        "PORT": port,
+        "PORT": 0,  # a free one
         "CERTIFICATE_FILE": certificate,
         "CERTIFICATE_KEY_FILE": certificate.with_suffix(".key"),
         **variables,
     }
     settings = {f"TERRINE_{name}": str(value) for name, value in given.items()}
-    log = certificate.with_suffix(".log")
+    log = certificate.with_suffix(f".{next(NUMBERS)}.log")
+    log.touch()
     command = tuple(map(str, arguments))
     server = processes.start(processes.command, command, os.environ | settings, str(log))
     try:
-        url, trusted = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
+        trusted = ssl.create_default_context(cafile=certificate)
         deadline = time.monotonic() + PATIENCE_SECONDS
+        while (found := re.search(r"on (https://127\.0\.0\.1:\d+)\.", log.read_text())) is None:
+            assert time.monotonic() < deadline
+            assert server.is_alive(), log.read_text()
+            time.sleep(0.1)
+        url = found[1]
         while True:
             try:
                 httpx.get(f"{url}/", verify=trusted)

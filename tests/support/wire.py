@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from patience import PATIENCE_SECONDS
 from server import RunningServer
 
 
@@ -37,7 +38,7 @@ class Reply:
 class Wire:
     """One connection."""
 
-    def __init__(self, server: RunningServer, timeout: float = 20) -> None:
+    def __init__(self, server: RunningServer, timeout: float = PATIENCE_SECONDS) -> None:
         url = urlsplit(server.url)
         self.socket = socket.create_connection((url.hostname, url.port), timeout)
         self._read = b""

@@ -18,6 +18,7 @@ import pytest
 from commands import Terrine
 from documented import BLOCK, ROOT, lines
 from machine import Machine
+from seeded_noise import SEED
 from serving import serving
 
 nbformat = pytest.importorskip("nbformat", reason="NO NBFORMAT: install the extra `dev`.")
@@ -43,8 +44,12 @@ FIGURES = re.compile(r" *\d[\d.,]*")
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine) -> Machine:
-    """An empty directory with the files of the tutorials, where nothing is set up."""
+    """An empty directory with the files of the tutorials, where nothing is set up.
+
+    Servers that start here draw the same noise each time.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SEED, "0")
     for file in (*TUTORIALS.glob("*.py"), *(ROOT / "docs").glob("check_*.py")):
         shutil.copy(file, tmp_path)
     data = tmp_path / "data"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from refusals import holds
+from seeded_noise import REPEATED
 
 WALK = Path(__file__).parents[2] / "benchmarks" / "walk.py"
 
@@ -19,7 +21,8 @@ def test_a_walk_gets_what_was_foretold_and_more_than_a_plain_model(
 ) -> None:
     out = tmp_path / "walk.jsonl"
     given = ["--adult", str(shared_data / "adult"), "--seeds", "1", "--out", str(out)]
-    subprocess.run([sys.executable, str(WALK), *given], check=True, cwd=tmp_path)
+    noise = os.environ | REPEATED
+    subprocess.run([sys.executable, str(WALK), *given], check=True, cwd=tmp_path, env=noise)
     found = json.loads(out.read_text())
     student = found["student"]
     assert found["answered"] >= found["promised"], "what was certain"

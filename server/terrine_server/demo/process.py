@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,20 +36,40 @@ def running_server(data_dir: Path, log: Path) -> Iterator[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
     environment["TERRINE_DATA_DIR"] = str(data_dir)
     command = [sys.executable, "-m", "terrine_server", "serve"]
-    with log.open("ab") as output:
-        server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [*command, "--port", str(port)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    server = None
     try:
+        with log.open("ab") as output, _uninterrupted():
+            server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [*command, "--port", str(port)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         _wait_until_ready(server, url, log)
         _reach_directly()
         yield url
     finally:
-        _stop(server)
+        if server is not None:
+            _stop(server)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let interrupts wait: one within `Popen` would leave a server that nobody knows of."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else []))
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    came: list[int] = []
+    for number in handled:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)
 
 
 def _free_port() -> int:
