@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import holds
+from seeded_noise import seed_noise
 
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit import service
@@ -128,6 +129,8 @@ def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPat
         return judge(strategy, runs, level)
 
     monkeypatch.setattr(service, "_judge", listen)
+    seed_noise(monkeypatch)
+    monkeypatch.setattr(service, "STUDENTS", 1)  # one by one, each has the same noise every time
     findings(6, BOTH)
     assert {votes for run in seen for votes, _, _ in run.answers} == {5, 6}
     assert len({run.answers for run in seen}) > 1
