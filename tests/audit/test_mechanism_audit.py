@@ -183,7 +183,7 @@ class TestPlantedDefects:
             checked_counts=lambda counts, *_, **__: 2 * counts.astype(np.int64),
         )
         # Of confident_gnmax, 40,000 draws miss this defect once in fifty times.
-        assert caught(title, 4 * DRAWS if title == "confident_gnmax" else DRAWS)
+        assert caught(title, 12 * DRAWS if title == "confident_gnmax" else DRAWS)
 
     @pytest.mark.parametrize(
         ("title", "event"),

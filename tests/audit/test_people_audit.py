@@ -131,14 +131,15 @@ def test_a_planted_defect_tells_of_a_person_who_has_spent_it(
 
 @pytest.mark.nightly
 def test_half_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 150 students of each world, whose usual noise shows that better than `little_noise`."""
+    """In 250 students of each world, whose usual noise shows that better than `little_noise`. By
+    the exact laws it is missed less than once in 10¹⁵ times."""
     sample = NoiseTable.sample
 
     def half(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
         return np.rint(sample(table, shape, entropy) / 2).astype(np.int64)
 
     monkeypatch.setattr(NoiseTable, "sample", half)
-    first, spent, _ = findings(150)
+    first, spent, _ = findings(250)
     assert {first.verdict, spent.verdict} == {"exceeded"}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import holds
+from seeded_noise import seed_noise
 
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit import service
@@ -128,6 +129,8 @@ def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPat
         return judge(strategy, runs, level)
 
     monkeypatch.setattr(service, "_judge", listen)
+    seed_noise(monkeypatch)
+    monkeypatch.setattr(service, "STUDENTS", 1)  # one by one, each has the same noise every time
     findings(6, BOTH)
     assert {votes for run in seen for votes, _, _ in run.answers} == {5, 6}
     assert len({run.answers for run in seen}) > 1
@@ -144,8 +147,8 @@ def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("adversary", "students"),
     [
-        (QUERIES, 70),
-        pytest.param(SHARDS, 150, marks=pytest.mark.nightly),
+        (QUERIES, 85),
+        pytest.param(SHARDS, 350, marks=pytest.mark.nightly),
         pytest.param(BOTH, 400, marks=pytest.mark.nightly),
     ],
     ids=lambda each: getattr(each, "name", ""),
@@ -153,8 +156,8 @@ def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPat
 def test_half_the_noise_in_the_service_is_caught(
     adversary: Adversary, students: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 8 samples of 70 such students by their queries, each refuted the law at a level of 10⁻¹⁶:
-    at `LEVEL` none is missed by chance."""
+    """By the exact laws of transcripts under half the noise, so many students are judged lawful
+    less than once in 10¹² times."""
     sample = NoiseTable.sample
 
     def half(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:

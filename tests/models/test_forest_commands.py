@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import Terrine
 from refusals import holds
+from seeded_noise import seed_noise
 
 import terrine_experiments.students  # noqa: F401 - which makes the forest a method
 from terrine_client import Client
@@ -45,8 +46,9 @@ PUBLIC = ("--public", "public.csv", "--schema", "schema.json")
 
 @pytest.mark.slow
 def test_forests_are_trained_registered_served_and_learned_from(
-    terrine: Terrine, home: Path
+    terrine: Terrine, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seed_noise(monkeypatch)
     assert terrine("ensemble", "schema", "public.csv", "--label", "ill").fine
     said = terrine(*TRAIN, "--teachers", 30, "--kind", "forest:trees=10", *PUBLIC).fine
     assert "30 (forest)" in said

@@ -20,6 +20,7 @@ from onnxmltools.convert import convert_lightgbm
 from onnxmltools.convert.common.data_types import FloatTensorType
 from opened import watching
 from refusals import holds, says
+from seeded_noise import seed_noise
 from skl2onnx import to_onnx
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -76,6 +77,7 @@ def test_teachers_you_have_serve_after_three_commands(
     library: str, terrine: Terrine, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    seed_noise(monkeypatch)
     flat, labels = digits.inputs.reshape(-1, 64), digits.labels
     models: list[Any] = []
     np.savez("private.npz", x=flat[:1200], y=labels[:1200], classes=digits.classes)

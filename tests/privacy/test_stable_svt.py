@@ -308,7 +308,8 @@ def test_an_epoch_never_outlives_a_call() -> None:
 @pytest.mark.statistical
 @pytest.mark.parametrize("most", [2, 10])
 def test_releases_follow_the_exact_law(most: int) -> None:
-    """A false alarm once in 10⁹ times; half the noise is found."""
+    """A false alarm less than once in 10⁹ times, also by the exact law of rare cells, whose tail is
+    heavier than chi-square's; half the noise is found."""
     given, draws = spec(3.0, 0.02, most), 12_000
     mechanism = build_mechanism(given, teachers=19, classes=2)
     rows = [(16, 3), (4, 15), (15, 4)]
@@ -331,7 +332,7 @@ def test_releases_follow_the_exact_law(most: int) -> None:
     assert set(observed) <= set(expected)
     assert min(expected.values()) * draws > 20
     statistic = sum((observed[o] - draws * p) ** 2 / (draws * p) for o, p in expected.items())
-    assert chi2.sf(statistic, len(expected)) > 1e-9
+    assert chi2.sf(statistic, len(expected)) > 1e-11
 
 
 def test_a_request_takes_as_long_whatever_its_outcomes() -> None:

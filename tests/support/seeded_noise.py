@@ -6,11 +6,13 @@ In this process by `seed_noise`, in processes that a test starts by `REPEATED` i
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from terrine_server.privacy import noise
+from terrine_server.privacy.published.release import BoundRelease
 
 SEED = "TESTS_NOISE_SEED"
 REPEATED = {SEED: "0", "PYTHONPATH": str(Path(__file__).parent / "seeded")}
@@ -18,10 +20,17 @@ REPEATED = {SEED: "0", "PYTHONPATH": str(Path(__file__).parent / "seeded")}
 
 
 def seed_noise(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
-    """Draw all noise of this process from `seed` on, as long as the patch lasts.
+    """Draw all noise of this process, and of published figures, from `seed` on, as long as the
+    patch lasts.
 
     Everything after the random bytes is the production code. With several clients at a time, who
     gets which noise depends on who comes first.
     """
     draw, random = noise._uniform, np.random.default_rng(seed)
     patch.setattr(noise, "_uniform", lambda count, entropy: draw(count, random.bytes))
+    release = BoundRelease.release
+
+    def released(self: BoundRelease, *given: Any) -> int:
+        return release(self, *given[:2], random.bytes)
+
+    patch.setattr(BoundRelease, "release", released)
