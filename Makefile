@@ -70,7 +70,7 @@ test: venv ## Run all that a promise rests on: real servers, PostgreSQL, kills, 
 	$(PYTEST) -m 'not nightly' $(ARGS)
 
 test-all: venv ## Run every test, as the nightly workflow does: Docker, Ray, notebooks, torture, long audits
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --hypothesis-profile=exploring $(ARGS)
 
 WORDING := tests/test_wording.py \
 	tests/walk/test_quickstart.py::test_a_student_of_pictures_is_as_good_as_was_foretold

@@ -44,8 +44,10 @@ vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_c
 # those of the command that the test runs meanwhile.
 structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("exploring", untimed)
+settings.register_profile("repeating", untimed, derandomize=True)
+settings.load_profile("repeating")  # by day the same examples, so that no run fails by chance
 
 
 # What is imported and collected lives to the end: looking through it for garbage, again and again,

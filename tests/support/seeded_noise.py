@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from terrine_server.privacy import noise
-from terrine_server.privacy.published.release import BoundRelease
+from terrine_server.privacy.published.release import ActualCost, BoundRelease
 
 SEED = "TESTS_NOISE_SEED"
 REPEATED = {SEED: "0", "PYTHONPATH": str(Path(__file__).parent / "seeded")}
@@ -30,7 +30,7 @@ def seed_noise(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
     patch.setattr(noise, "_uniform", lambda count, entropy: draw(count, random.bytes))
     release = BoundRelease.release
 
-    def released(self: BoundRelease, *given: Any) -> int:
-        return release(self, *given[:2], random.bytes)
+    def released(self: BoundRelease, spend: ActualCost, worst: int, entropy: Any = None) -> int:
+        return release(self, spend, worst, random.bytes)
 
     patch.setattr(BoundRelease, "release", released)
