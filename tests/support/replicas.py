@@ -38,7 +38,8 @@ class Replicas:
         self.engine = engine
         self.ledger = Ledger(engine, SECRET_KEY)
         self.database_url = settings.database
-        self.ports = [_free_port() for _ in range(count)]
+        self._held = [_held() for _ in range(count)]
+        self.ports = [each.getsockname()[1] for each in self._held]
         self._settings = settings
         self._log = settings.data_dir / "log"
         self._running = [self._launch(port) for port in self.ports]
@@ -118,6 +119,8 @@ class Replicas:
     def close(self) -> None:
         for replica in range(len(self)):
             self.kill(replica)
+        for each in self._held:
+            each.close()
         self.engine.dispose()
 
     def _launch(self, port: int) -> BaseProcess:
@@ -145,7 +148,9 @@ def replicas(
         started.close()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+def _held() -> socket.socket:
+    """A port that no other process is given, also while no server listens on it."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(("127.0.0.1", 0))
+    return made
