@@ -38,7 +38,7 @@ class Replicas:
         self.engine = engine
         self.ledger = Ledger(engine, SECRET_KEY)
         self.database_url = settings.database
-        self._held = [_held() for _ in range(count)]
+        self._held = [_held_port() for _ in range(count)]
         self.ports = [each.getsockname()[1] for each in self._held]
         self._settings = settings
         self._log = settings.data_dir / "log"
@@ -148,7 +148,7 @@ def replicas(
         started.close()
 
 
-def _held() -> socket.socket:
+def _held_port() -> socket.socket:
     """A port that no other process is given, also while no server listens on it."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

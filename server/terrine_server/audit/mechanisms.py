@@ -243,9 +243,9 @@ def _suspect(
         for event in aspect.events(views[one].seen | views[other].seen)
     ]
 
-    def strength(suspicion: SuspectEvent) -> float:
-        one, other = views[suspicion.one], views[suspicion.other]
-        found = limits(one, other, suspicion.event, level)
+    def strength(suspect: SuspectEvent) -> float:
+        one, other = views[suspect.one], views[suspect.other]
+        found = limits(one, other, suspect.event, level)
         return aspect.promise.loss(found.p, found.q)
 
     return nlargest(FINALISTS, suspicions, key=strength)
