@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from terrine_server.cli import (
     aggregator,
@@ -103,7 +105,15 @@ def _options(
         os.environ["TERRINE_DATA_DIR"] = data_dir
 
 
+@cache
+def _commands() -> TyperGroup:
+    """All commands; whoever runs several in one process need not build them again."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group
+
+
 def main() -> None:
     """Run the command line. What it makes is closed to other accounts from the first byte."""
     os.umask(0o077)
-    run(app)
+    run(lambda: _commands()())
