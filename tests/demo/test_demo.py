@@ -204,7 +204,7 @@ def test_an_interrupt_that_meets_the_start_of_a_server_stops_it(
     assert begun[0].returncode is not None, "it was waited for"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_stops_when_its_context_ends(terrine: Terrine, tmp_path: Path) -> None:
     terrine("init").fine  # noqa: B018 - asserts
     with running_server(tmp_path / "data", tmp_path / "log") as url:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 from caller import npy, npz
 from machine import Machine
 from serving import serving
@@ -117,6 +118,7 @@ def pages(machine: Machine) -> dict[str, str]:
     return machine.student("read", 4096, ensemble="pages")
 
 
+@pytest.mark.nightly
 def test_no_body_costs_much_memory(
     served_machine: Machine, record_property: Callable[[str, object], None]
 ) -> None:

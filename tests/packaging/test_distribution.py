@@ -50,6 +50,7 @@ def wheel(dist: Path) -> Path:
     return built
 
 
+@pytest.mark.nightly
 def test_whoever_builds_gets_the_same_bytes(dist: Path, tmp_path: Path) -> None:
     first = {file.name: file.read_bytes() for file in dist.iterdir()}
     (sdist,) = dist.glob("terrine-*.tar.gz")

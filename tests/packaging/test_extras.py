@@ -91,16 +91,12 @@ def test_an_auditor_installs_no_pytorch_and_no_web_framework() -> None:
     assert not brought() & {"scipy", "sqlalchemy", "cryptography", *heavy}
 
 
-def test_an_auditor_verifies_an_export(export: Path) -> None:
-    verify = ("ledger", "verify", "--file", export)
-    done = run(COMMAND, ("auditor",), *verify)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    holds(done.stdout, "study", "intact")
+def test_an_auditor_finds_what_was_altered_in_an_export(export: Path) -> None:
     lines = export.read_text().splitlines()
     lines[1] = re.sub(r'"cost": \d+', '"cost": 1', lines[1])
     export.write_text("\n".join(lines) + "\n")
-    altered = run(COMMAND, ("auditor",), *verify)
-    assert altered.returncode == 1
+    altered = run(COMMAND, ("auditor",), "ledger", "verify", "--file", export)
+    assert (altered.returncode, altered.stderr) == (1, ""), altered.stderr
     assert "entry 1: altered" in altered.stdout
 
 
@@ -136,9 +132,13 @@ def test_a_student_s_program_needs_no_extra() -> None:
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (("serve",), "server"),
+        pytest.param(("serve",), "server", marks=pytest.mark.nightly),
         (("--data-dir=data", "ledger", "verify", "--file", "x"), "auditor"),
-        (("student", "--url", "http://127.0.0.1:9", "train", "pool.npy"), "student"),
+        pytest.param(
+            ("student", "--url", "http://127.0.0.1:9", "train", "pool.npy"),
+            "student",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(("plan", "gnmax", "--teachers", "100"), "server", marks=pytest.mark.nightly),
         pytest.param(
             ("--data-dir", "data", "token", "create", "--role", "auditor"),

@@ -11,7 +11,7 @@ import pytest
 from releasing import REPOSITORY
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         find_spec("sphinx") is None, reason="NO SPHINX: install the extra `docs` to check the site."
     ),
