@@ -20,9 +20,9 @@ from terrine_models.data.workers import side_by_side
 from terrine_models.features.augment import DRAWS, distort
 from terrine_models.features.pixels import prepare
 from terrine_models.storage.manifests import CONFIG
-from terrine_models.students.answers import Answers
+from terrine_models.students.answers import Answers, Ints
 from terrine_models.students.models import Student, StudentModel, describe
-from terrine_models.students.ridge import labels_to_teach
+from terrine_models.students.ridge import Regression
 from terrine_models.students.settings import Training
 from terrine_models.students.task import StudentMethod, Task
 from terrine_models.teachers.architectures import MLP
@@ -130,6 +130,11 @@ class Opponent(Protocol):
 
     def follow(self) -> None:
         """Do what is done after each step of the network."""
+
+
+def labels_to_teach(task: Task, answers: Answers) -> Ints:
+    """Labels [N], -1 where there is none; of counts, those of a regression."""
+    return Regression.of(task, answers).labels() if answers.noise else answers.labels
 
 
 class Network(StudentMethod):

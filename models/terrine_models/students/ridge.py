@@ -118,11 +118,6 @@ class Regression:
         return labels
 
 
-def labels_to_teach(task: Task, answers: Answers) -> Ints:
-    """Labels [N], -1 where there is none, for a method that learns from these alone."""
-    return Regression.of(task, answers).labels() if answers.noise else answers.labels
-
-
 class Ridge(StudentMethod):
     """Regression on public features."""
 
