@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import typer
 from reference_pages import pages, walk
 from releasing import REPOSITORY
 
-from terrine_server.cli import app
+from terrine_server.cli import command_line
 from terrine_server.settings import Settings, TeacherServer
 
 
@@ -19,7 +18,7 @@ def test_the_page_is_current(name: str) -> None:
 
 def test_every_command_option_and_setting_is_on_its_page() -> None:
     commands, settings = pages()["commands.md"], pages()["settings.md"]
-    for command, path in walk(typer.main.get_command(app)):
+    for command, path in walk(command_line()):
         assert path == ("terrine",) or f"# {' '.join(path)}\n" in commands
         for option in command.params:
             if option.opts[0].startswith("--") and not option.name.endswith("_completion"):

@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from terrine_protocol import PROBLEMS
-from terrine_server.cli import app
+from terrine_server.cli import command_line
 from terrine_server.settings import Settings, SmallServer, TeacherServer
 
 COMMANDS = """# Commands
@@ -84,9 +82,7 @@ def problems_page() -> str:
 def commands_page() -> str:
     """Return a section for each command that runs, under that of its group."""
     return COMMANDS + "".join(
-        part
-        for command, path in walk(typer.main.get_command(app))
-        for part in section(command, path)
+        part for command, path in walk(command_line()) for part in section(command, path)
     )
 
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from documented import ROOT, blocks
 
-from terrine_server.cli import app
+from terrine_server.cli import command_line
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PLACEHOLDER = re.compile(r"[<…]|\[.*\]|\.\.\.")
@@ -66,7 +65,7 @@ def test_a_documented_command_is_one(
     monkeypatch: pytest.MonkeyPatch, page: Path, arguments: list[str]
 ) -> None:
     monkeypatch.setenv("TERRINE_URL", "https://labels.example.org")  # as the pages say
-    parse(typer.main.get_command(app), "terrine", arguments)
+    parse(command_line(), "terrine", arguments)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page, "python"))], ids=str)
@@ -88,4 +87,4 @@ def test_a_command_that_does_not_exist_would_be_noticed() -> None:
         ["ensemble", "train"],
     ):
         with pytest.raises(Exception, match=r"No such|Missing"):
-            parse(typer.main.get_command(app), "terrine", wrong)
+            parse(command_line(), "terrine", wrong)

@@ -33,6 +33,7 @@ def test_a_walk_gets_what_was_foretold_and_more_than_a_plain_model(
     assert low - 0.2 < student["accuracy"] < high + 0.2
 
 
+@pytest.mark.nightly
 def test_without_data_it_says_that_it_skips() -> None:
     done = subprocess.run([sys.executable, str(WALK)], check=True, capture_output=True, text=True)
     holds(done.stdout, "Skipped")

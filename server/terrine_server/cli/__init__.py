@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from typer.core import TyperGroup
@@ -106,14 +106,12 @@ def _options(
 
 
 @cache
-def _commands() -> TyperGroup:
+def command_line() -> TyperGroup:
     """All commands; whoever runs several in one process need not build them again."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
-    return group
+    return cast(TyperGroup, typer.main.get_command(app))
 
 
 def main() -> None:
     """Run the command line. What it makes is closed to other accounts from the first byte."""
     os.umask(0o077)
-    run(lambda: _commands()())
+    run(lambda: command_line()())
