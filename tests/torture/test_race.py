@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from replicas import Replicas
 
 REPLICAS = PROCESSES = 4
-CLIENTS = 64
+CLIENTS = 16
 """Clients of each process."""
 
 
@@ -41,7 +41,7 @@ def draw(seed: int) -> random.Random:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_256_clients_in_4_processes_get_exactly_the_answers_of_the_budget(
+def test_64_clients_in_4_processes_get_exactly_the_answers_of_the_budget(
     database: Database, draw: random.Random, kills: Callable[[float], int]
 ) -> None:
     ledger = open_ledger(database.url)
@@ -105,7 +105,7 @@ class Race:
 @ON_POSTGRESQL
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_servers_give_256_clients_exactly_the_answers_of_the_budget(
+def test_servers_give_64_clients_exactly_the_answers_of_the_budget(
     servers: Replicas, draw: random.Random, kills: Callable[[float], int]
 ) -> None:
     for _ in range(kills(1 / 100)):
