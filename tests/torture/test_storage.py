@@ -145,9 +145,9 @@ def test_without_space_for_its_log_postgresql_exits_and_the_service_survives(
             said = server.wait_for_end()
             assert re.search("PANIC: .*No space left on device", said), said[-2000:]
             lost = len(crowd.lost)  # by then, clients have noted what came before the end
-            until(lambda: len(crowd.lost), lambda now: now >= lost + 20)
+            until(lambda: len(crowd.lost), lambda now: now >= lost + 8)
             exchanges = len(crowd.exchanges)
-            until(lambda: len(crowd.lost), lambda now: now >= lost + 40)
+            until(lambda: len(crowd.lost), lambda now: now >= lost + 16)
             assert len(crowd.exchanges) == exchanges
             assert httpx.get(f"{servers.url(0)}/healthz").status_code == 200
             filler.unlink()
