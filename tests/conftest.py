@@ -47,7 +47,7 @@ vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_c
 # databases, but of two dialects.
 _compiled = LRUCache[Any, Any](2000)
 Engine._compiled_cache = property(lambda _: _compiled, lambda *_: None)  # type: ignore[assignment]
-DefaultDialect.__hash__ = lambda own: hash(type(own))  # type: ignore[method-assign]
+DefaultDialect.__hash__ = lambda own: hash(type(own))  # type: ignore[assignment, method-assign]
 DefaultDialect.__eq__ = lambda own, other: type(own) is type(other)  # type: ignore[method-assign]
 # A server in a test's process logs from threads of its own: on stdout, its lines would be among
 # those of the command that the test runs meanwhile.
