@@ -567,8 +567,8 @@ EACH_READER = (
     "/ledger/study",
     "/projects",
     "/requests",
-    "student",
     "tally",
+    *("student", "moved", "revoked", "other", "auditor", "admin"),
 )
 """Requests that read every table, and each in another way."""
 DECIDED = (
@@ -576,9 +576,6 @@ DECIDED = (
     "closed",
     "resting",
     "requests",
-    "auditor",
-    "moved",
-    "revoked",
     "open",
     "open on spare",
 )
