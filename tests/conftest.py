@@ -20,6 +20,9 @@ from migrated import SECRET_KEY
 from patience import PATIENCE_SECONDS
 from postgres import Postgres, running_postgres
 from seeded_noise import seed_noise
+from sqlalchemy import Engine
+from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.util import LRUCache
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
@@ -40,6 +43,12 @@ for limit in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE_SECONDS)
 # Each client reads the 140 authorities of the web, for a fiftieth of a second; no test asks them.
 vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
+# Each engine compiles each statement anew, which takes longer than to run it. The tests have many
+# databases, but of two dialects.
+_compiled = LRUCache[Any, Any](2000)
+Engine._compiled_cache = property(lambda _: _compiled, lambda *_: None)  # type: ignore[assignment]
+DefaultDialect.__hash__ = lambda own: hash(type(own))  # type: ignore[assignment, method-assign]
+DefaultDialect.__eq__ = lambda own, other: type(own) is type(other)  # type: ignore[method-assign]
 # A server in a test's process logs from threads of its own: on stdout, its lines would be among
 # those of the command that the test runs meanwhile.
 structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())

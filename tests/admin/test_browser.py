@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from browsing import browser, chromium, no_browser
@@ -221,25 +221,26 @@ def test_every_screen_fits_a_phone_and_breaks_no_policy(
     assert said == [], "\n".join(said)
 
 
-def test_axe_finds_nothing_serious(chrome: Browser, server: RunningServer, asked: str) -> None:
+@pytest.mark.parametrize("colours", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
+def test_axe_finds_nothing_serious(
+    chrome: Browser, server: RunningServer, asked: str, colours: Literal["light", "dark"]
+) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright",
         reason="NO AXE: accessibility is not checked. pip install axe-playwright-python",
     ).Axe()
-    page, _ = open_page(chrome, server)
-    schemes = (
-        ("light", {"resultTypes": ["violations"]}),
-        ("dark", {"runOnly": ["color-contrast"]}),
-    )
+    page, _ = open_page(chrome, server, color_scheme=colours)
+    options, paths = {
+        "light": ({"resultTypes": ["violations"]}, (*SCREENS, "/projects/none", asked)),
+        "dark": ({"runOnly": ["color-contrast"]}, IN_THE_DARK),
+    }[colours]
     found = []
-    for path in (*SCREENS, "/projects/none", asked):
+    for path in paths:
         page.goto(f"{server.url}/admin{path}")
-        for colours, options in schemes[: 2 if path in IN_THE_DARK else 1]:
-            page.emulate_media(color_scheme="dark" if colours == "dark" else "light")
-            for violation in axe.run(page, options=options).response["violations"]:
-                if violation["impact"] in ("serious", "critical"):
-                    nodes = [node["html"][:200] for node in violation["nodes"]]
-                    found.append((path, colours, violation["id"], nodes))
+        for violation in axe.run(page, options=options).response["violations"]:
+            if violation["impact"] in ("serious", "critical"):
+                nodes = [node["html"][:200] for node in violation["nodes"]]
+                found.append((path, violation["id"], nodes))
     assert found == []
 
 

@@ -122,6 +122,11 @@ def world(
         yield World(server, database_url, terrine, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "each_database_url",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)],
+    indirect=True,
+)
 @pytest.mark.usefixtures("each_database_url")
 def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemble) -> None:
     queries, student = built.public, Caller(world.server, world.server.token())

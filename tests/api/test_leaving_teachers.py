@@ -107,6 +107,11 @@ def world(
         yield World(server, database_url, terrine, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "each_database_url",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)],
+    indirect=True,
+)
 @pytest.mark.usefixtures("each_database_url")
 def test_people_leave_trained_teachers_while_these_serve(
     world: World, taught: DigitsEnsemble

@@ -32,6 +32,8 @@ from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
 from terrine_server.privacy import cap
 
 BATCH = [counted(1), counted(2), counted(3)]
+SQLITE = pytest.mark.parametrize("each_database_url", ["sqlite"], indirect=True)
+"""Of what Python decides, from the same rows of either database."""
 
 
 @pytest.fixture
@@ -126,6 +128,7 @@ def with_counts(counts: tuple[int, ...] | None, label: int = 3) -> Proposal:
     return replace(answered("new", label), counts=counts)
 
 
+@SQLITE
 @pytest.mark.parametrize(
     ("mechanism", "proposal"),
     [
@@ -190,6 +193,7 @@ CONSISTENT: dict[str, dict[str, Any]] = {
 }
 
 
+@SQLITE
 @pytest.mark.parametrize("changes", CONSISTENT.values(), ids=CONSISTENT)
 @pytest.mark.parametrize("forge", [rehash, rewrite])
 def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(

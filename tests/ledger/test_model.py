@@ -252,7 +252,12 @@ class LedgerMachine(RuleBasedStateMachine):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("each_database_url", "examples"),
-    [("sqlite", 30), ("postgresql", 10)],
+    [
+        ("sqlite", 8),
+        ("postgresql", 4),
+        pytest.param("sqlite", 60, marks=pytest.mark.nightly),
+        pytest.param("postgresql", 20, marks=pytest.mark.nightly),
+    ],
     indirect=["each_database_url"],
 )
 def test_a_ledger_does_as_the_reference_does(

@@ -62,8 +62,8 @@ def test_migrating_twice_changes_nothing(engine: Engine) -> None:
 
 @pytest.mark.slow
 def test_processes_that_migrate_at_once_all_succeed(each_database_url: str) -> None:
-    processes = in_processes(migrate, *[(each_database_url,)] * 6)
-    assert [process.exitcode for process in processes] == [0] * 6
+    processes = in_processes(migrate, *[(each_database_url,)] * 3)
+    assert [process.exitcode for process in processes] == [0] * 3
 
 
 def test_an_unmigrated_database_names_the_command_to_run(engine: Engine) -> None:
@@ -130,48 +130,44 @@ def test_waits_are_limited_and_commits_durable_on_postgresql(engine: Engine) -> 
             assert connection.execute(text(f"SHOW {setting}")).scalar() == value
 
 
-REFUSED_BY_TRIGGERS = {
-    "change a charge": "UPDATE charges SET label = 4 WHERE seq = 1",
-    "add noisy counts to a charge": "UPDATE charges SET counts = '[1,0]' WHERE seq = 1",
-    "remove a charge": "DELETE FROM charges WHERE seq = 2",
-    "remove all charges": "DELETE FROM charges",
-    "raise a budget": "UPDATE projects SET budget = budget + 1",
-    "change the mechanism": "UPDATE projects SET mechanism = '{}'",
-    "change the terms": "UPDATE projects SET terms = '{}'",
-    "lower what was spent": "UPDATE projects SET spent = spent - 1",
-    "forget a charge": "UPDATE projects SET charges = charges - 1",
-    "remove a project": "DELETE FROM projects",
-    "raise the cap": "UPDATE ensembles SET cap = cap + 1",
-    "remove an ensemble": "DELETE FROM ensembles",
-    "overspend": "UPDATE projects SET spent = budget + 1",
-    "reserve more than the cap": "UPDATE ensembles SET reserved = cap + 1",
-    "invent a status": "UPDATE projects SET status = 'open'",
-}
+REFUSED_BY_TRIGGERS = [
+    "UPDATE charges SET label = 4 WHERE seq = 1",
+    "UPDATE charges SET counts = '[1,0]' WHERE seq = 1",
+    "DELETE FROM charges WHERE seq = 2",
+    "DELETE FROM charges",
+    "UPDATE projects SET budget = budget + 1",
+    "UPDATE projects SET mechanism = '{}'",
+    "UPDATE projects SET terms = '{}'",
+    "UPDATE projects SET spent = spent - 1",
+    "UPDATE projects SET charges = charges - 1",
+    "DELETE FROM projects",
+    "UPDATE ensembles SET cap = cap + 1",
+    "DELETE FROM ensembles",
+    "UPDATE projects SET spent = budget + 1",
+    "UPDATE ensembles SET reserved = cap + 1",
+    "UPDATE projects SET status = 'open'",
+]
 
 
-@pytest.mark.parametrize("attempt", REFUSED_BY_TRIGGERS)
-def test_the_database_itself_refuses_to(attempt: str, each_database_url: str) -> None:
+def test_the_database_itself_refuses_to_forget_or_to_raise(each_database_url: str) -> None:
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=5)
     ledger.charge(project.id, [answered(i) for i in range(3)])
     engine = connect(each_database_url)
-    with pytest.raises(DBAPIError), engine.begin() as connection:
-        connection.execute(text(REFUSED_BY_TRIGGERS[attempt]))
+    truncate = [f"TRUNCATE {table} CASCADE" for table in ("charges", "projects", "ensembles")]
+    for attempt in REFUSED_BY_TRIGGERS + truncate * (engine.dialect.name == "postgresql"):
+        with engine.connect() as connection:
+            try:
+                connection.execute(text(attempt))
+                connection.commit()
+            except DBAPIError:
+                continue
+        pytest.fail(f"it let somebody {attempt}")
     assert ledger.verify("study").ok
     assert ledger.project("study").charges == 3
 
 
-@pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("table", ["charges", "projects", "ensembles"])
-def test_postgresql_refuses_to_truncate(table: str, each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
-    ledger.charge(open_project(ledger, queries=5).id, [answered(1)])
-    with pytest.raises(DBAPIError), connect(each_database_url).begin() as connection:
-        connection.execute(text(f"TRUNCATE {table} CASCADE"))
-    assert ledger.verify("study").charges == 1
-
-
-FORGED_CHARGES = {
+FORGED_CHARGES: dict[str, dict[str, Any]] = {
     "over another": {"seq": 1},
     "numbered 0": {"seq": 0},
     "for a paid query": {"query_digest": digest(0)},
@@ -186,10 +182,7 @@ FORGED_CHARGES = {
 }
 
 
-@pytest.mark.parametrize("changes", FORGED_CHARGES.values(), ids=FORGED_CHARGES)
-def test_the_database_itself_refuses_a_charge(
-    changes: dict[str, Any], each_database_url: str
-) -> None:
+def test_the_database_itself_refuses_a_charge(each_database_url: str) -> None:
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=5)
     ledger.charge(project.id, [answered(i) for i in range(3)])
@@ -202,6 +195,12 @@ def test_the_database_itself_refuses_a_charge(
     command = insert(charges)
     if engine.dialect.name == "sqlite":
         command = command.prefix_with("OR REPLACE")
-    with pytest.raises(DBAPIError), engine.begin() as connection:
-        connection.execute(command, {**last, **new, **changes})
+    for what, changes in FORGED_CHARGES.items():
+        with engine.connect() as connection:
+            try:
+                connection.execute(command, {**last, **new, **changes})
+                connection.commit()
+            except DBAPIError:
+                continue
+        pytest.fail(f"it let somebody add a charge {what}")
     assert ledger.verify("study").ok

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import hypothesis.strategies as st
+import pytest
 from books import CONFIDENT, FACTS, RECORDS, digest, private, terms
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
@@ -184,14 +185,15 @@ class SharedCaps(RuleBasedStateMachine):
         assert found.ok, found.problems
 
 
-def test_no_private_data_give_more_than_one_cap(database_url: str) -> None:
+@pytest.mark.parametrize("examples", [4, pytest.param(30, marks=pytest.mark.nightly)])
+def test_no_private_data_give_more_than_one_cap(database_url: str, examples: int) -> None:
     class Machine(SharedCaps):
         url, ledger = database_url, Ledger(migrated(database_url), SECRET_KEY)
 
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=8,
+            max_examples=examples,
             stateful_step_count=20,
             derandomize=True,
             database=None,

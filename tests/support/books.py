@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from migrated import SECRET_KEY, migrated
-from sqlalchemy import Connection, Select, delete, inspect, select, update
+from sqlalchemy import Connection, Select, delete, insert, inspect, select, update
 from sqlalchemy.exc import StatementError
 
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.ledger import (
-    Action,
-    Actor,
     EnsembleRecord,
     Ledger,
     NewProject,
@@ -25,7 +23,7 @@ from terrine_server.ledger import (
     Proposal,
     connect,
 )
-from terrine_server.ledger.administration import ABOUT, START
+from terrine_server.ledger.administration import ABOUT, START, facts_text, log_hash
 from terrine_server.ledger.seals import SEALED, Seals
 from terrine_server.ledger.store import log
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -33,7 +31,6 @@ from terrine_server.ledger.store.tables import (
     administrative_log,
     metadata,
 )
-from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.ledger.verifying.administration import rows_of
 from terrine_server.privacy import (
     GDP,
@@ -163,22 +160,34 @@ def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
 
 def reseal(connection: Connection) -> Seals:
     """Seal all rows as they are, and write the administrative log anew, as far as they allow."""
-    seals, by = Seals(SECRET_KEY), Actor("forger")
+    seals = Seals(SECRET_KEY)
     for table in (metadata.tables[name] for name in SEALED if name != "log_head"):
         for row in _readable(connection, select(table)):
             with suppress(*UNREADABLE):
                 found = [column == row[column.name] for column in table.primary_key]
-                seal = seals.of(table.name, row)
-                connection.execute(update(table).where(*found).values(seal=seal))
-    connection.execute(delete(administrative_log))
-    log.set_head(connection, seals, 0, START)
+                if (seal := seals.of(table.name, row)) != row["seal"]:
+                    connection.execute(update(table).where(*found).values(seal=seal))
+    entries, head = list[dict[str, Any]](), START
     for kind, actions in ABOUT.items():
         for row in _readable(connection, rows_of(kind)):
             if row["subject"] is None:  # of an edition whose ensemble is not there
                 continue
             with suppress(*UNREADABLE):
-                tx = Transaction(connection, seals, datetime.now(UTC), by)
-                log.record_row(tx, Action(actions[0]), row["subject"], row)
+                entry = {
+                    "seq": len(entries) + 1,
+                    "created_at": datetime.now(UTC),
+                    "actor": "forger",
+                    "request_id": None,
+                    "action": actions[0],
+                    "subject": row["subject"],
+                    "detail": facts_text(kind, row),
+                }
+                head = log_hash(head, entry)
+                entries.append({**entry, "hash": head})
+    connection.execute(delete(administrative_log))
+    if entries:
+        connection.execute(insert(administrative_log), entries)
+    log.set_head(connection, seals, len(entries), head)
     return seals
 
 

@@ -32,6 +32,7 @@ _processes.set_forkserver_preload(
         "terrine_server.cli",
         "terrine_server.doctor",
         "terrine_models.teachers.ensemble",
+        "pytest",
         "uvicorn.main",
         "psycopg",
     ]

@@ -225,13 +225,14 @@ def check_one_history(cosigned: list[tuple[int, bytes]]) -> None:
 def command(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `terrine witness serve` as its operator would."""
     terrine = [sys.executable, "-m", "terrine_server", "witness"]
-    made = subprocess.run(
-        [*terrine, "init", "w.example/1", "--dir", str(directory)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert "w.example/1+" in made.stdout
+    if not directory.exists():
+        made = subprocess.run(
+            [*terrine, "init", "w.example/1", "--dir", str(directory)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert "w.example/1+" in made.stdout
     serve = [*terrine, "serve", "--log", str(LOG.verifier), "--dir", str(directory), "--port", "0"]
     process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -248,7 +249,7 @@ def command(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_a_witness_that_is_killed_again_and_again_cosigns_one_history(tmp_path: Path) -> None:
     draw = random.Random(7)
     got: list[tuple[int, bytes]] = []
-    for round in range(6):
+    for round in range(3):
         with (
             command(tmp_path / "w") as (process, url),
             httpx.Client(timeout=PATIENCE_SECONDS) as http,
@@ -271,7 +272,7 @@ def test_a_witness_that_is_killed_again_and_again_cosigns_one_history(tmp_path: 
                     answer = http.post(f"{url}/add-checkpoint", content=history.body(0, 1))
                     if answer.headers.get("content-type") == "text/x.tlog.size":
                         old = int(answer.text)
-                    size = min(40, old + draw.randint(0, 2)) if round < 5 else 40
+                    size = min(40, old + draw.randint(0, 2)) if round < 2 else 40
                     content = history.body(old, size)
                     answer = http.post(f"{url}/add-checkpoint", content=content)
                     if answer.status_code == 200:
@@ -282,7 +283,7 @@ def test_a_witness_that_is_killed_again_and_again_cosigns_one_history(tmp_path: 
                 pass  # it was killed
             killer.join()
     check_one_history(got)
-    assert len(got) >= 30
+    assert len(got) >= 15
     leftovers = {path.name for path in (tmp_path / "w" / "state").iterdir()}
     assert leftovers <= {
         "lock",

@@ -36,8 +36,7 @@ class Ensembles(DatabaseHandle):
     def ensemble(self, name: str) -> EnsembleRecord:
         """Return one ensemble. Raises NotFound."""
         with reading(self._engine) as connection:
-            query = rows.select_ensembles().where(ensembles.c.name == name)
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(rows.ensemble_by("name"), {"name": name}).one_or_none()
             if row is None:
                 raise NotFound(f"There is no ensemble called {name}.")
             record = rows.ensemble_record(row, self._seals)
@@ -124,7 +123,7 @@ class Ensembles(DatabaseHandle):
             same = shared_caps.cap_for(recorded, made.name, data, head)
             head = head if same is None else same.cap_id
         if head is not None:
-            row = tx.connection.execute(rows.select_ensembles().where(ensembles.c.id == head)).one()
+            row = tx.connection.execute(rows.ensemble_by("id"), {"id": head}).one()
             _check_same_cap(made, rows.ensemble_record(row, tx.seals))
         shared_caps.record(tx, made, head or made.id, 1, data)
 
@@ -134,7 +133,7 @@ def _head(tx: Transaction, name: str, recorded: Sequence[shared_caps.RegisteredD
     for each in recorded:
         if each.name == name:
             return each.cap_id
-    row = tx.connection.execute(rows.select_ensembles().where(ensembles.c.name == name)).first()
+    row = tx.connection.execute(rows.ensemble_by("name"), {"name": name}).first()
     if row is None:
         raise NotFound(f"There is no ensemble called {name}, whose cap could be shared.")
     found = rows.ensemble_record(row, tx.seals)

@@ -14,7 +14,7 @@ from terrine_server.ledger.records import ChargeRecord, History
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import reading, snapshot
 from terrine_server.ledger.store.history import history
-from terrine_server.ledger.store.tables import charges, projects
+from terrine_server.ledger.store.tables import charges
 from terrine_server.ledger.verifying import archive
 from terrine_server.ledger.verifying.walk import Progress, verify_project
 
@@ -96,8 +96,7 @@ class Entries(DatabaseHandle):
         In constant memory. Raises NotFound.
         """
         with reading(self._engine) as connection:
-            query = rows.select_projects().where(projects.c.name == project)
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(rows.project_by("name"), {"name": project}).one_or_none()
             if row is None:
                 raise NotFound(f"There is no project called {project}.")
         last = rows.project_record(row, self._seals).charges

@@ -13,7 +13,6 @@ from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import appending, reading, writing
-from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.store.transaction import Transaction
 
 
@@ -49,8 +48,7 @@ class DatabaseHandle:
 
     def _named(self, connection: Connection, project: str) -> ProjectRecord:
         """Return the project with this name. Raises NotFound."""
-        condition = projects.c.name == project
-        return rows.fetch_project(connection, self._seals, condition, f"called {project}")
+        return rows.fetch_project(connection, self._seals, f"called {project}", name=project)
 
 
 def now() -> datetime:

@@ -206,8 +206,7 @@ class Projects(DatabaseHandle):
             on_it = []
             for id in tx.connection.execute(_ON_ENSEMBLE, {"id": ensemble.id}).scalars().all():
                 tx.connection.execute(rows.HOLD, {"id": id})
-                same = projects.c.id == id
-                on_it.append(rows.fetch_project(tx.connection, tx.seals, same, f"number {id}"))
+                on_it.append(rows.fetch_project(tx.connection, tx.seals, f"number {id}", id=id))
             month = (tx.now.year, tx.now.month)
             published = (before.made_at.year, before.made_at.month) == month
             edition = Edition(
@@ -300,7 +299,7 @@ def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
         "purpose": new.purpose,
     }
     start = genesis({**row._mapping, **fields})
-    if tx.connection.execute(rows.select_projects().where(projects.c.name == name)).first():
+    if tx.connection.execute(rows.project_by("name"), {"name": name}).first():
         raise Conflict(f"A project called {name} exists already; names are never used twice.")
     _check_cap(ensemble, terms)
     try:
@@ -311,7 +310,7 @@ def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     _reserve(tx, ensemble, terms.cap_budget, terms.delta_budget)
     opened = {**fields, "ensemble": ensemble.name}
     log.record_row(tx, Action.PROJECT_OPENED, name, opened)
-    project = rows.fetch_project(tx.connection, tx.seals, projects.c.name == name, f"called {name}")
+    project = rows.fetch_project(tx.connection, tx.seals, f"called {name}", name=name)
     if terms.schedule is not None:
         tallies.open_tally(tx.connection, tx.seals, project)
     if terms.allowance is not None:

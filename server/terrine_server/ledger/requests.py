@@ -17,7 +17,7 @@ from terrine_server.ledger.records import ProjectRecord, RequestRecord, TokenRec
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.database import reading
-from terrine_server.ledger.store.tables import projects, requests, tokens
+from terrine_server.ledger.store.tables import requests, tokens
 from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.ledger.tokens import NewToken, create_token, find_token
 
@@ -87,10 +87,7 @@ class Requests(DatabaseHandle):
                     "the data owner has decided one of them."
                 )
             of = rows.fetch_project(
-                tx.connection,
-                tx.seals,
-                projects.c.name == holder.project,
-                f"called {holder.project}",
+                tx.connection, tx.seals, f"called {holder.project}", name=holder.project
             )
             row = {
                 "id": id,

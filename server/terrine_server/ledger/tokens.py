@@ -87,7 +87,7 @@ class StoredTokens(DatabaseHandle):
 def create_token(tx: Transaction, new: NewToken) -> TokenRecord:
     """Do what `StoredTokens.create_token` does, in a transaction that does more."""
     owner = new.project and rows.fetch_project(
-        tx.connection, tx.seals, projects.c.name == new.project, f"called {new.project}"
+        tx.connection, tx.seals, f"called {new.project}", name=new.project
     )
     if (new.role is Role.STUDENT) != bool(owner):
         raise Conflict("A student's token belongs to one project, any other to none.")

@@ -60,9 +60,16 @@ terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.load
 """Terms never change, and every charge needs them."""
 
 
+@cache  # building a query takes longer than running it
 def select_ensembles() -> Select[Any]:
     """Select all ensembles, by name."""
     return select(*_ensemble_columns).order_by(ensembles.c.name)
+
+
+@cache
+def ensemble_by(column: str) -> Select[Any]:
+    """Select the ensemble with a value of a column, which is a parameter of that name."""
+    return select_ensembles().where(ensembles.c[column] == bindparam(column))
 
 
 _newest = charges.alias("newest")
@@ -85,7 +92,7 @@ _previous = (
 )
 
 
-@cache  # building the query takes longer than running it
+@cache
 def select_projects() -> Select[Any]:
     """Select all projects, by name, each with its ensemble and its last charge.
 
@@ -98,6 +105,12 @@ def select_projects() -> Select[Any]:
         .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
         .order_by(projects.c.name)
     )
+
+
+@cache
+def project_by(*columns: str) -> Select[Any]:
+    """Select the project with values of some columns, which are parameters of these names."""
+    return select_projects().where(*(projects.c[name] == bindparam(name) for name in columns))
 
 
 def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row[Any] | None:
@@ -117,11 +130,9 @@ def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row
     return connection.execute(select_ensembles().where(condition)).one_or_none()
 
 
-def fetch_project(
-    connection: Connection, seals: Seals, condition: ColumnElement[bool], described: str
-) -> ProjectRecord:
-    """Fetch a project. Raises NotFound."""
-    row = connection.execute(select_projects().where(condition)).one_or_none()
+def fetch_project(connection: Connection, seals: Seals, described: str, **by: Any) -> ProjectRecord:
+    """Fetch the project with these values. Raises NotFound."""
+    row = connection.execute(project_by(*by), by).one_or_none()
     if row is None:
         raise NotFound(f"There is no project {described}.")
     return living(connection, seals, project_record(row, seals))
@@ -140,7 +151,7 @@ def living_ensemble(
     group = shared_caps.known(connection, seals, ensemble)
     if group:
         head = group[0].cap_id
-        row = connection.execute(select_ensembles().where(ensembles.c.id == head)).one()
+        row = connection.execute(ensemble_by("id"), {"id": head}).one()
         ensemble = shared_caps.shared(group, ensemble, ensemble_record(row, seals))
     return editions.living(connection, seals, ensemble)
 
@@ -300,9 +311,9 @@ class KnownProjects:
             self.seals.check("projects", row._mapping)
             opened = self._remembered.get(row.name)
             if opened is None or (opened.id, opened.genesis) != (row.id, row.genesis.hex()):
-                same = (projects.c.id == row.id) & (projects.c.genesis == row.genesis)
+                same = {"id": row.id, "genesis": row.genesis}
                 opened = self.remember(
-                    fetch_project(connection, self.seals, same, f"number {row.id}")
+                    fetch_project(connection, self.seals, f"number {row.id}", **same)
                 )
             account = replace(
                 opened,

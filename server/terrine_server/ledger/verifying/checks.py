@@ -197,7 +197,7 @@ def check_tally(connection: Connection, seals: Seals, project: Raw, rules: Rules
     if rules.terms.schedule is None:
         return
     try:
-        record = rows.fetch_project(connection, seals, projects.c.id == project["id"], "at all")
+        record = rows.fetch_project(connection, seals, "at all", id=project["id"])
     except LedgerCorrupted:
         return  # the account itself is wrong, which another check reports
     try:
@@ -217,7 +217,7 @@ def check_accounts(
     if rules.terms.allowance is None:
         return
     try:
-        record = rows.fetch_project(connection, seals, projects.c.id == project["id"], "at all")
+        record = rows.fetch_project(connection, seals, "at all", id=project["id"])
     except LedgerCorrupted:
         return  # the account itself is wrong, which another check reports
     try:

@@ -20,7 +20,6 @@ from terrine_server.ledger.chain import KIND_FIELDS, frame, frame_counts, hasher
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
-from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.verifying import archive
 from terrine_server.ledger.verifying.checks import (
     Raw,
@@ -52,7 +51,7 @@ def verify_project(
     progress: Progress | None = None,
 ) -> Verification:
     """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
-    row = connection.execute(rows.select_projects().where(projects.c.name == name)).one_or_none()
+    row = connection.execute(rows.project_by("name"), {"name": name}).one_or_none()
     if row is None:
         raise NotFound(f"There is no project called {name}.")
     project = dict(row._mapping)

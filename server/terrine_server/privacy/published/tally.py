@@ -206,8 +206,11 @@ class _EventStatistic:
         change = np.maximum(highest - self.costs, self.costs - lowest)
         total = np.empty(reach)
         for distance in range(reach):
-            total[distance] = tally @ change
-            change = maximum_filter1d(change, width, mode="nearest")
+            total[distance:] = tally @ change
+            further = maximum_filter1d(change, width, mode="nearest")
+            if np.array_equal(further, change):
+                break  # and so it stays, at every larger distance
+            change = further
         return total
 
 
