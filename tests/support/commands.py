@@ -7,14 +7,9 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol
 
 import pytest
-import typer.main
-
-# Making all commands anew takes longer than most of them do.
-_built = cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)
@@ -63,8 +58,6 @@ def commands(
     `program`: another command line than that of `terrine`.
     """
     from terrine_server.cli import main
-
-    monkeypatch.setattr(typer.main, "get_command", _built)
 
     def run(*arguments: object, **variables: str) -> Done:
         with monkeypatch.context() as patched:
