@@ -204,10 +204,15 @@ class _EventStatistic:
         highest = maximum_filter1d(self.costs, width, mode="nearest")
         lowest = -maximum_filter1d(-self.costs, width, mode="nearest")
         change = np.maximum(highest - self.costs, self.costs - lowest)
-        total = np.empty(reach)
-        for distance in range(reach):
-            total[distance] = tally @ change
-            change = maximum_filter1d(change, width, mode="nearest")
+        queries, total = tally.astype(np.float64), np.empty(reach)
+        total[:1] = queries @ change
+        around = np.pad(maximum_filter1d(change, width, mode="nearest"), self.step, mode="edge")
+        change = around[self.step : -self.step]
+        for distance in range(1, reach):
+            total[distance] = queries @ change
+            # Two windows side by side overlap, so their maxima make that of the next, wider one.
+            change[:] = np.maximum(around[: -2 * self.step], around[2 * self.step :])
+            around[: self.step], around[-self.step :] = change[0], change[-1]
         return total
 
 
