@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,11 +17,17 @@ _ROUNDING = 2.0**-50  # the error of a few roundings
 def log_tails(sigma: float, k: NDArray[np.int64]) -> Floats:
     """Return ln Pr[Y ≥ k] for Y ~ N_Z(0, sigma²) and integers k."""
     reach = int(max(np.abs(k).max(initial=1), 1) + math.ceil(12 * sigma) + 12)
+    result: Floats = _log_tails(sigma, reach)[k + reach]
+    return result
+
+
+@lru_cache(maxsize=8)  # the orders at which a test is priced have the same
+def _log_tails(sigma: float, reach: int) -> Floats:
+    """Return ln Pr[Y ≥ k] for k = −reach, …, reach."""
     support = np.arange(-reach, reach + 1)
     log_mass = -(support.astype(np.float64) ** 2) / (2 * sigma**2)
     log_mass -= logsumexp(log_mass)
-    upper = np.logaddexp.accumulate(log_mass[::-1])[::-1]
-    result: Floats = upper[k + reach]
+    result: Floats = np.logaddexp.accumulate(log_mass[::-1])[::-1]
     return result
 
 
