@@ -25,7 +25,7 @@ from terrine_client import BudgetExhausted, Client
 from terrine_protocol import Outcome
 from terrine_server.audit.evidence import Promise, Sample, held_to_law, limits
 from terrine_server.audit.ledger import audit_books
-from terrine_server.audit.transcripts import Answer, Guess, Transcripts, outcomes
+from terrine_server.audit.transcripts import Answer, Transcripts, outcomes
 from terrine_server.audit.world import (
     ADVERSARIES,
     TEACHERS,
