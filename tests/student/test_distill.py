@@ -38,6 +38,7 @@ LITTLE = Training()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn")
 def test_a_student_queries_until_it_is_refused_and_trains(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -292,6 +293,7 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     "mechanism",
     [
