@@ -208,8 +208,8 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
         values = int(shown.max()) - low + 1
         width = len(possible) * values + 1
         kinds = np.zeros_like(shown)
-        for i, outcome in enumerate(possible[1:], start=1):
-            kinds[released.outcomes == outcome] = i
+        for i, kind in enumerate(possible[1:], start=1):
+            kinds[released.outcomes == kind] = i
         codes = kinds * values + shown - low + 1
         codes = np.where(visible, codes.reshape(size, length), 0)
         _, first, counts = np.unique(

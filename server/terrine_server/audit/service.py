@@ -200,8 +200,8 @@ def _judge(strategy: Strategy, seen: Sequence[Attack], level: float) -> AuditFin
     @cache  # of thousands of guesses, many are expected to be right as often
     def expected(right: int, wrong: int) -> tuple[float, float]:
         """What so many runs prove if all is as it should be: the loss, and how far apart."""
-        samples = (Sample(Counter({True: hits, False: runs - hits})) for hits in (right, wrong))
-        found = limits(*samples, (True,), level)
+        one, other = (Sample(Counter({True: n, False: runs - n})) for n in (right, wrong))
+        found = limits(one, other, (True,), level)
         return promise.loss(found.p, found.q), found.p - found.q
 
     guess = max(
