@@ -61,20 +61,20 @@ def test_the_worst_votes_found_need_most_of_the_price_of_an_answer(
 def test_each_adversary_is_held_to_its_worst_votes_and_too_low_a_price_is_exceeded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worst_votes, "LEVELS", 14)  # which finds votes nearly as bad as more do
     joint, joint_poisoned, answer, poisoned = audit_prices()
     assert all(each.verdict == "holds" for each in (joint, joint_poisoned, answer, poisoned))
-    holds(joint.evidence, "99.2%")
+    holds(joint.evidence, "99.6%")
     holds(answer.evidence, "99.3%")
     # A test against a threshold tells much of queries as they come; a clear maximum nothing.
     holds(joint_poisoned.evidence, "90.9%", "0%")
-    assert "need 0.0% with 0%, 0.0% with 10%, 0.0% with 30%, 37.4% with 45%" in poisoned.evidence
+    assert "need 0.0% with 0%, 0.0% with 10%, 0.0% with 30%, 37.8% with 45%" in poisoned.evidence
 
     def cheaper(*args: Any) -> Price:
         whole = price(*args)
         return replace(whole, cost=whole.cost * 9 // 10)
 
     monkeypatch.setattr(worst_votes, "price", cheaper)
+    monkeypatch.setattr(worst_votes, "LEVELS", 14)  # enough to exceed it
     joint, joint_poisoned, answer, poisoned = audit_prices()
     assert joint.verdict == joint_poisoned.verdict == answer.verdict == "exceeded"
     assert "need 110." in answer.evidence
