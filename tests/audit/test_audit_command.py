@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -35,6 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     few = partial(audit_mechanisms, cases=FEW)
     monkeypatch.setattr("terrine_server.audit.run.audit_mechanisms", few)
     monkeypatch.setattr("terrine_server.audit.run.QUICK", SMALL)
+    monkeypatch.setattr("terrine_server.audit.worst_votes.LEVELS", 4)
     monkeypatch.setattr("terrine_server.cli.audit.CONFIDENCE", 1 - 1e-9)
     # The command runs in this process, where its log settings would outlive it.
     monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)
@@ -46,19 +45,11 @@ def test_a_ledger_that_is_named_and_missing_is_an_error(terrine: Terrine) -> Non
     holds(terrine("audit", "ledger").refused, "directory")
 
 
-@pytest.mark.slow
-def test_a_fresh_ledger_passes(terrine: Terrine, tmp_path: Path) -> None:
+def test_a_fresh_ledger_passes(terrine: Terrine, small: None) -> None:
     terrine("init").fine  # noqa: B018 - asserts
-    done = subprocess.run(
-        [sys.executable, "-m", "terrine_server", "audit", "ledger"],
-        env={**os.environ, "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    holds(done.stdout, 0, "projects", "charges")
-    assert done.stderr == ""
+    done = terrine("audit", "ledger")
+    holds(done.fine, 0, "projects", "charges")
+    assert done.err == ""
 
 
 @pytest.mark.statistical

@@ -86,14 +86,14 @@ def test_every_mechanism_is_audited() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("title", SOUND)
 def test_no_mechanism_reveals_more_than_its_price(title: str) -> None:
-    # So many draws that the bounds below are many standard deviations away.
-    for finding in findings(title, 4 * DRAWS):
+    # So many draws that the bounds below are nine standard deviations away, or more.
+    for finding in findings(title):
         assert finding.verdict == "holds"
         assert finding.measured is not None
         assert finding.price is not None
         # Where prices are tight the bound comes close to them: the audit has power.
         tight = finding.unit != "ε"
-        assert (0.75 if tight else 0.4) < finding.measured / finding.price <= 1
+        assert (0.65 if tight else 0.4) < finding.measured / finding.price <= 1
 
 
 def test_an_abstention_is_held_to_its_own_lower_price() -> None:
@@ -143,18 +143,23 @@ def test_only_neighbouring_votes_are_compared(case: Case) -> None:
 
 @pytest.mark.slow
 def test_requests_that_begin_with_an_epoch_look_like_the_first_of_a_call() -> None:
-    """In one long call, most requests begin while an epoch of an earlier one is open."""
-    case, draws = BY_TITLE["stable_svt"], 20_000
+    """In one long call, most requests begin while an epoch of an earlier one is open.
+
+    Of requests that begin in the middle of an epoch, one in 300 shows what no first one does: ten
+    times as many of a long call as alone, it is missed less than once in 10¹² times.
+    """
+    case, long, few = BY_TITLE["stable_svt"], 100_000, 10_000
     mechanism, request = case.build(), case.worst[-1][0]
-    together = observe(mechanism, case, request, draws)
+    together = observe(mechanism, case, request, long)
     alone: Counter[Seen] = Counter()
-    for _ in range(draws):
+    for _ in range(few):
         alone += observe(mechanism, case, request, 1)
-    assert together.total() == alone.total() == draws
+    assert (together.total(), alone.total()) == (long, few)
     outcomes = together.keys() | alone.keys()
     for outcome in outcomes:
         both = together[outcome] + alone[outcome]
-        assert binomtest(together[outcome], both).pvalue > LEVEL / len(outcomes)
+        share = long / (long + few)
+        assert binomtest(together[outcome], both, share).pvalue > LEVEL / len(outcomes)
 
 
 class TestPlantedDefects:
@@ -163,7 +168,7 @@ class TestPlantedDefects:
     @pytest.mark.parametrize("title", SOUND)
     def test_half_the_noise(self, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
         replace_sampler(monkeypatch, lambda table, shape: np.rint(sample(table, shape) / 2))
-        assert caught(title)
+        assert caught(title, DRAWS // 2 if title == "stable_svt" else DRAWS)
 
     # The price of immutable Laplace is not tight enough to reveal this defect. It is half the noise
     # again, of counts in another unit: by day only of what has a price for labels and for counts.
@@ -298,7 +303,7 @@ class TestPlantedDefects:
         self, old: str, new: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Neighbours, "cast", mutated(old, new).cast)
-        assert caught("neighbours", 4 * DRAWS)
+        assert caught("neighbours", 2 * DRAWS)
 
     @pytest.mark.parametrize("title", ["gnmax", "noisy_votes", "confident_gnmax", "stable"])
     def test_tails_that_are_cut_off(self, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +333,7 @@ class TestPlantedDefects:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         replace_sampler(monkeypatch, lambda table, shape: sample(table, shape) * [[0], [1]])
-        assert caught("stable_svt")
+        assert caught("stable_svt", DRAWS // 2)
 
     @pytest.mark.slow
     def test_a_sparse_vector_that_is_too_lenient(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +342,7 @@ class TestPlantedDefects:
 
         honest = StableSVT.release
         monkeypatch.setattr(StableSVT, "release", release)
-        assert caught("stable_svt")
+        assert caught("stable_svt", DRAWS // 2)
 
     def test_a_stability_test_that_is_too_lenient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def release(self: StableArgmax, counts: Any, *_: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -122,11 +123,11 @@ def test_a_planted_defect_tells_of_a_person_who_has_spent_it(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    first, spent, books = findings()
+    # What follows is an audit of the books, and accounts are not in the books.
+    first, spent = islice(audit_people(STUDENTS, LEVEL, np.random.default_rng(0)), 2)
     assert first.verdict == "holds"
     assert spent.verdict == "exceeded"
     holds(spent.evidence, "not", "law")
-    assert books.verdict == "holds", "accounts are not in the books"
 
 
 @pytest.mark.nightly

@@ -74,6 +74,7 @@ def test_each_adversary_is_held_to_its_worst_votes_and_too_low_a_price_is_exceed
         return replace(whole, cost=whole.cost * 9 // 10)
 
     monkeypatch.setattr(worst_votes, "price", cheaper)
+    monkeypatch.setattr(worst_votes, "LEVELS", 14)  # enough to exceed it
     joint, joint_poisoned, answer, poisoned = audit_prices()
     assert joint.verdict == joint_poisoned.verdict == answer.verdict == "exceeded"
     assert "need 110." in answer.evidence

@@ -221,7 +221,7 @@ def test_matched_forests_say_yes_as_often_as_their_records(tmp_path: Path) -> No
     x = np.asarray(table(1000, seed=2).inputs, np.float32)
     said = {}
     for matches in (True, False):
-        config, directory = Forests(trees=40, match_prior=matches), tmp_path / str(matches)
+        config, directory = Forests(trees=20, match_prior=matches), tmp_path / str(matches)
         made = train_ensemble(rare, directory, name="f", teachers=20, config=config, public=public)
         assert made.teacher.matches_prior is matches
         votes = Ensemble.load(directory).votes(x)

@@ -110,7 +110,7 @@ def test_teachers_you_have_serve_after_three_commands(
 
     cap = ("--epsilon", 90, "--delta", 1e-4)
     assert terrine("ensemble", "register", "digits", *cap).fine
-    opened = ("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax:sigma=1")
+    opened = ("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax:sigma=0.7")
     assert terrine(*opened, "--epsilon", 80, "--delta", 1e-5).fine
     for shown in (terrine("ensemble", "show", "digits"), terrine("project", "show", "study")):
         holds(shown.fine, *DISJOINT.split(), "declared", "checked")

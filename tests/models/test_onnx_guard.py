@@ -125,14 +125,18 @@ def test_the_process_neither_writes_nor_outlives_its_server(tmp_path: Path) -> N
     limits = Path(f"/proc/{pid_of(teachers)}/limits").read_text()
     assert re.search(r"^Max file size +0 ", limits, re.MULTILINE)
     program = (
-        "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"
-        "from test_onnx_guard import guarded, mlp\n"
-        "teachers = guarded(Path(sys.argv[1]), mlp(0)); print(teachers._process.pid, flush=True)\n"
-        "import time; time.sleep(600)"
+        "import sys, time; from pathlib import Path; sys.path[:0] = sys.argv[3:]\n"
+        "from terrine_models.storage.guarded import GuardedProcess\n"
+        "process = GuardedProcess('terrine_models.teachers.onnx_voting')\n"
+        "process.tell(sys.argv[1].encode(), 60)\n"
+        "process.ask(Path(sys.argv[2]).read_bytes(), 60); process.hear(60)\n"
+        "print(process.pid, flush=True); time.sleep(600)"
     )
-    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
+    order, model = teachers._order.model_dump_json(), tmp_path / "teachers-00000.onnx"
     server = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path), *paths], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, order, str(model), *filter(None, sys.path)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert server.stdout is not None
     with server:

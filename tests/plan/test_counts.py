@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from commands import Terrine
-from hypothesis import given, reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from refusals import holds, refuses
 
@@ -17,6 +17,7 @@ from terrine_server.privacy import Account, ParameterError, build_mechanism, gdp
 
 
 @pytest.mark.slow
+@settings(max_examples=30)
 @given(st.integers(1, 20_000), st.sampled_from([0.2, 1.0, 3.0]))
 def test_every_row_is_paid_for_and_with_a_little_less_noise_it_is_not(
     rows: int, epsilon: float

@@ -50,8 +50,15 @@ def by_way(found: ForecastChoice) -> dict[str, ForecastOption]:
     return {each.first.way: each for each in found.ways}
 
 
-def test_clear_classes_are_learned_by_every_way_and_the_ranges_say_so() -> None:
-    found = chosen(public(1_000))
+@pytest.fixture(scope="module")
+def found() -> ForecastChoice:
+    """What is foreseen of a thousand rows."""
+    return chosen(public(1_000))
+
+
+def test_clear_classes_are_learned_by_every_way_and_the_ranges_say_so(
+    found: ForecastChoice,
+) -> None:
     assert set(by_way(found)) == {"trained teachers", "neighbours", "confident answers"}
     for each in found.ways:
         assert each.foreseen is not None
@@ -63,14 +70,16 @@ def test_clear_classes_are_learned_by_every_way_and_the_ranges_say_so() -> None:
     assert found.truth.balanced_accuracy[1] > 0.85
 
 
-def test_the_chosen_way_comes_first_and_then_the_better_students() -> None:
-    _, *others = chosen(public(1_000)).ways
-    found = [each.foreseen.balanced_accuracy for each in others if each.foreseen is not None]
-    assert all(sum(one) + 0.1 > sum(other) for one, other in pairwise(found))
+def test_the_chosen_way_comes_first_and_then_the_better_students(found: ForecastChoice) -> None:
+    _, *others = found.ways
+    known = [each.foreseen.balanced_accuracy for each in others if each.foreseen is not None]
+    assert all(sum(one) + 0.1 > sum(other) for one, other in pairwise(known))
 
 
-def test_confident_answers_are_of_the_price_and_the_budget_of_the_project() -> None:
-    first = by_way(chosen(public(1_000)))["confident answers"].first
+def test_confident_answers_are_of_the_price_and_the_budget_of_the_project(
+    found: ForecastChoice,
+) -> None:
+    first = by_way(found)["confident answers"].first
     assert first.spec["name"] == "confident_gnmax"
     assert first.cap.rule.name == "rdp", "where a test and its maximum have one price"
     assert first.terms.cap_budget <= first.cap.budget

@@ -250,7 +250,7 @@ def test_older_terms_are_written_as_before() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(st.floats(0.05, 1.0), st.sampled_from([0.2, 0.5, 1.0, 3.0]), st.integers(100, 1500))
 def test_what_is_chosen_buys_the_most_of_what_was_considered(
     rate: float, epsilon: float, teachers: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from refusals import refuses
 from reference.sensitivity import Charged, secret_spend
 from terrine_server.planning.forecast import Consensus, Votes, forecast
 from terrine_server.planning.grid import default_grid, specifications
-from terrine_server.planning.plan import plan
+from terrine_server.planning.plan import Plan, plan
 from terrine_server.planning.publishing import DataDependent, PublishingPlan
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
 from terrine_server.privacy.accounting.conversions import rdp_budget
@@ -24,6 +25,12 @@ MIXED = (Consensus(0.95, 6), Consensus(0.8, 3), Consensus(0.5, 1))
 DELTA = 1e-5
 
 
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search over less noise and more, of which any parameters will do."""
+    monkeypatch.setattr("terrine_server.planning.grid.SPREADS", (0.02, 0.06, 0.1, 0.2))
+
+
 def synthetic(teachers: int, *levels: Consensus, classes: int = 10) -> Votes:
     return Votes.synthetic(levels or MIXED, teachers=teachers, classes=classes)
 
@@ -34,11 +41,12 @@ def synthetic(teachers: int, *levels: Consensus, classes: int = 10) -> Votes:
 @pytest.mark.parametrize(
     "name", ["gnmax", "lnmax", "confident_gnmax", "interactive_gnmax", "stable", "immutable"]
 )
+@pytest.mark.usefixtures("coarse")
 def test_a_planned_project_answers_as_planned(name: str) -> None:
     votes = synthetic(200)
     if name == "interactive_gnmax":
         votes = votes.with_student(0.8)
-    found = plan(name, [votes], delta=DELTA, epsilon=2.0)
+    found = worst_case(name, [votes])
     mechanism, terms = found.quotes[0].mechanism, found.quotes[0].terms
 
     # Students query in random order until the real price list refuses the next query.
@@ -66,6 +74,7 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
     assert right / labels == pytest.approx(found.chosen.accuracy, abs=0.01)
 
 
+@pytest.mark.usefixtures("coarse")
 def test_noisy_counts_are_planned_like_the_noisy_maximum() -> None:
     """But for the rule that charges for the label alone, and costs at its votes: not for them."""
     votes = synthetic(1000, *MIXED)
@@ -88,40 +97,44 @@ NOISY_MAXIMA = ("gnmax", "noisy_votes")
 # ----------------------------------------------------------------------------- the choice
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("coarse")
 def test_more_teachers_who_agree_as_much_buy_more_answers() -> None:
-    answers = [
-        plan("gnmax", [synthetic(n)], delta=DELTA, epsilon=2.0).chosen.answers for n in (250, 1000)
-    ]
+    few, many = synthetic(250), synthetic(1000)
+    answers = [worst_case("gnmax", [votes]).chosen.answers for votes in (few, many)]
     assert answers[1] > 10 * answers[0]
-    both = plan("gnmax", [synthetic(250), synthetic(1000)], delta=DELTA, epsilon=2.0)
+    both = worst_case("gnmax", [few, many])
     assert both.chosen.teachers == 1000
     assert [each.teachers for each in both.by_teachers] == [250, 1000]
 
 
-@pytest.mark.slow
 def test_more_epsilon_buys_more_answers_and_more_consensus_more_accuracy() -> None:
-    votes, grid = synthetic(400), {"sigma": [60.0]}
+    votes = synthetic(400)
     more = [
-        plan(
-            "gnmax", [votes], delta=DELTA, epsilon=e, grid=lambda _: {"sigma": [40.0, 60.0]}
+        worst_case(
+            "gnmax", [votes], epsilon=e, grid=lambda _: {"sigma": [40.0, 60.0]}
         ).chosen.answers
         for e in (0.5, 2, 4)
     ]
     assert more == sorted(set(more))
     right = [
-        plan("gnmax", [synthetic(400, Consensus(c))], delta=DELTA, epsilon=1, grid=lambda _: grid)
+        worst_case(
+            "gnmax",
+            [synthetic(400, Consensus(c))],
+            epsilon=1,
+            grid=lambda _: {"sigma": [60.0]},
+        )
         for c in (0.3, 0.5, 0.7)
     ]
     accuracy = [found.chosen.accuracy for found in right]
     assert accuracy == sorted(set(accuracy))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("coarse")
 def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
     votes = synthetic(300)
-    loose = plan("confident_gnmax", [votes], delta=DELTA, epsilon=2.0, accuracy=0.9)
-    strict = plan("confident_gnmax", [votes], delta=DELTA, epsilon=2.0, accuracy=0.995)
+    loose, strict = (
+        worst_case("confident_gnmax", [votes], accuracy=least) for least in (0.9, 0.995)
+    )
     assert loose.chosen.accuracy >= 0.9
     assert strict.chosen.accuracy >= 0.995
     for each in strict.candidates:
@@ -129,7 +142,13 @@ def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
             assert each.answers <= strict.chosen.answers
     assert loose.chosen.answers >= strict.chosen.answers
     with refuses(ParameterError, "99.9%"):
-        plan("gnmax", [synthetic(300, Consensus(0.2))], delta=DELTA, epsilon=2.0, accuracy=0.999)
+        worst_case("gnmax", [synthetic(300, Consensus(0.2))], accuracy=0.999)
+
+
+def worst_case(name: str, ensembles: list[Votes], **options: Any) -> Plan:
+    """A plan without publications, which take longest."""
+    given: dict[str, Any] = {"delta": DELTA, "epsilon": 2.0, "data_dependent": False} | options
+    return plan(name, ensembles, **given)
 
 
 # --------------------------------------------------------------------------- data-dependent mode
@@ -273,7 +292,9 @@ def test_one_teacher_gets_a_plan_or_a_reason() -> None:
 @pytest.mark.parametrize("name", ["gnmax", "confident_gnmax", "stable"])
 def test_tied_and_unanimous_votes_are_planned_without_a_nan(name: str, level: Consensus) -> None:
     votes = synthetic(400, level)
-    grid = {"sigma": [20.0]} if name != "confident_gnmax" else {"threshold": [200, 360]}
+    grid = {"sigma": [20.0]}
+    if name == "confident_gnmax":
+        grid = {"threshold": [200, 360], "sigma1": [80.0], "sigma2": [20.0]}
     found = plan(name, [votes], delta=DELTA, epsilon=2.0, grid=lambda _: grid)
     assert math.isfinite(found.chosen.accuracy)
     assert math.isfinite(found.chosen.answers)

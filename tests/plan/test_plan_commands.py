@@ -14,7 +14,11 @@ from refusals import holds
 
 @pytest.fixture
 def terrine(terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terrine:
-    """The command, run in its own directory, which is also the data directory."""
+    """The command, run in its own directory, which is also the data directory.
+
+    Plans search over less noise and more, of which any parameters will do.
+    """
+    monkeypatch.setattr("terrine_server.planning.grid.SPREADS", (0.02, 0.06, 0.1, 0.2))
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return terrine

@@ -268,7 +268,7 @@ class TestDiscreteGaussianShift:
         assert shift_mu(sigma) * sigma > 1
 
     @pytest.mark.slow
-    @settings(max_examples=20)
+    @settings(max_examples=10)
     @given(st.floats(0.5, 60))
     def test_the_central_step_is_the_widest_for_any_sigma(self, sigma: float) -> None:
         # shift_mu raises ArithmeticError otherwise; this is the same check with independent tails.

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_laws import ROUNDING, histograms, moments, moved, release
 from refusals import refuses
@@ -177,6 +177,7 @@ def test_no_label_that_is_wrong_as_often_tells_more_than_its_row(
             assert label_excess(sigma, order) < getattr(table, side)[row]
 
 
+@settings(max_examples=50)
 @given(
     st.integers(3, 400),
     st.integers(2, 12),

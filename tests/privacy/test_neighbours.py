@@ -120,18 +120,13 @@ LEAST = {
 @pytest.mark.parametrize("defect", LEAST)
 def test_planted_defects_show(defect: str) -> None:
     kind, weigh = Neighbours, None
+    allowance = 20 if defect == "divided by how many voted" else 1  # where it shows most
     if defect in DEFECTS:
         kind = mutated(*DEFECTS[defect])
     else:
         weigh = nearest(1)
-    allowances = ALLOWANCES if defect != "divided by how many voted" else (9, 12, 20, 36)
-    seen = {
-        allowance: max(
-            ratios(shifts(kind, others, allowance, weigh), allowance)[0] for others in OTHERS
-        )
-        for allowance in allowances
-    }
-    assert max(seen.values()) >= LEAST[defect] * (1 - 1e-9)
+    seen = max(ratios(shifts(kind, others, allowance, weigh), allowance)[0] for others in OTHERS)
+    assert seen >= LEAST[defect] * (1 - 1e-9)
 
 
 def test_overspending_in_the_last_step_shows_only_with_larger_votes() -> None:
@@ -267,7 +262,7 @@ def test_the_noise_has_its_width(sigma: float) -> None:
 
 def numeric_delta(epsilon: float, mu: float) -> float:
     """δ(ε) of two unit Gaussians μ apart, by adding up, without the formula in use."""
-    x = np.linspace(-40, 40, 800_001)
+    x = np.linspace(-40, 40, 200_001)
     p, q = norm.pdf(x, mu), norm.pdf(x)
     return float(np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), x))
 

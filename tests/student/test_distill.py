@@ -38,6 +38,7 @@ LITTLE = Training()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn")
 def test_a_student_queries_until_it_is_refused_and_trains(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -292,12 +293,14 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     "mechanism",
     [
-        {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0},
+        pytest.param(CONFIDENT, marks=pytest.mark.nightly),
         {"name": "noisy_votes", "sigma": 4.0},
     ],
+    ids=["labels", "counts"],
 )
 def test_the_command_ends_on_images_of_ordinary_size(
     terrine: Terrine, server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]

@@ -11,6 +11,7 @@ answer a probe.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,6 @@ from terrine_models.storage.guarded import (
     receive,
     send,
 )
-from terrine_models.storage.manifests import sha256
 from terrine_models.storage.onnx_models import (
     ModelError,
     OnnxModel,
@@ -115,7 +115,11 @@ def check(path: Path, request: CheckRequest, probe: NDArray[np.generic]) -> File
     _check_input(model, request.spec)
     width = _check_answers(model, request, probe)
     return FileFinding(
-        path=str(path), sha256=sha256(data), output=model.output, opsets=opsets, width=width
+        path=str(path),
+        sha256=hashlib.sha256(data).hexdigest(),
+        output=model.output,
+        opsets=opsets,
+        width=width,
     )
 
 

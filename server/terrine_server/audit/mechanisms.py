@@ -194,6 +194,7 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
     size = min(draws, AT_A_TIME // length)
     votes = np.tile(np.array(request), (size, 1))
     student = None if case.student is None else np.tile(case.student, (len(votes), 1))
+    possible = list(mechanism.events())
     seen: Counter[Seen] = Counter()
     while (missing := draws - seen.total()) > 0:
         released = mechanism.release(votes, student)
@@ -205,8 +206,10 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
         shown = _shown(released)
         low = int(shown.min())
         values = int(shown.max()) - low + 1
-        width = len(VoteOutcome) * values + 1
-        kinds = sum(i * (released.outcomes == outcome) for i, outcome in enumerate(VoteOutcome))
+        width = len(possible) * values + 1
+        kinds = np.zeros_like(shown)
+        for i, kind in enumerate(possible[1:], start=1):
+            kinds[released.outcomes == kind] = i
         codes = kinds * values + shown - low + 1
         codes = np.where(visible, codes.reshape(size, length), 0)
         _, first, counts = np.unique(

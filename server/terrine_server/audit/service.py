@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from terrine_client import BudgetExhausted, Client
 from terrine_protocol import Outcome
 from terrine_server.audit.evidence import Promise, Sample, held_to_law, limits
 from terrine_server.audit.ledger import audit_books
-from terrine_server.audit.transcripts import Answer, Guess, Transcripts, outcomes
+from terrine_server.audit.transcripts import Answer, Transcripts, outcomes
 from terrine_server.audit.world import (
     ADVERSARIES,
     TEACHERS,
@@ -196,7 +196,18 @@ def _judge(strategy: Strategy, seen: Sequence[Attack], level: float) -> AuditFin
     promise = Promise("μ", math.sqrt(terms.budget / COST_UNITS), terms.delta_budget / DELTA_UNITS)
     transcripts = Transcripts.of(terms, strategy.laws, strategy.following, AT_ONCE)
     runs = len(seen) // len(WORLDS)
-    guess = max(transcripts.guesses(), key=lambda guess: _expected(promise, guess, runs, level))
+
+    @cache  # of thousands of guesses, many are expected to be right as often
+    def expected(right: int, wrong: int) -> tuple[float, float]:
+        """What so many runs prove if all is as it should be: the loss, and how far apart."""
+        one, other = (Sample(Counter({True: n, False: runs - n})) for n in (right, wrong))
+        found = limits(one, other, (True,), level)
+        return promise.loss(found.p, found.q), found.p - found.q
+
+    guess = max(
+        transcripts.guesses(),
+        key=lambda guess: expected(round(guess.right * runs), round(guess.wrong * runs)),
+    )
     guesses = {
         world: Counter[Hashable](
             guess.made(transcripts.score(run.answers)) for run in seen if run.world == world
@@ -225,13 +236,3 @@ def _judge(strategy: Strategy, seen: Sequence[Attack], level: float) -> AuditFin
         exact=max(promise.loss(each.right, each.wrong) for each in transcripts.guesses()),
     )
     return finding if lawful else finding.not_of_its_law()
-
-
-def _expected(promise: Promise, guess: Guess, runs: int, level: float) -> tuple[float, float]:
-    """Return what so many runs prove if all is as it should be: the loss, and how far apart."""
-    right, wrong = (
-        Sample(Counter({True: round(share * runs), False: runs - round(share * runs)}))
-        for share in (guess.right, guess.wrong)
-    )
-    found = limits(right, wrong, (True,), level)
-    return promise.loss(found.p, found.q), found.p - found.q

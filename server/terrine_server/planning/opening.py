@@ -242,6 +242,7 @@ def _variants(
     return [*variants, (mechanism, Rule("rdp", order or search_order(epsilon, conversion, mean)))]
 
 
+@lru_cache(maxsize=1024)  # each share of an answer asks for the same
 def _roughly(event: CostEvent, order: float) -> float:
     """Return about what an event costs, to search for an order.
 
@@ -304,12 +305,12 @@ def _allowed(
 ) -> dict[float, OutcomeCosts]:
     """Return what both outcomes cost, by share of an answer, where neither costs too much."""
     found = {}
+    event = _release(mechanism)
     for share in shares:
-        event = replace(mechanism, answer_share=share).events()[VoteOutcome.ANSWERED]
-        costs = costs_of(event, order) if isinstance(event, ConfidentMax) else None
+        costs = costs_of(replace(event, answer_share=share), order)
         if costs is None:
             continue
-        if len(shares) == 1 or max(costs.abstention, costs.answer) <= _most(mechanism, order):
+        if len(shares) == 1 or max(costs.abstention, costs.answer) <= _most(event, order):
             found[share] = costs
     return found
 
@@ -319,9 +320,14 @@ def _mean(costs: OutcomeCosts, pass_rate: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _most(mechanism: Thresholded, order: float) -> float:
+def _most(event: ConfidentMax, order: float) -> float:
     """Return the most that an outcome may cost at an order: see `MOST_EXPENSIVE`."""
+    return MOST_EXPENSIVE * release_cells(event, order, counts_excess(event.sigma2, order)).flat()
+
+
+def _release(mechanism: Thresholded) -> ConfidentMax:
+    """Return what an answer is charged for at one price for both outcomes."""
     event = replace(mechanism, answer_share=1.0).events()[VoteOutcome.ANSWERED]
     if not isinstance(event, ConfidentMax):
         raise TypeError(f"{mechanism.name} has no joint price.")
-    return MOST_EXPENSIVE * release_cells(event, order, counts_excess(event.sigma2, order)).flat()
+    return event

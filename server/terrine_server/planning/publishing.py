@@ -147,7 +147,7 @@ class DataDependent:
             betas = [product / order for product in SMOOTHNESS]
             factors = [(times, publication_z(self.delta, times)) for times in self.publications]
             self.choices[order] = [
-                _choice(BoundRelease(order, beta, float(sigma), z), times, spend)
+                _choice(*_priced(order, beta, float(sigma), z), times, spend)
                 for beta, spend in zip(betas, meter.spends(tally, betas), strict=True)
                 for sigma in SIGMAS
                 for times, z in factors
@@ -211,15 +211,14 @@ def _column(values: Iterable[float]) -> Floats:
     return np.array(list(values), dtype=np.float64)
 
 
-@lru_cache(maxsize=8192)
-def _price(publication: BoundRelease) -> float:
-    return publication.cost
+@lru_cache(maxsize=16384)  # all that the choices of one δ are made of
+def _priced(order: float, beta: float, sigma: float, z: float) -> tuple[BoundRelease, float]:
+    publication = BoundRelease(order, beta, sigma, z)
+    return publication, publication.cost
 
 
-def _choice(publication: BoundRelease, times: int, spend: ActualCost) -> _Choice:
-    return _Choice(
-        publication, times, _price(publication), spend.cost, spend.smooth_sensitivity - FLOOR
-    )
+def _choice(publication: BoundRelease, price: float, times: int, spend: ActualCost) -> _Choice:
+    return _Choice(publication, times, price, spend.cost, spend.smooth_sensitivity - FLOOR)
 
 
 def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:

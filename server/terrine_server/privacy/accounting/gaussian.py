@@ -171,18 +171,22 @@ def _cells(
     `i`, `j`: the corner with the least u and v, int[C].
     """
     corners = [(i + width * s, j + width * t) for s, t in ((0, 0), (0, 1), (1, 0), (1, 1))]
-    ratio = [sign * laws.ratio[:, x, y] for x, y in corners]
-    q = [laws.p[:, x, y] for x, y in corners]  # what P, or Q, is compared with
+    cells = [np.ravel_multi_index(each, laws.p.shape[1:]) for each in corners]
+    points, places = np.unique(cells, return_inverse=True)  # cells share corners
+    at = places.reshape(len(corners), -1)
+    ratios = sign * laws.ratio.reshape(3, -1)[:, points]
+    qs = laws.p.reshape(3, -1)[:, points]  # what P, or Q, is compared with
     if sign == 1:
-        q = [each * np.exp(-y) for each, y in zip(q, ratio, strict=True)]
-    psi = [np.exp(log_psi(y, order)) for y in ratio]
-    values = np.max([(x * y).sum(axis=0) for x, y in zip(q, psi, strict=True)], axis=0)
+        qs = qs * np.exp(-ratios)
+    psis = np.exp(log_psi(ratios, order))
+    values = (qs * psis).sum(axis=0)[at].max(axis=0)
     size = width * laws.step
     if size == 1:
         return values, values
 
     # P/Q is largest where u is least and v most, and the other way round.
     high, low = 1, 2
+    ratio, q, psi = ([table[:, each] for each in at] for table in (ratios, qs, psis))
     slope = {c: order * np.expm1((order - 1) * ratio[c]) for c in (high, low)}
     turn = {c: np.abs(psi[c] - np.expm1(ratio[c]) * slope[c]) for c in (high, low)}
     law, move = size**2 / 8 * laws.curved[:, :, None]
