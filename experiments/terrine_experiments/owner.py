@@ -18,13 +18,13 @@ from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
-from terrine_server.bars import teachers_bar
 from terrine_server.demo.owner import DemoOwner
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.privacy import cap_order
 from terrine_server.privacy.parameters import MAX_EPSILON
+from terrine_server.progress import teachers_bar
 
 ENSEMBLE, PROJECT = "teachers", "study"
 

@@ -25,7 +25,7 @@ from terrine_server.owner import editions
 from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.first_project import delta_for, right_at_most
-from terrine_server.planning.lasting import lasting
+from terrine_server.planning.neighbour_plan import lasting
 from terrine_server.planning.remaining import most_queries, too_few
 from terrine_server.privacy import Account, build_mechanism, quote
 

@@ -19,7 +19,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, LedgerCorrupted, NotFound
 from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, connect
 from terrine_server.ledger.store.tables import ensembles, private_data
-from terrine_server.owner.room import gives_back
+from terrine_server.owner.cap_advice import gives_back
 from terrine_server.privacy import Terms
 
 DATA = private("digits")

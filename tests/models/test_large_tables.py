@@ -22,7 +22,7 @@ from terrine_models.data import reading
 from terrine_models.data.arrays import DataError
 from terrine_models.data.blocks import GrowingArray
 from terrine_models.data.reading import unchanged
-from terrine_models.tables import clues, text
+from terrine_models.tables import column_stats, text
 from terrine_models.tables.loading import (
     Table,
     encode_frame,
@@ -158,7 +158,7 @@ def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
 ) -> None:
     monkeypatch.setattr(reading, "FIELDS", 2**9)
     monkeypatch.setattr(text, "BLOCK", 2**10)
-    monkeypatch.setattr(clues, "MOST", 100)
+    monkeypatch.setattr(column_stats, "MOST", 100)
     few, many = 3_000, 6_000  # both more than is read ahead
     short, long = (written(tmp_path / f"{n}.csv", table(n)) for n in (few, many))
     encoded = 4 * encoded_input(SCHEMA).shape[0]
@@ -329,7 +329,7 @@ def proposed(
 def test_of_many_values_the_first_say_the_role_and_all_the_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
-    monkeypatch.setattr(clues, "MOST", 50)
+    monkeypatch.setattr(column_stats, "MOST", 50)
     rows = 400
     days = pd.date_range("2020-01-01", periods=rows).strftime("%Y-%m-%d").tolist()
     ill = ["no", "yes"] * (rows // 2)
@@ -362,7 +362,7 @@ def test_of_many_values_the_first_say_the_role_and_all_the_range(
 def test_late_decimal_commas_are_seen_in_a_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clues, "MOST", 50)
+    monkeypatch.setattr(column_stats, "MOST", 50)
     rows = [f"{i};{i % 7};{'ny'[i % 2]}" for i in range(200)]
     path = tmp_path / "public.csv"
     path.write_text("\n".join(["dose;days;ill", *rows, "900,5;1;n"]))
@@ -373,7 +373,7 @@ def test_late_decimal_commas_are_seen_in_a_schema(
 
 
 def test_long_texts_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clues, "MOST_CHARACTERS", 5_000)
+    monkeypatch.setattr(column_stats, "MOST_CHARACTERS", 5_000)
     notes = [f"The patient of row {i} was well and went home." for i in range(300)]
     found = proposed(
         tmp_path, {"note": notes, "dose": [i % 7 for i in range(300)], "ill": ["n", "y"] * 150}

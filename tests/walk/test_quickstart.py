@@ -26,7 +26,7 @@ from wording import Wording
 
 from terrine_models.teachers.kinds import load_manifest
 from terrine_server.ledger import Ledger, connect
-from terrine_server.owner import foreseen
+from terrine_server.owner import ways
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.privacy import Account
 
@@ -113,7 +113,7 @@ def test_a_student_of_pictures_is_as_good_as_was_foretold(
 def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreseen, "_clearly_better", lambda *_: False)  # noisy counts
+    monkeypatch.setattr(ways, "_clearly_better", lambda *_: False)  # noisy counts
     header, *rows = Path("survey.csv").read_text().splitlines()
     Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
     said = table.run(*TABLE, "--group", "patient", "--yes").fine
@@ -136,7 +136,7 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
 def test_confident_answers_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreseen, "_clearly_better", lambda *_: True)
+    monkeypatch.setattr(ways, "_clearly_better", lambda *_: True)
     said = table.run(*TABLE, "--yes").fine
     assert "--rule rdp" in said
     assert "--mechanism confident_gnmax:" in said

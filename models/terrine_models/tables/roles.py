@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress, unseen
-from terrine_models.tables.clues import FEW, ColumnStats, most
+from terrine_models.tables.column_stats import FEW, ColumnStats, most
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.loading import opened_table, warn
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
@@ -72,7 +72,7 @@ def propose_schema(
 ) -> SchemaProposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
-    Its values are counted in one pass and in bounded memory (`clues.py`). Every distinct value of
+    Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct value of
     a categorical column becomes public. `columns` names the columns of a file without a header.
     `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from terrine_server.admin import (
-    books,
     entrance,
+    ledger,
     opening,
     overview,
     projects,
@@ -22,5 +22,5 @@ from terrine_server.admin.through_issuer import answers
 __all__ = ["answer", "answers", "is_page", "router", "session"]
 
 router = APIRouter(include_in_schema=False)
-for screen in (entrance, overview, opening, requests, projects, tokens, books, through_issuer):
+for screen in (entrance, overview, opening, requests, projects, tokens, ledger, through_issuer):
     router.include_router(screen.router)

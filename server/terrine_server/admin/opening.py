@@ -19,14 +19,14 @@ from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import InvalidTerms, NotFound, TerrineError
 from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger
+from terrine_server.owner.cap_advice import advice, epsilon_that_fits
 from terrine_server.owner.operations import ProjectQuote, open_project, quote_project
-from terrine_server.owner.room import advice, epsilon_that_fits
 from terrine_server.owner.sessions import Session
 from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.planning.first_project import FEATURES, TOO_NOISY, delta_for, right_at_most
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes, forecast
-from terrine_server.planning.lasting import NeighbourPlan, lasting
+from terrine_server.planning.neighbour_plan import NeighbourPlan, lasting
 from terrine_server.planning.opening import EXPECTED_STUDENT
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW, most_queries

@@ -16,7 +16,7 @@ from terrine_server.admin.rendering import ROOT, page
 from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord
-from terrine_server.owner.room import epsilon_that_fits
+from terrine_server.owner.cap_advice import epsilon_that_fits
 from terrine_server.planning.remaining import most_queries
 from terrine_server.privacy import Accounts
 

@@ -19,12 +19,12 @@ from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.dossier.facts import gather
 from terrine_server.dossier.folder import shown
-from terrine_server.dossier.told import DossierError
+from terrine_server.dossier.owner_answers import DossierError
 from terrine_server.errors import Conflict
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
+from terrine_server.owner.cap_advice import epsilon_that_fits
 from terrine_server.owner.checkpoints import CheckpointError
-from terrine_server.owner.room import epsilon_that_fits
 from terrine_server.owner.verification import verify_project
 from terrine_server.privacy import Accounts
 

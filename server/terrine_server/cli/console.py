@@ -41,7 +41,7 @@ KNOWN = (
     ("terrine_models.teachers.ray_cluster", "ClusterError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
     ("terrine_server.owner.checkpoints", "CheckpointError"),
-    ("terrine_server.dossier.told", "DossierError"),
+    ("terrine_server.dossier.owner_answers", "DossierError"),
     ("terrine_server.witness", "WitnessError"),
     ("terrine_protocol.transparency.notes", "NoteError"),
     ("terrine_protocol.transparency.trees", "ProofError"),

@@ -63,7 +63,7 @@ def dossier(
 
 def _write(out: Path, project: str | None, audit: Path | None, policy: Path | None) -> None:
     from terrine_protocol.files import read
-    from terrine_server.dossier import folder, told
+    from terrine_server.dossier import folder, owner_answers
     from terrine_server.dossier.facts import gather, read_audit
     from terrine_server.dossier.unchecked import unchecked
     from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
@@ -86,9 +86,9 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
         verify=True,
     )
     missing = folder.write(facts, out, key, audit=None if audit is None else read(audit))
-    asked = settings.data_dir / told.FILE
+    asked = settings.data_dir / owner_answers.FILE
     if not asked.exists():
-        asked.write_text(told.template(), "utf-8")
+        asked.write_text(owner_answers.template(), "utf-8")
         console.print(f"Wrote questions to {asked}.", highlight=False, soft_wrap=True)
     console.print("Could not be checked:", highlight=False)
     for each in unchecked(facts):

@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_protocol import EnsembleRegister
-from terrine_server.bars import stages_bar, teachers_bar
 from terrine_server.cli import arrays, people, preview, tables
 from terrine_server.cli.console import (
     as_json,
@@ -30,6 +29,7 @@ from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, split_
 from terrine_server.cli.specs import SPEC, built, show_kind, show_kinds
 from terrine_server.cli.tables import split
+from terrine_server.progress import stages_bar, teachers_bar
 
 if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.bars import stages_bar
 from terrine_server.cli import arrays
 from terrine_server.cli.arrays import class_names
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.tables import note, required_schema
+from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
     import numpy as np

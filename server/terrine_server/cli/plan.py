@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli import arrays, foretold, tables
+from terrine_server.cli import arrays, tables, ways
 from terrine_server.cli.console import as_json, fail, print_json, with_json
 from terrine_server.cli.evaluate import ensemble_directory
 from terrine_server.cli.plan_report import document, show, show_all, show_lasting, stand_ins
@@ -45,9 +45,9 @@ def plan(
         int | None,
         typer.Option(min=1, help="With --public: private records, or people, that there are."),
     ] = None,
-    label: foretold.Label = None,
-    group: foretold.Group = None,
-    columns: foretold.Columns = None,
+    label: ways.Label = None,
+    group: ways.Group = None,
+    columns: ways.Columns = None,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -124,7 +124,7 @@ def plan(
                 "--public takes what `terrine quickstart` takes: no MECHANISM and no number but "
                 "--units and --epsilon, and for labels one by one --consensus."
             )
-        given = foretold.DataOptions(public, label, group, columns, classes, images)
+        given = ways.DataOptions(public, label, group, columns, classes, images)
         _for_a_model(given, units, epsilon, consensus)
         return
     if units or label or group or columns or images:
@@ -150,7 +150,7 @@ def plan(
         show(found, rows)
 
 
-def _for_a_model(given: foretold.DataOptions, units: int, epsilon: float, consensus: str) -> None:
+def _for_a_model(given: ways.DataOptions, units: int, epsilon: float, consensus: str) -> None:
     """Rank the ways to ask by what students will be; without public labels, mechanisms."""
     from terrine_models.data.arrays import DataError, distinct
     from terrine_models.features.maps import PublicData
@@ -190,7 +190,7 @@ def _for_a_model(given: foretold.DataOptions, units: int, epsilon: float, consen
         epsilon=epsilon,
     )
     pool = PublicData.declare(given.public.name, data.inputs)
-    foretold.show_plan(foretold.chosen(first, pool, data, data), data, given)
+    ways.show_plan(ways.chosen(first, pool, data, data), data, given)
 
 
 def _compared(ensembles: list[Votes], epsilon: float, delta: float, origin: str) -> None:
@@ -240,7 +240,7 @@ def _one(text: str, ensembles: list[Votes], epsilon: float, delta: float, rows: 
 def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> None:
     """Plan for the units of an ensemble, by its public rows alone."""
     from terrine_server.owner.stand_in_units import neighbours_of
-    from terrine_server.planning.lasting import lasting
+    from terrine_server.planning.neighbour_plan import lasting
 
     if name is None:
         fail("Which people are near depends on the data: name their ensemble with --ensemble.")

@@ -14,7 +14,7 @@ from terrine_server.cli.mechanism import mechanism_text
 if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
     from terrine_models.teachers.neighbours import NeighbourForecast
-    from terrine_server.planning.lasting import NeighbourPlan
+    from terrine_server.planning.neighbour_plan import NeighbourPlan
     from terrine_server.planning.plan import Candidate, Plan
 
 FEATURES = 150
@@ -91,7 +91,7 @@ def show_lasting(
     found: NeighbourPlan, ensemble: str, of: DescribedStandIns, epsilon: float, delta: float
 ) -> None:
     """Print what public rows foretell of the units of an ensemble, and the command."""
-    from terrine_server.planning.lasting import near_for
+    from terrine_server.planning.neighbour_plan import near_for
 
     _say(
         f"[bold]neighbours: σ = {found.sigma:g}[/] for {found.queries:,} public rows, each asked "

@@ -66,7 +66,7 @@ def open_project(request: ProjectOpen) -> None:
 def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
     from terrine_server.cli.plan_report import lasts, stand_ins
     from terrine_server.owner.stand_in_units import neighbours_of
-    from terrine_server.planning.lasting import foretold
+    from terrine_server.planning.neighbour_plan import foretold
 
     allowance = record.terms.allowance
     if allowance is None:

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from terrine_server.bars import teachers_bar
-from terrine_server.cli import arrays, foretold, neighbours, serve, tables
+from terrine_server.cli import arrays, neighbours, serve, tables, ways
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.foretold import DataOptions
+from terrine_server.cli.ways import DataOptions
+from terrine_server.progress import teachers_bar
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_protocol import EnsembleRegister, ProjectOpen
     from terrine_server.ledger import Ledger, ProjectRecord
-    from terrine_server.owner.foreseen import ForecastChoice
+    from terrine_server.owner.ways import ForecastChoice
     from terrine_server.planning.first_project import FirstProject
     from terrine_server.settings import Settings
 
@@ -44,9 +44,9 @@ def quickstart(
             "labels, they foretell what the project buys.",
         ),
     ],
-    label: foretold.Label = None,
-    group: foretold.Group = None,
-    columns: foretold.Columns = None,
+    label: ways.Label = None,
+    group: ways.Group = None,
+    columns: ways.Columns = None,
     classes: arrays.Classes = None,
     images: arrays.Images = None,
     epsilon: Annotated[
@@ -132,7 +132,7 @@ def _open(
         classes=len(private.classes),
         epsilon=epsilon,
     )
-    chosen = foretold.chosen(first, pool, labelled, private)
+    chosen = ways.chosen(first, pool, labelled, private)
     first = chosen.first
     cap = EnsembleRegister(
         name=name, epsilon=first.cap.epsilon, delta=first.cap.delta, rule=first.cap.rule.name
@@ -251,8 +251,8 @@ def _explain(private: Dataset, labelled: Dataset | None, chosen: ForecastChoice)
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Who knows all others, and "
         f"guesses between two equally likely versions of one, is right at most {right:.1%} of the "
         "time, instead of 50 %.",
-        "By what": f"{foretold.way(first)} {foretold.why(chosen)}",
-        "It buys": foretold.buys(chosen, labelled),
+        "By what": f"{ways.way(first)} {ways.why(chosen)}",
+        "It buys": ways.buys(chosen, labelled),
         "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g} on all that these "
         f"records ever tell, to whomever: {int(1 / first.share)} projects like it would fit, as "
         "several ε add up to less than their sum. The cap is final.",
@@ -260,7 +260,7 @@ def _explain(private: Dataset, labelled: Dataset | None, chosen: ForecastChoice)
     for heading, text in lines.items():
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
     if labelled is not None and chosen.foreseen is not None:
-        foretold.show(chosen, labelled)
+        ways.show(chosen, labelled)
 
 
 def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:

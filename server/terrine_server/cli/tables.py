@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from terrine_server.bars import stages_bar
 from terrine_server.cli.console import console, errors, fail
+from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.bars import entries_bar
 from terrine_server.cli.console import console, errors, fail, opened_ledger, writing
+from terrine_server.progress import entries_bar
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -238,8 +238,8 @@ def _say_missing(ledger: Ledger, project: str) -> None:
 
 def _verify_accounts(project: str, path: Path) -> bool:
     from terrine_models.data.arrays import load_inputs
+    from terrine_server.labeling.account_checks import recast
     from terrine_server.labeling.local_voters import LocalVoters
-    from terrine_server.labeling.recasting import recast
     from terrine_server.settings import Settings
 
     settings = Settings()

@@ -22,11 +22,11 @@ from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role
-from terrine_server.bars import teachers_bar
 from terrine_server.demo.material import DELTA, DemoData
 from terrine_server.demo.owner import DemoOwner
 from terrine_server.demo.process import running_server
 from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.progress import teachers_bar
 
 ENSEMBLE, PROJECT = "demo-teachers", "demo"
 

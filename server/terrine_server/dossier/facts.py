@@ -30,7 +30,7 @@ from terrine_protocol.files import read
 from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.dossier.code import InstalledCode, running
-from terrine_server.dossier.told import FILE, DossierError, OwnerAnswers, load
+from terrine_server.dossier.owner_answers import FILE, DossierError, OwnerAnswers, load
 from terrine_server.findings import AuditReport
 from terrine_server.ledger import Action, EnsembleRecord, Ledger, ProjectRecord
 from terrine_server.owner.checkpoints import load_checkpoint_key, log_state, own_policy

@@ -13,8 +13,8 @@ from typing import Any
 
 from terrine_protocol.transparency.notes import SignerKey
 from terrine_server.dossier.facts import Facts
+from terrine_server.dossier.owner_answers import DossierError
 from terrine_server.dossier.signing import FORMAT, sign
-from terrine_server.dossier.told import DossierError
 from terrine_server.dossier.unchecked import unchecked
 
 PAGE, PRINTED, DATA = "dossier.html", "dossier.pdf", "dossier.json"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from terrine_protocol.files import read
 from terrine_protocol.transparency.notes import LARGEST, Note, NoteError, SignerKey, VerifierKey
-from terrine_server.dossier.told import DossierError
+from terrine_server.dossier.owner_answers import DossierError
 
 FORMAT = "terrine-dossier/1"
 NOTE = "dossier.note"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from terrine_protocol import LogVerification, Verification
 from terrine_server.dossier.facts import Facts
-from terrine_server.dossier.told import FILE
+from terrine_server.dossier.owner_answers import FILE
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from terrine_server.ledger import (
     ProjectRecord,
     connect,
 )
-from terrine_server.owner.room import explained
+from terrine_server.owner.cap_advice import explained
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose

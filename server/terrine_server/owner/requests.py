@@ -21,8 +21,8 @@ from terrine_protocol import (
 )
 from terrine_server.errors import Forbidden, InvalidTerms
 from terrine_server.ledger import Actor, Ledger, ProjectRecord, RequestRecord
+from terrine_server.owner.cap_advice import explained
 from terrine_server.owner.operations import ProjectQuote, quote_project
-from terrine_server.owner.room import explained
 from terrine_server.owner.tokens import Principal, Tokens, shown_once
 from terrine_server.privacy import ParameterError, build_mechanism
 

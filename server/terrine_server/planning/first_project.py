@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.planning.grid import Spec
-from terrine_server.planning.lasting import NeighbourPlan
+from terrine_server.planning.neighbour_plan import NeighbourPlan
 from terrine_server.planning.opening import choose
 from terrine_server.planning.remaining import FEW
 from terrine_server.privacy.budget.quoting import Cap, cap, cap_order

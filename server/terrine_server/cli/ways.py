@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from terrine_server.bars import stages_bar
 from terrine_server.cli.console import as_json, console, fail, print_json
 from terrine_server.cli.tables import split
+from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.roles import SchemaProposal
-    from terrine_server.owner.foreseen import ForecastChoice, ForecastOption, StudentForecast
+    from terrine_server.owner.ways import ForecastChoice, ForecastOption, StudentForecast
     from terrine_server.planning.first_project import FirstProject
 
 Note = Callable[[str], None]
@@ -96,7 +96,7 @@ def chosen(
     import numpy as np
 
     from terrine_models.data.arrays import Dataset
-    from terrine_server.owner.foreseen import choose_way
+    from terrine_server.owner.ways import choose_way
 
     sample = labelled
     if sample is None:
@@ -148,7 +148,7 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
     """Say what is certain, and what else the project should buy."""
     import numpy as np
 
-    from terrine_server.owner.foreseen import DRAWS
+    from terrine_server.owner.ways import DRAWS
 
     certain, found = f"for certain, {bought(made.first)}", made.foreseen
     if labelled is None:

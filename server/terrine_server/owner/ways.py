@@ -27,7 +27,7 @@ from terrine_server.owner.stand_in_units import StandInUnits
 from terrine_server.planning.first_project import FirstProject
 from terrine_server.planning.forecast import Votes
 from terrine_server.planning.grid import Grid
-from terrine_server.planning.lasting import lasting, near_for, quieter
+from terrine_server.planning.neighbour_plan import lasting, near_for, quieter
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW
 from terrine_server.planning.simulation import simulate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from terrine_server.planning.lasting import lasting, near_for, quieter
+from terrine_server.planning.neighbour_plan import lasting, near_for, quieter
 from terrine_server.privacy import ParameterError, build_mechanism, quote
 
 

@@ -11,8 +11,8 @@ from refusals import refuses
 
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_server.owner import foreseen
-from terrine_server.owner.foreseen import (
+from terrine_server.owner import ways
+from terrine_server.owner.ways import (
     ForecastChoice,
     ForecastOption,
     _clearly_better,
@@ -113,7 +113,7 @@ def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
     leads: tuple[bool, bool], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = list(leads)
-    monkeypatch.setattr(foreseen, "_clearly_better", lambda *_: left.pop(0) if left else False)
+    monkeypatch.setattr(ways, "_clearly_better", lambda *_: left.pop(0) if left else False)
     assert chosen(public(200)).first.way == way
 
 

@@ -15,8 +15,8 @@ from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import verification
+from terrine_server.owner.cap_advice import gives_back
 from terrine_server.owner.checkpoints import log_state, own_policy
-from terrine_server.owner.room import gives_back
 
 router = APIRouter(prefix=ROOT)
 
