@@ -60,8 +60,8 @@ reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon
 glyphs: venv ## Draw the pictures of characters for `make reproduce ARGS="glyph DIR"` (ARGS=DIR)
 	$(BIN)/python -m terrine_experiments glyphs $(ARGS)
 
-# Three at a time, since tests of real servers wait for them now and then.
-PYTEST := $(BIN)/pytest -n 3 --dist worksteal
+# Four at a time, since tests of real servers wait for them now and then.
+PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 
 test-fast: venv ## Run the tests that cost least, within a minute
 	$(BIN)/pytest -n 2 --dist worksteal --cheapest fast=25 $(ARGS)

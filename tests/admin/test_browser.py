@@ -221,7 +221,8 @@ def test_every_screen_fits_a_phone_and_breaks_no_policy(
     assert said == [], "\n".join(said)
 
 
-@pytest.mark.parametrize("colours", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("colours", ["light", "dark"])
 def test_axe_finds_nothing_serious(
     chrome: Browser, server: RunningServer, asked: str, colours: Literal["light", "dark"]
 ) -> None:

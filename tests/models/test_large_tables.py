@@ -197,7 +197,7 @@ print(len(load_table(Path(sys.argv[1]), schema)))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_with_little_memory_reads_a_table_that_would_not_fit(tmp_path: Path) -> None:
     path, small = (written(tmp_path / f"{n}.csv", table(n)) for n in (100_000, 100))
     found = subprocess.run(

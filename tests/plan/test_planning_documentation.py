@@ -12,7 +12,7 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "planning.md"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_planning_page_shows_what_its_commands_print(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ LOGS = REPOSITORY / "build" / "sure"
 USUAL = ["statistical=200", "idle=10", "busy=5"]
 BY_DAY = "not nightly"
 MARKED = {"statistical": f"statistical and {BY_DAY}", "idle": BY_DAY, "busy": BY_DAY}
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal"]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal"]
 BUSY = 2
 COMPUTE = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
 """Until whoever started it has ended, in whatever way."""

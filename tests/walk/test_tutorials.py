@@ -115,6 +115,7 @@ def structure(cell: Any) -> list[Any]:
 # -------------------------------------------------------------------- the hospital and its auditor
 
 
+@pytest.mark.nightly
 def test_an_auditor_checks_what_the_hospital_sold(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
