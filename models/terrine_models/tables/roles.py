@@ -72,9 +72,9 @@ def propose_schema(
 ) -> SchemaProposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
-    Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct value of
-    a categorical column becomes public. `columns` names the columns of a file without a header.
-    `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
+    Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct
+    value of a categorical column becomes public. `columns` names the columns of a file without a
+    header. `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
     """
     path = Path(path)
     table, digest = _counted(path, label, columns, note, progress)
