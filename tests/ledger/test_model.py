@@ -253,7 +253,7 @@ class LedgerMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("each_database_url", "examples"),
     [
-        ("sqlite", 8),
+        ("sqlite", 16),
         ("postgresql", 4),
         pytest.param("sqlite", 60, marks=pytest.mark.nightly),
         pytest.param("postgresql", 20, marks=pytest.mark.nightly),
