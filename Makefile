@@ -64,7 +64,7 @@ glyphs: venv ## Draw the pictures of characters for `make reproduce ARGS="glyph 
 PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 
 test-fast: venv ## Run the tests that cost least, within a minute
-	$(BIN)/pytest -n 2 --dist worksteal --cheapest fast=25 $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal --cheapest fast=45 $(ARGS)
 
 test: venv ## Run all that a promise rests on: real servers, PostgreSQL, kills, a browser (ARGS="-n 0")
 	$(PYTEST) -m 'not nightly' $(ARGS)
