@@ -25,7 +25,7 @@ from terrine_server.owner import editions
 from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.first_project import delta_for, right_at_most
-from terrine_server.planning.neighbour_plan import lasting
+from terrine_server.planning.neighbour_plan import plan_neighbours
 from terrine_server.planning.remaining import most_queries, too_few
 from terrine_server.privacy import Account, build_mechanism, quote
 
@@ -158,7 +158,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         assert opened.status_code == 303, text_of(opened)
         record = house.ledger.project("proposed")
         foretold = neighbours_of(people.directory)[1]
-        found = lasting(
+        found = plan_neighbours(
             foretold.spent,
             units=PEOPLE,
             near=round(foretold.near),

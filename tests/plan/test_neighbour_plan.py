@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from terrine_server.planning.neighbour_plan import lasting, near_for, quieter
+from terrine_server.planning.neighbour_plan import near_for, plan_neighbours, quieter
 from terrine_server.privacy import ParameterError, build_mechanism, quote
 
 
@@ -19,7 +19,7 @@ def spent(mean: float) -> np.ndarray:
 
 @pytest.mark.parametrize("epsilon", [0.03, 0.3, 3.0])
 def test_the_terms_that_open_are_those_that_were_foretold(epsilon: float) -> None:
-    found = lasting(
+    found = plan_neighbours(
         spent(0.002), units=60_000, near=120, queries=10_000, epsilon=epsilon, delta=1e-6
     )
     spec = {"name": "neighbours", "sigma": found.sigma, "queries": found.queries}
@@ -34,7 +34,7 @@ def test_the_terms_that_open_are_those_that_were_foretold(epsilon: float) -> Non
 
 def test_about_half_last_and_the_others_vote_until_then() -> None:
     each = spent(0.002)
-    found = lasting(each, units=60_000, near=120, queries=10_000, epsilon=1, delta=1e-6)
+    found = plan_neighbours(each, units=60_000, near=120, queries=10_000, epsilon=1, delta=1e-6)
     assert 0.4 <= found.retired <= 0.6
     kept = np.minimum(each * 10_000, found.allowance).mean() / 10_000 * 60_000
     assert found.votes == pytest.approx(kept)
@@ -57,4 +57,6 @@ def test_many_units_have_quieter_votes_than_teachers_and_few_do_not() -> None:
 
 def test_what_no_noise_allows_is_refused() -> None:
     with refuses(ParameterError, "noise"):
-        lasting(np.ones(10), units=60_000, near=120, queries=10_000_000, epsilon=1e-4, delta=1e-9)
+        plan_neighbours(
+            np.ones(10), units=60_000, near=120, queries=10_000_000, epsilon=1e-4, delta=1e-9
+        )

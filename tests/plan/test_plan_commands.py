@@ -229,8 +229,8 @@ def test_ways_are_ranked_by_what_their_students_will_be(terrine: Terrine, survey
         "trained teachers",
         "confident answers",
     }
-    for each in [*found["ways"], {"foreseen": found["true_labels"]}]:
-        low, high = each["foreseen"]["accuracy"]
+    for each in [*found["ways"], {"forecast": found["true_labels"]}]:
+        low, high = each["forecast"]["accuracy"]
         assert 0.7 < low < high <= 1
     assert not list(survey.parent.glob("*schema.json")), "a plan writes nothing"
 

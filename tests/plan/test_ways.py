@@ -61,18 +61,18 @@ def test_clear_classes_are_learned_by_every_way_and_the_ranges_say_so(
 ) -> None:
     assert set(by_way(found)) == {"trained teachers", "neighbours", "confident answers"}
     for each in found.ways:
-        assert each.foreseen is not None
-        assert each.foreseen.accuracy[0] > 0.7
-        assert 0.75 < each.foreseen.balanced_accuracy[0] <= each.foreseen.balanced_accuracy[1] <= 1
-        assert not each.foreseen.useless
-    assert found.foreseen is found.ways[0].foreseen
+        assert each.forecast is not None
+        assert each.forecast.accuracy[0] > 0.7
+        assert 0.75 < each.forecast.balanced_accuracy[0] <= each.forecast.balanced_accuracy[1] <= 1
+        assert not each.forecast.useless
+    assert found.forecast is found.ways[0].forecast
     assert found.truth is not None
     assert found.truth.balanced_accuracy[1] > 0.85
 
 
 def test_the_chosen_way_comes_first_and_then_the_better_students(found: ForecastChoice) -> None:
     _, *others = found.ways
-    known = [each.foreseen.balanced_accuracy for each in others if each.foreseen is not None]
+    known = [each.forecast.balanced_accuracy for each in others if each.forecast is not None]
     assert all(sum(one) + 0.1 > sum(other) for one, other in pairwise(known))
 
 
@@ -94,8 +94,8 @@ def test_confident_answers_are_of_the_price_and_the_budget_of_the_project(
 def test_noise_that_drowns_the_votes_of_teachers_is_foreseen_and_decides() -> None:
     found = chosen(public(1_000), replace(FIRST, sigma=50 * FIRST.sigma))
     trained = by_way(found)["trained teachers"]
-    assert trained.foreseen is not None
-    assert trained.foreseen.useless or trained.foreseen.balanced_accuracy[0] < 0.5, "only luck"
+    assert trained.forecast is not None
+    assert trained.forecast.useless or trained.forecast.balanced_accuracy[0] < 0.5, "only luck"
     assert trained.worse
     assert found.first.way != "trained teachers"
 
@@ -143,7 +143,7 @@ def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() ->
         chosen(public(1_000), labelled=False),
         chosen(public(1_000), people=True),
     ):
-        assert found.truth is found.foreseen is None
+        assert found.truth is found.forecast is None
         assert [(each.first.way, each.worse) for each in found.ways] == [
             ("trained teachers", False),
             ("neighbours", False),
@@ -162,7 +162,7 @@ def test_what_is_not_labelled_does_not_matter() -> None:
 def test_people_stand_in_with_all_their_records() -> None:
     alone = by_way(chosen(public(1_200), labelled=False))["neighbours"].first.neighbours
     found = by_way(chosen(public(1_200, people=300), people=True))["neighbours"]
-    assert found.foreseen is not None
+    assert found.forecast is not None
     of_people = found.first.neighbours
     assert alone is not None
     assert of_people is not None

@@ -26,7 +26,7 @@ from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.planning.first_project import FEATURES, TOO_NOISY, delta_for, right_at_most
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes, forecast
-from terrine_server.planning.neighbour_plan import NeighbourPlan, lasting
+from terrine_server.planning.neighbour_plan import NeighbourPlan, plan_neighbours
 from terrine_server.planning.opening import EXPECTED_STUDENT
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW, most_queries
@@ -313,7 +313,7 @@ def _lasting(
             f"The files of {ensemble.name} cannot be used; `terrine doctor` says why."
         ) from error
     near = max(1, round(found.near))
-    return lasting(
+    return plan_neighbours(
         found.spent,
         units=ensemble.units,
         near=near,

@@ -240,12 +240,12 @@ def _one(text: str, ensembles: list[Votes], epsilon: float, delta: float, rows: 
 def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> None:
     """Plan for the units of an ensemble, by its public rows alone."""
     from terrine_server.owner.stand_in_units import neighbours_of
-    from terrine_server.planning.neighbour_plan import lasting
+    from terrine_server.planning.neighbour_plan import plan_neighbours
 
     if name is None:
         fail("Which people are near depends on the data: name their ensemble with --ensemble.")
     manifest, found = neighbours_of(ensemble_directory(name))
-    foretold = lasting(
+    planned = plan_neighbours(
         found.spent,
         units=manifest.units,
         near=max(1, round(found.near)),
@@ -254,9 +254,9 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
         delta=delta,
     )
     if as_json():
-        print_json(asdict(foretold))
+        print_json(asdict(planned))
     else:
-        show_lasting(foretold, name, stand_ins(manifest, found), epsilon, delta)
+        show_lasting(planned, name, stand_ins(manifest, found), epsilon, delta)
 
 
 def _how_many(classes: str | None) -> int:

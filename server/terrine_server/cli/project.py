@@ -66,14 +66,14 @@ def open_project(request: ProjectOpen) -> None:
 def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
     from terrine_server.cli.plan_report import lasts, stand_ins
     from terrine_server.owner.stand_in_units import neighbours_of
-    from terrine_server.planning.neighbour_plan import foretold
+    from terrine_server.planning.neighbour_plan import forecast_neighbours
 
     allowance = record.terms.allowance
     if allowance is None:
         return
     directory = settings.data_dir / record.ensemble.current.path
     manifest, found = neighbours_of(directory, allowance.norm)
-    lasting = foretold(
+    lasting = forecast_neighbours(
         found.spent,
         units=manifest.units,
         near=max(1, round(found.near)),

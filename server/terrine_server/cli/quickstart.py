@@ -259,7 +259,7 @@ def _explain(private: Dataset, labelled: Dataset | None, chosen: ForecastChoice)
     }
     for heading, text in lines.items():
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
-    if labelled is not None and chosen.foreseen is not None:
+    if labelled is not None and chosen.forecast is not None:
         ways.show(chosen, labelled)
 
 

@@ -131,7 +131,7 @@ def way(first: FirstProject) -> str:
 def why(made: ForecastChoice) -> str:
     """Say why it is this way and no other."""
     _, *others = made.ways
-    if made.foreseen is None:
+    if made.forecast is None:
         return (
             f"Its votes have less noise than those of {_and(others)}; neither could be simulated."
         )
@@ -150,7 +150,7 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
 
     from terrine_server.owner.ways import DRAWS
 
-    certain, found = f"for certain, {bought(made.first)}", made.foreseen
+    certain, found = f"for certain, {bought(made.first)}", made.forecast
     if labelled is None:
         return (
             f"{certain}. What they teach cannot be foreseen: only labels of public rows could "
@@ -209,7 +209,7 @@ def show_plan(made: ForecastChoice, labelled: Dataset, given: DataOptions) -> No
         f"What ε = {first.epsilon:g}, δ = {first.delta:g} buys of {first.units:,} private {unit}, "
         f"if they are like the {len(labelled):,} public rows ({first.rows:,} different ones)."
     )
-    if made.foreseen is not None:
+    if made.forecast is not None:
         show(made, labelled)
     _say(f"First: {way(first)} {why(made)}")
     _say(f"It buys {buys(made, labelled)}")
@@ -224,7 +224,7 @@ def show(made: ForecastChoice, labelled: Dataset) -> None:
     table = Table("students of", "right on", "balanced accuracy")
     for each in made.ways:
         name = each.first.way
-        _row(table, f"[bold]{name}[/]" if each is made.ways[0] else name, each.foreseen)
+        _row(table, f"[bold]{name}[/]" if each is made.ways[0] else name, each.forecast)
     _row(table, "(true labels of the same rows)", made.truth)
     counts = np.bincount(labelled.labels)
     table.add_row(

@@ -27,7 +27,7 @@ from terrine_server.owner.stand_in_units import StandInUnits
 from terrine_server.planning.first_project import FirstProject
 from terrine_server.planning.forecast import Votes
 from terrine_server.planning.grid import Grid
-from terrine_server.planning.neighbour_plan import lasting, near_for, quieter
+from terrine_server.planning.neighbour_plan import near_for, plan_neighbours, quieter
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW
 from terrine_server.planning.simulation import simulate
@@ -72,7 +72,7 @@ class ForecastOption:
     """A way to ask the records, and what its simulated students were."""
 
     first: FirstProject
-    foreseen: StudentForecast | None
+    forecast: StudentForecast | None
     """None if there are no labelled public records, or too few."""
     worse: bool = False
     """Whether they were worse than those of the chosen way, by more than chance explains."""
@@ -92,9 +92,9 @@ class ForecastChoice:
         return self.ways[0].first
 
     @property
-    def foreseen(self) -> StudentForecast | None:
+    def forecast(self) -> StudentForecast | None:
         """The figures of the way that was chosen."""
-        return self.ways[0].foreseen
+        return self.ways[0].forecast
 
 
 def choose_way(
@@ -115,7 +115,7 @@ def choose_way(
     near = near_for(first.units, first.rows, first.epsilon, first.delta)
     placed = StandInUnits.placed(part(sample, own[:MOST_ROWS]), pool, near=near, units=first.units)
     neighbours = first.of_neighbours(
-        lasting(
+        plan_neighbours(
             placed.spent(_once(sample.inputs[asked[:MOST_ROWS]])[0]),
             units=first.units,
             near=near,
@@ -139,12 +139,12 @@ def choose_way(
     ways = [
         ForecastOption(
             each.first,
-            _foreseen(each.students, classes),
+            _forecast(each.students, classes),
             _clearly_better(best.students, each.students),
         )
         for each in sorted(found.ways, key=lambda each: (each is not best, -_balanced(each)))
     ]
-    return ForecastChoice(tuple(ways), _foreseen(found.truth, classes))
+    return ForecastChoice(tuple(ways), _forecast(found.truth, classes))
 
 
 def part(sample: Dataset, rows: NDArray[np.int64]) -> Dataset:
@@ -354,13 +354,13 @@ def _trained(sample: Dataset, first: FirstProject, seed: int) -> _Poll | None:
 def _units(
     sample: Dataset, pool: PublicData, first: FirstProject, asked: NDArray[np.int64], seed: int
 ) -> _Poll:
-    foretold = first.neighbours
-    if foretold is None:
+    people = first.neighbours
+    if people is None:
         raise ValueError("this way trains teachers")
     own = part(sample, halves(sample, seed)[0])
-    stand_in = StandInUnits.placed(own, pool, near=foretold.near, units=first.units)
+    stand_in = StandInUnits.placed(own, pool, near=people.near, units=first.units)
     rows, which = _once(sample.inputs[asked])
-    allowance = round(foretold.allowance * stand_in.denser * len(rows) / foretold.queries)
+    allowance = round(people.allowance * stand_in.denser * len(rows) / people.queries)
     votes = stand_in.counts(rows, max(1, allowance))[0][which]
     return _Poll(votes, float(votes.sum(1).mean()), stand_in.units.count, matches_prior=True)
 
@@ -388,7 +388,7 @@ def _in_full(votes: NDArray[np.int64], teachers: int) -> NDArray[np.int64]:
     return full
 
 
-def _foreseen(found: Sequence[_Tested], classes: int) -> StudentForecast:
+def _forecast(found: Sequence[_Tested], classes: int) -> StudentForecast:
     tested = sum(len(each.labels) for each in found)
     balanced = [each.balanced for each in found]
     return StudentForecast(

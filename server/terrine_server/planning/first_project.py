@@ -2,7 +2,7 @@
 
     first = FirstProject.of(units=32_561, rows=13_000, classes=2, epsilon=1)
     first.teachers, first.sigma, first.delta, first.cap
-    first.of_neighbours(lasting)
+    first.of_neighbours(plan)
     first.of_confident(spec)
 
 Noisy counts of the whole public pool, from trained teachers or from neighbours: of all mechanisms
@@ -83,11 +83,9 @@ class FirstProject:
         first = cls(units, rows, classes, teachers, epsilon, delta, sigma, total, share=0)
         return first._reserving()
 
-    def of_neighbours(self, foretold: NeighbourPlan) -> FirstProject:
+    def of_neighbours(self, plan: NeighbourPlan) -> FirstProject:
         """Return the same of units that vote themselves, with nothing trained."""
-        first = replace(
-            self, teachers=self.units, sigma=foretold.sigma, neighbours=foretold, share=0
-        )
+        first = replace(self, teachers=self.units, sigma=plan.sigma, neighbours=plan, share=0)
         return first._reserving()
 
     def of_confident(self, spec: Spec) -> FirstProject:
@@ -116,11 +114,11 @@ class FirstProject:
         """The specification of the mechanism that the project is opened with."""
         if self.confident is not None:
             return dict(self.confident)
-        foretold = self.neighbours
-        if foretold is None:
+        plan = self.neighbours
+        if plan is None:
             return {"name": "noisy_votes", "sigma": self.sigma}
-        norm = {} if foretold.norm == 1 else {"norm": foretold.norm}
-        return {"name": "neighbours", "sigma": self.sigma, "queries": foretold.queries, **norm}
+        norm = {} if plan.norm == 1 else {"norm": plan.norm}
+        return {"name": "neighbours", "sigma": self.sigma, "queries": plan.queries, **norm}
 
     @property
     def mechanism(self) -> Mechanism:

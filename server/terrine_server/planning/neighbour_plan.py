@@ -1,6 +1,6 @@
 """Radius, noise and allowance of a project of `neighbours`, from public figures alone.
 
-    found = lasting(spent, units=60_000, near=120, queries=10_000, epsilon=1, delta=1e-6)
+    found = plan_neighbours(spent, units=60_000, near=120, queries=10_000, epsilon=1, delta=1e-6)
     found.sigma, found.allowance, found.retired
 
 Rows of the public pool stand for private ones: how often those are near a query foretells how often
@@ -73,7 +73,7 @@ def quieter(units: int, near: int, teachers: int) -> bool:
     return math.sqrt(units * near) > teachers
 
 
-def lasting(
+def plan_neighbours(
     spent: NDArray[np.float64],
     *,
     units: int,
@@ -91,7 +91,7 @@ def lasting(
     in_all = spent * queries
     wanted = max(norm**2, int(np.quantile(in_all, LASTING)))
     sigma = _least_sigma(wanted, norm, queries, epsilon, delta)
-    return foretold(
+    return forecast_neighbours(
         spent,
         units=units,
         near=near,
@@ -102,7 +102,7 @@ def lasting(
     )
 
 
-def foretold(
+def forecast_neighbours(
     spent: NDArray[np.float64],
     *,
     units: int,
