@@ -58,7 +58,7 @@ if __name__ == "__main__":
                     costs = outcome_costs(event, order)
                     if costs is None:
                         continue
-                    counts = costs_up_to(event, order, counts_excess(sigma2, order))
+                    (counts,) = costs_up_to(event, (share,), order, counts_excess(sigma2, order))
                     cheaper += counts is None or costs.flat < counts.flat * (1 - 1e-9)
                     paid = abstained * math.exp(-(order - 1) * costs.abstention)
                     paid += answered * math.exp(-(order - 1) * costs.answer)

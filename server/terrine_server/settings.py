@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -22,6 +23,12 @@ from terrine_server.serving.limits import Limits
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@lru_cache(maxsize=1024)
+def _meant(name: str, names: frozenset[str]) -> str | None:
+    """Return which of these names a misspelt one comes close to, if any."""
+    return next(iter(get_close_matches(name, names, n=1, cutoff=0.9)), None)
 
 
 class VotersKind(StrEnum):
@@ -40,11 +47,10 @@ class Variables(BaseSettings):
     @classmethod
     def _no_setting_is_misspelt_or_empty(cls, given: Any) -> Any:
         """A misspelt or an empty variable must not turn into a default."""
-        names = {f"TERRINE_{field.upper()}" for field in cls.model_fields}
+        names = frozenset(f"TERRINE_{field.upper()}" for field in cls.model_fields)
         for name in os.environ:
-            close = get_close_matches(name, names, n=1, cutoff=0.9)
-            if close and name not in names:
-                raise ValueError(f"There is no setting {name}. Did you mean {close[0]}?")
+            if name not in names and (meant := _meant(name, names)):
+                raise ValueError(f"There is no setting {name}. Did you mean {meant}?")
             if name in names - MAY_BE_EMPTY and not os.environ[name]:
                 raise ValueError(f"{name} is empty. Give it a value or leave it out.")
         return given

@@ -59,8 +59,8 @@ def test_prices_have_their_golden_values(
     whole: float,
 ) -> None:
     """If a label told all noisy counts near a tie. What is charged is no more than that."""
-    events = [release(*parameters, share=s) for s in (1.0, 0.5)]
-    one, part = (costs_up_to(e, order, counts_excess(e.sigma2, order)) for e in events)
+    event = release(*parameters)
+    one, part = costs_up_to(event, (1.0, 0.5), order, counts_excess(event.sigma2, order))
     assert one is not None
     assert one.flat == pytest.approx(flat, rel=1e-9)
     assert one.flat >= flat * (1 - 1e-9)
@@ -71,7 +71,7 @@ def test_prices_have_their_golden_values(
         assert half == math.inf
     else:
         assert part.abstention == pytest.approx(half, rel=loose)
-    charged = outcome_costs(events[0], order)
+    charged = outcome_costs(event, order)
     assert charged is not None
     assert charged.flat <= one.flat
 
@@ -92,7 +92,7 @@ def test_interactive_prices_have_their_golden_values(
 ) -> None:
     event = release(2000, 10, threshold, sigma1, 300.0, low=-2000, baseline=baseline)
     costs = outcome_costs(event, 17.8)
-    counts = costs_up_to(event, 17.8, counts_excess(300.0, 17.8))
+    (counts,) = costs_up_to(event, (1.0,), 17.8, counts_excess(300.0, 17.8))
     assert costs is not None
     assert counts is not None
     assert counts.flat == pytest.approx(flat, rel=1e-9)

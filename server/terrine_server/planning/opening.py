@@ -19,9 +19,9 @@ from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import ConfidentMax, CostEvent, GaussianArgmax
 from terrine_server.privacy.accounting.joint import (
     OutcomeCosts,
+    costs_by_share,
     costs_up_to,
     counts_excess,
-    outcome_costs,
     release_cells,
     too_high,
 )
@@ -66,6 +66,7 @@ TYPICAL_SIGMA = 5.0
 """Noise at which the price of an answer is quick to compute, and like that of more noise."""
 
 Thresholded = ConfidentGNMax | InteractiveGNMax
+CostsByShare = Callable[[ConfidentMax, Sequence[float], float], list[OutcomeCosts | None]]
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ def _variants(
         if guessed and given is None:
             share = _steady_share(mechanism, found)
         else:
-            share = _best_share(mechanism, found, pass_rate, shares, outcome_costs)[1]
+            share = _best_share(mechanism, found, pass_rate, shares, costs_by_share)[1]
         return [*variants, (replace(mechanism, answer_share=share), Rule("rdp", found))]
     if mechanism.opening is not None:
         return variants
@@ -258,12 +259,14 @@ def _roughly(event: CostEvent, order: float) -> float:
     return float(share * rdp(event.counts, order))
 
 
-def _rough_costs(event: ConfidentMax, order: float) -> OutcomeCosts | None:
-    """Return about what both outcomes cost, to search for an order."""
+def _rough_costs(
+    event: ConfidentMax, shares: Sequence[float], order: float
+) -> list[OutcomeCosts | None]:
+    """Return about what both outcomes cost at each share of an answer, to search for an order."""
     if too_high(event, order):
-        return None
+        return [None] * len(shares)
     told = (order - 1) * _roughly(GaussianArgmax(event.sigma2), order)
-    return costs_up_to(event, order, math.expm1(told))
+    return costs_up_to(event, shares, order, math.expm1(told))
 
 
 @lru_cache(maxsize=1024)
@@ -272,7 +275,7 @@ def _best_share(
     order: float,
     pass_rate: float,
     shares: Sequence[float],
-    costs_of: Callable[[ConfidentMax, float], OutcomeCosts | None],
+    costs_of: CostsByShare,
 ) -> tuple[float, float]:
     """Return the least mean cost of a query at an order, and the share of an answer that has it."""
     found = _allowed(mechanism, order, shares, costs_of)
@@ -283,7 +286,7 @@ def _best_share(
 @lru_cache(maxsize=1024)
 def _steady_share(mechanism: Thresholded, order: float) -> float:
     """Return the share of an answer by which the wrong pass rate costs least: `PASS_RATES`."""
-    found = _allowed(mechanism, order, SHARES, outcome_costs)
+    found = _allowed(mechanism, order, SHARES, costs_by_share)
     if not found:
         return 1.0
     best = {rate: min(_mean(each, rate) for each in found.values()) for rate in PASS_RATES}
@@ -301,18 +304,16 @@ def _allowed(
     mechanism: Thresholded,
     order: float,
     shares: Sequence[float],
-    costs_of: Callable[[ConfidentMax, float], OutcomeCosts | None],
+    costs_of: CostsByShare,
 ) -> dict[float, OutcomeCosts]:
     """Return what both outcomes cost, by share of an answer, where neither costs too much."""
-    found = {}
     event = _release(mechanism)
-    for share in shares:
-        costs = costs_of(replace(event, answer_share=share), order)
-        if costs is None:
-            continue
-        if len(shares) == 1 or max(costs.abstention, costs.answer) <= _most(event, order):
-            found[share] = costs
-    return found
+    costs = zip(shares, costs_of(event, shares, order), strict=True)
+    found = {share: both for share, both in costs if both is not None}
+    if len(shares) == 1 or not found:
+        return found
+    most = _most(event, order)
+    return {s: both for s, both in found.items() if max(both.abstention, both.answer) <= most}
 
 
 def _mean(costs: OutcomeCosts, pass_rate: float) -> float:

@@ -11,6 +11,7 @@ changes its class.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -55,31 +56,45 @@ def outcome_costs(event: ConfidentMax, order: float) -> OutcomeCosts | None:
     so small that no price of an abstention makes up for it: test and maximum are then charged
     apart. Which of them applies does not depend on the outcome.
     """
+    return costs_by_share(event, (event.answer_share,), order)[0]
+
+
+def costs_by_share(
+    event: ConfidentMax, shares: Sequence[float], order: float
+) -> list[OutcomeCosts | None]:
+    """Return the `outcome_costs` with each share of an answer in place of the event's."""
     if too_high(event, order):
-        return None
+        return [None] * len(shares)
     most = counts_excess(event.sigma2, order)
-    highest = costs_up_to(event, order, most)
-    if highest == costs_up_to(event, order, count_excess(event.sigma2, order)):
+    highest = costs_up_to(event, shares, order, most)
+    if highest == costs_up_to(event, shares, order, count_excess(event.sigma2, order)):
         # The worst votes are not near a tie, so the bound between these two, which takes long to
         # compute, gives the same costs.
         return highest
-    return costs_up_to(event, order, min(most, label_excess(event.sigma2, order)))
+    return costs_up_to(event, shares, order, min(most, label_excess(event.sigma2, order)))
 
 
-def costs_up_to(event: ConfidentMax, order: float, full: float) -> OutcomeCosts | None:
-    """Return the costs as `outcome_costs` if a label tells at most `full`, whatever the votes.
+def costs_up_to(
+    event: ConfidentMax, shares: Sequence[float], order: float, full: float
+) -> list[OutcomeCosts | None]:
+    """Return the `costs_by_share` if a label tells at most `full`, whatever the votes.
 
-    `full` bounds Σ π^α π'^(1−α) − 1, of the label's laws before and after a move.
+    `full` bounds Σ π^α π'^(1−α) − 1, of the label's laws before and after a move. Raises ValueError
+    if the order is too high.
     """
-    if too_high(event, order):
-        return None
     cells = release_cells(replace(event, answered=True, answer_share=1.0), order, full)
     flat = cells.flat()
     if not flat < math.inf:
-        return None
-    answer = event.answer_share * flat
-    abstention = cells.abstention(answer) if answer < flat else min(cells.abstention(answer), flat)
-    return OutcomeCosts(answer, abstention, flat) if abstention < math.inf else None
+        return [None] * len(shares)
+    answers = [share * flat for share in shares]
+    abstentions = [
+        abstention if answer < flat else min(abstention, flat)
+        for answer, abstention in zip(answers, cells.abstentions(answers), strict=True)
+    ]
+    return [
+        OutcomeCosts(answer, abstention, flat) if abstention < math.inf else None
+        for answer, abstention in zip(answers, abstentions, strict=True)
+    ]
 
 
 def too_high(event: ConfidentMax, order: float) -> bool:
@@ -124,19 +139,20 @@ class Cells:
         """Return the divergence: what every query costs if all outcomes cost the same."""
         return float(np.log1p(self.excess.max()) / (self.order - 1) * (1 + SLACK))
 
-    def abstention(self, answer: float) -> float:
-        """Return the least cost of an abstention if an answer costs `answer`; infinity if none is.
+    def abstentions(self, answers: Sequence[float]) -> list[float]:
+        """Return the least cost of an abstention for each cost of an answer; infinity if none is.
 
         A pair of costs c is sound if Σ_o P(o)^α Q(o)^(1−α) e^(−(α−1)c(o)) ≤ 1 in every cell: then
         the total that is charged bounds the divergence of the transcript, as in a filter.
         """
         more = self.order - 1
-        paid = -self.answered * math.expm1(-more * answer)
+        kept = np.array([math.expm1(-more * answer) for answer in answers])
+        paid = -self.answered * kept[:, None]
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             owed = (self.excess * (1 + SLACK) - paid * (1 - SLACK)) / self.abstained
-        worst = float(np.max(np.maximum(owed, 0.0)))
+        worst = np.max(np.maximum(owed, 0.0), axis=1).tolist()
         # A cell too large for a number makes it NaN, which is not below 1 either.
-        return -math.log1p(-worst) / more * (1 + SLACK) if worst < 1 else math.inf
+        return [-math.log1p(-most) / more * (1 + SLACK) if most < 1 else math.inf for most in worst]
 
 
 @lru_cache(maxsize=256)
