@@ -32,7 +32,6 @@ from terrine_server.serving.limits import Limits, few_callers
 from terrine_server.teacher import Teacher
 
 TOKEN = "a-token-of-more-than-twenty-characters"
-"""How long a test waits for the server to close a connection."""
 SHORT = replace(few_callers(4), keep_alive_seconds=1, body_seconds=1)
 LONG = replace(few_callers(4), keep_alive_seconds=600, body_seconds=600)
 ROWS = 4
@@ -69,13 +68,16 @@ class Small:
         lines += [] if token is None else [f"Authorization: Bearer {token}"]
         return "\r\n".join([*lines, "", ""]).encode()
 
-    def answers(self) -> None:
+    def status(self) -> int:
+        """Send the request, and return the status of the reply."""
         headers = {**self.headers, "Authorization": f"Bearer {self.token}"}
         path = self.path.replace("0" * 32, shares.new_round())
         verify = True if self.trusted is None else self.trusted
         with httpx.Client(base_url=self.url, verify=verify, timeout=PATIENCE_SECONDS) as http:
-            reply = http.request(self.method, path, content=self.body, headers=headers)
-        assert reply.status_code in (200, 204), reply.text
+            return http.request(self.method, path, content=self.body, headers=headers).status_code
+
+    def answers(self) -> None:
+        assert self.status() in (200, 204)
 
 
 @contextmanager
@@ -146,7 +148,7 @@ def test_half_sent_heads_are_closed(
         for number, one in enumerate(opened):
             one.sendall(HEADS[number % 3])
         assert all(closes(one) for one in opened)
-        server.answers()
+        until(server.status, lambda status: status in (200, 204))  # a busy one may be late too
 
 
 @KINDS
@@ -173,7 +175,7 @@ def test_half_sent_bodies_are_refused(
             one.sendall(server.head(len(server.body), token) + server.body[:-1])
             assert status in one.recv(30)
             assert closes(one)
-        server.answers()
+        until(server.status, lambda status: status in (200, 204))  # a busy one may be late too
 
 
 @pytest.mark.parametrize("kind", ["aggregator", "owner"])

@@ -106,7 +106,7 @@ def test_a_stopping_server_announces_the_close_and_never_fails_bare(
         f"Authorization: {headers['Authorization']}\r\nContent-Length: {len(body)}\r\n"
         "Expect: 100-continue\r\n\r\n"
     ).encode()
-    with serving(served_machine, shutdown_seconds=3) as server:
+    with serving(served_machine, shutdown_seconds=10) as server:
         url = httpx.URL(server.url)
         finishing, cut = (socket.create_connection((url.host, url.port)) for _ in range(2))
         for one in (finishing, cut):
