@@ -254,9 +254,17 @@ def _roughly(event: CostEvent, order: float) -> float:
         return float(rdp(event, order))
     exponent = order * (order - 1) / event.sigma**2
     alike = 0.5 + math.sqrt(0.25 + exponent * TYPICAL_SIGMA**2)
-    typical = GaussianArgmax(TYPICAL_SIGMA)
-    share = rdp(typical, alike) / rdp(typical.counts, alike)
+    below = math.floor(2 * alike) / 2
+    least, most = _typical_share(below), _typical_share(below + 0.5)
+    share = least + 2 * (alike - below) * (most - least)
     return float(share * rdp(event.counts, order))
+
+
+@lru_cache
+def _typical_share(order: float) -> float:
+    """Return the share at a multiple of one half, which changes slowly: between, a line will do."""
+    typical, order = GaussianArgmax(TYPICAL_SIGMA), max(order, 1.01)
+    return float(rdp(typical, order) / rdp(typical.counts, order))
 
 
 def _rough_costs(
