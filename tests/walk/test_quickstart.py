@@ -133,6 +133,8 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
     assert report["epsilon_spent"] <= EPSILON
 
 
+# By day tests/plan/test_ways.py shows when they are chosen.
+@pytest.mark.nightly
 def test_confident_answers_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,11 +181,18 @@ STEPS = [
 """Where it is killed, in the order of the run."""
 
 
-def test_killed_at_any_step_the_same_command_continues(digits: Machine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [STEPS[2::3], pytest.param(STEPS, marks=pytest.mark.nightly)],
+    ids=["some steps", "all steps"],
+)
+def test_killed_at_any_step_the_same_command_continues(
+    steps: list[tuple[tuple[str, str], bool]], digits: Machine, tmp_path: Path
+) -> None:
     variables = {**os.environ, **REPEATED, "TERRINE_DATA_DIR": str(digits.data)}
     trained = digits.data / "ensembles" / "digits" / "manifest.json"
     first = None
-    for place, after in STEPS:
+    for place, after in steps:
         log = tmp_path / f"{place[1]}.log"
         run = ((*DIGITS, "--yes"), variables, str(log))
         [process] = in_processes(killed_at, (tmp_path, place, after, *run))
