@@ -316,7 +316,7 @@ def test_the_command_ends_on_images_of_ordinary_size(
     private = enlarged(written.images[:PRIVATE].astype(np.uint8))
     records = Dataset(private, written.target[:PRIVATE].astype(np.int64), DIGITS, spec)
     made = server.settings.ensembles_dir / "large"
-    train_ensemble(records, made, name="large", teachers=60)
+    train_ensemble(records, made, name="large", teachers=30)
     register_ensemble(
         server.ledger, server.settings, EnsembleRegister(name="large", epsilon=90.0, delta=1e-4)
     )
@@ -325,7 +325,7 @@ def test_the_command_ends_on_images_of_ordinary_size(
     np.save(tmp_path / "pool.npy", enlarged(digits.public))
     np.savez(tmp_path / "own.npz", x=enlarged(digits.unseen), y=digits.unseen_labels)
     said = terrine(
-        "student", "--url", server.url, "train", tmp_path / "pool.npy", "--queries", "160",
+        "student", "--url", server.url, "train", tmp_path / "pool.npy", "--queries", "100",
         "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student",
         TERRINE_TOKEN=server.token(project="large"),
     ).fine  # fmt: skip

@@ -41,8 +41,8 @@ def published(tmp_path: Path) -> Path:
     return path
 
 
-# By day the documented session walks from records to a checked ledger, and test_quickstart.py from a
-# table of people to a student.
+# By day the documented session walks from records to a checked ledger, and test_quickstart.py from
+# a table of people to a student.
 @pytest.mark.nightly
 def test_owner_student_and_auditor(
     tmp_path: Path,
