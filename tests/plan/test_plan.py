@@ -181,7 +181,7 @@ def test_publishing_pays_for_many_teachers_and_not_for_few() -> None:
 @pytest.mark.parametrize(
     ("name", "grid"),
     [
-        ("lnmax", {"gamma": [0.02]}),
+        pytest.param("lnmax", {"gamma": [0.02]}, marks=pytest.mark.nightly),
         ("stable", {"sigma": [60], "delta_per_query": [1e-10]}),
         ("confident_gnmax", {"threshold": [1200], "sigma1": [200], "sigma2": [100]}),
         pytest.param(

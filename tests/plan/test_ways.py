@@ -106,7 +106,7 @@ def test_noise_that_drowns_the_votes_of_teachers_is_foreseen_and_decides() -> No
         ((False, False), "neighbours"),
         ((True, False), "trained teachers"),
         ((False, True), "confident answers"),
-        ((True, True), "confident answers"),
+        pytest.param((True, True), "confident answers", marks=pytest.mark.nightly),
     ],
 )
 def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(

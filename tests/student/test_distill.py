@@ -156,7 +156,12 @@ def test_lost_answers_are_repeated_for_free(server: RunningServer, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "mechanism", [CONFIDENT, {"name": "noisy_votes", "sigma": 4.0}], ids=["labels", "counts"]
+    "mechanism",
+    [
+        pytest.param(CONFIDENT, marks=pytest.mark.nightly),
+        {"name": "noisy_votes", "sigma": 4.0},
+    ],
+    ids=["labels", "counts"],
 )
 def test_another_student_of_a_spent_budget_has_all_that_was_bought(
     server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]
@@ -189,7 +194,7 @@ def test_an_interactive_study_begins_uniform_and_then_sends_its_predictions(
     assert np.allclose(sent.sum(1), 1)
 
 
-@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("lost", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_an_interactive_query_sent_again_is_the_same_query(
     server: RunningServer, tmp_path: Path, lost: bool
 ) -> None:
