@@ -154,6 +154,11 @@ class Page(HTMLParser):
 
 
 @pytest.mark.usefixtures("each_database_url")
+@pytest.mark.parametrize(
+    "each_database_url",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)],
+    indirect=True,
+)
 def test_every_figure_is_the_ledgers_and_changes_with_it(world: World) -> None:
     before = world.facts()
     world.charge(answered(4), answered(5))

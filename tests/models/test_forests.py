@@ -198,17 +198,18 @@ def test_changing_one_record_changes_one_forest(tmp_path: Path) -> None:
 
 def test_an_interrupted_training_continues_with_the_same_forests(tmp_path: Path) -> None:
     data, whole, parts = table(400), tmp_path / "whole", tmp_path / "parts"
-    train_ensemble(data, whole, name="f", teachers=60, config=FEW)
+    few = Forests(trees=2)
+    train_ensemble(data, whole, name="f", teachers=60, config=few)
 
     def interrupt(done: int) -> None:
         if done == 50:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_ensemble(data, parts, name="f", teachers=60, config=FEW, on_trained=interrupt)
+        train_ensemble(data, parts, name="f", teachers=60, config=few, on_trained=interrupt)
     with refuses(TrainingError, "trees"):
         train_ensemble(data, parts, name="f", teachers=60, config=Forests(trees=9))
-    train_ensemble(data, parts, name="f", teachers=60, config=FEW)
+    train_ensemble(data, parts, name="f", teachers=60, config=few)
     for one, other in zip(stored(whole), stored(parts), strict=True):
         assert all(torch.equal(one[key], other[key]) for key in one)
 

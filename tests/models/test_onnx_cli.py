@@ -41,7 +41,7 @@ from terrine_server.settings import Settings
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[2]
-TEACHERS = 5
+TEACHERS = 4
 DISJOINT = "model i was trained on shard i alone"
 
 
@@ -80,7 +80,7 @@ def test_teachers_you_have_serve_after_three_commands(
     seed_noise(monkeypatch)
     flat, labels = digits.inputs.reshape(-1, 64), digits.labels
     models: list[Any] = []
-    np.savez("private.npz", x=flat[:1200], y=labels[:1200], classes=digits.classes)
+    np.savez("private.npz", x=flat[:960], y=labels[:960], classes=digits.classes)
     split = terrine("ensemble", "split", "private.npz", "--teachers", TEACHERS, "--out", "shards")
     holds(split.fine, TEACHERS, 240)
     program = re.sub(

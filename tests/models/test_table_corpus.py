@@ -95,7 +95,7 @@ def test_a_parquet_file_is_read_twice_at_most_as_its_digest_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.parquet"
-    table_corpus.flights(50_000, 1).to_parquet(path)
+    table_corpus.flights(25_000, 1).to_parquet(path)
     schema = propose_schema(path, label="late").schema
     reads, size = Reads(monkeypatch), path.stat().st_size
     opened, bytes_read = reads.of(lambda: load_table(path, schema))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from killed_training import train_until_killed
+from processes import in_processes
 from refusals import refuses
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
@@ -219,38 +218,13 @@ def test_public_data_of_another_kind_is_refused(out: Path, digits: Dataset) -> N
 
 # ------------------------------------------------------------------------- resuming
 
-SLOW_TRAINING = """
-import sys, time
-from pathlib import Path
-from sklearn.datasets import load_digits
-import numpy as np
-from terrine_models.data.arrays import DIGITS, Dataset
-from terrine_models.data.arrays import InputSpec
-from terrine_models.teachers.kinds import Heads
-from terrine_models.teachers.training import train_ensemble
-
-digits = load_digits()
-data = Dataset(digits.images.astype(np.uint8), digits.target.astype(np.int64), DIGITS,
-               InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16), name="digits")
-train_ensemble(data, Path(sys.argv[1]), name="a", teachers=60, config=Heads(width=40,
-augmentations=1),
-               seed=5,
-               on_trained=lambda done: (print(done, flush=True), time.sleep(60 * (done > 0))))
-"""
-
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is left of a training that was killed after its first file."""
     out = tmp_path_factory.mktemp("killed") / "ensemble"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_TRAINING, str(out)], stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert [process.stdout.readline().strip() for _ in range(2)] == [b"0", b"50"]
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    [process] = in_processes(train_until_killed, (out, 5))
+    assert process.exitcode == -signal.SIGKILL
     assert [path.name for path in out.parent.iterdir()] == ["ensemble.partial"]
     return out.with_name("ensemble.partial")
 

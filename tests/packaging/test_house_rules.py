@@ -127,8 +127,9 @@ def sentences(tree: ast.Module) -> Iterator[tuple[int, str]]:
     of `parametrize` stand for a parameter.
     """
     for test in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-        given = {name: values for each in ast.walk(test) for name, values in parameters(each)}
-        for node in [node for each in ast.walk(test) for node in looked_for(each)]:
+        parts = list(ast.walk(test))
+        given = {name: values for each in parts for name, values in parameters(each)}
+        for node in [node for each in parts for node in looked_for(each)]:
             for one in given.get(node.id, []) if isinstance(node, ast.Name) else [node]:
                 if WORDS.search(literal(one)) and not COMMAND.search(literal(one)):
                     yield one.lineno, literal(one)

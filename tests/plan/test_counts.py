@@ -17,7 +17,7 @@ from terrine_server.privacy import Account, ParameterError, build_mechanism, gdp
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(1, 20_000), st.sampled_from([0.2, 1.0, 3.0]))
 def test_every_row_is_paid_for_and_with_a_little_less_noise_it_is_not(
     rows: int, epsilon: float

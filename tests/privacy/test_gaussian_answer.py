@@ -152,7 +152,7 @@ def test_what_the_bound_in_a_cell_rests_on(sigma: float) -> None:
     votes=st.lists(st.integers(0, 400), min_size=2, max_size=12),
     move=st.tuples(st.integers(0, 11), st.integers(1, 11)),
 )
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_random_votes_of_many_teachers_reveal_no_more(
     sigma: float, order: float, votes: list[int], move: tuple[int, int]
 ) -> None:
@@ -309,7 +309,7 @@ def test_the_least_that_the_answer_costs_is_not_that_of_a_tie() -> None:
 
 
 @given(sigma=sigmas, order=orders)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_answer_costs_less_than_the_counts_and_no_less_than_one_of_them(
     sigma: float, order: float
 ) -> None:
@@ -321,7 +321,7 @@ def test_the_answer_costs_less_than_the_counts_and_no_less_than_one_of_them(
 
 
 @given(sigma=st.floats(1.0, 200.0), order=st.floats(math.log(0.05), math.log(100)).map(math.exp))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_the_price_grows_with_the_order(sigma: float, order: float) -> None:
     alpha = 1 + np.array([order, order * 1.05])
     first, second = rdp(GaussianArgmax(sigma), alpha)

@@ -306,7 +306,7 @@ def test_an_epoch_never_outlives_a_call() -> None:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("most", [2, 10])
+@pytest.mark.parametrize("most", [2, pytest.param(10, marks=pytest.mark.nightly)])
 def test_releases_follow_the_exact_law(most: int) -> None:
     """A false alarm less than once in 10⁹ times, also by the exact law of rare cells, whose tail is
     heavier than chi-square's; half the noise is found."""

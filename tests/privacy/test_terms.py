@@ -83,7 +83,7 @@ def test_a_project_has_one_rule(spec: Spec) -> None:
 
 @every_mechanism
 @given(epsilon=st.floats(2.5, 20), log_delta=st.floats(-25, -5))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_rounding_is_never_in_our_favour(spec: Spec, epsilon: float, log_delta: float) -> None:
     mechanism, delta = build(spec), 10 ** (log_delta / 2.5)
     try:

@@ -54,7 +54,7 @@ def events(teachers: int) -> st.SearchStrategy[CostEvent]:
 
 
 @given(events(MAX_VOTES), histogram, orders, st.randoms())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_costs_lie_between_nothing_and_the_worst_case(
     event: CostEvent, votes: list[int], order: float, shuffler: random.Random
 ) -> None:
@@ -67,7 +67,7 @@ def test_costs_lie_between_nothing_and_the_worst_case(
 
 
 @given(levels, st.floats(0, 5), sigmas, gammas, orders)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_costs_grow_with_the_chance_of_a_wrong_winner(
     level: float, step: float, sigma: float, gamma: float, order: float
 ) -> None:

@@ -156,7 +156,12 @@ def test_lost_answers_are_repeated_for_free(server: RunningServer, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "mechanism", [CONFIDENT, {"name": "noisy_votes", "sigma": 4.0}], ids=["labels", "counts"]
+    "mechanism",
+    [
+        pytest.param(CONFIDENT, marks=pytest.mark.nightly),
+        {"name": "noisy_votes", "sigma": 4.0},
+    ],
+    ids=["labels", "counts"],
 )
 def test_another_student_of_a_spent_budget_has_all_that_was_bought(
     server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]
@@ -189,7 +194,7 @@ def test_an_interactive_study_begins_uniform_and_then_sends_its_predictions(
     assert np.allclose(sent.sum(1), 1)
 
 
-@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("lost", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_an_interactive_query_sent_again_is_the_same_query(
     server: RunningServer, tmp_path: Path, lost: bool
 ) -> None:
@@ -316,7 +321,7 @@ def test_the_command_ends_on_images_of_ordinary_size(
     private = enlarged(written.images[:PRIVATE].astype(np.uint8))
     records = Dataset(private, written.target[:PRIVATE].astype(np.int64), DIGITS, spec)
     made = server.settings.ensembles_dir / "large"
-    train_ensemble(records, made, name="large", teachers=60)
+    train_ensemble(records, made, name="large", teachers=30)
     register_ensemble(
         server.ledger, server.settings, EnsembleRegister(name="large", epsilon=90.0, delta=1e-4)
     )
@@ -325,7 +330,7 @@ def test_the_command_ends_on_images_of_ordinary_size(
     np.save(tmp_path / "pool.npy", enlarged(digits.public))
     np.savez(tmp_path / "own.npz", x=enlarged(digits.unseen), y=digits.unseen_labels)
     said = terrine(
-        "student", "--url", server.url, "train", tmp_path / "pool.npy", "--queries", "160",
+        "student", "--url", server.url, "train", tmp_path / "pool.npy", "--queries", "100",
         "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student",
         TERRINE_TOKEN=server.token(project="large"),
     ).fine  # fmt: skip

@@ -85,7 +85,7 @@ def test_the_quickstart_from_private_records_to_a_checked_ledger(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TERRINE_DATA_DIR")  # the reader has set nothing
     monkeypatch.setenv(SEED, "0")
-    private, labels = smudged(5000, seed=1)
+    private, labels = smudged(3000, seed=1)
     pool, truth = smudged(200, seed=2)
     np.savez("private.npz", x=private, y=labels)
     np.savez("pool.npz", x=pool)

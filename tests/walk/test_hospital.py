@@ -41,6 +41,9 @@ def published(tmp_path: Path) -> Path:
     return path
 
 
+# By day the documented session walks from records to a checked ledger, and test_quickstart.py from
+# a table of people to a student.
+@pytest.mark.nightly
 def test_owner_student_and_auditor(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -133,6 +133,8 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
     assert report["epsilon_spent"] <= EPSILON
 
 
+# By day tests/plan/test_ways.py shows when they are chosen.
+@pytest.mark.nightly
 def test_confident_answers_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,15 +151,15 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
 
 def test_pictures_and_idx_files_are_asked_as_the_student_reads_them(machine: Machine) -> None:
     data = load_digits()
-    for place, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
-        folder = Path("scans" if place < 1300 else "public") / f"n{label}"
+    for place, (image, label) in enumerate(zip(data.images[:900], data.target[:900], strict=True)):
+        folder = Path("scans" if place < 700 else "public") / f"n{label}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray((image * 15).astype(np.uint8)).save(folder / f"{place}.png")
     pictures = ("quickstart", "scans", "--public", "public", "--images", "8x8:grey")
     said = machine.run(*pictures, "--epsilon", EPSILON, "--yes").fine
     holds(said, "flat", "folder")
     assert len(load_manifest(machine.data / "ensembles" / "scans").classes) == 10
-    for name, rows in (("idx", slice(1300)), ("pool", slice(1300, None))):
+    for name, rows in (("idx", slice(700)), ("pool", slice(700, 900))):
         Path(name).mkdir()
         for what, array in (("images", data.images[rows]), ("labels", data.target[rows])):
             dimensions = np.array(array.shape, dtype=">u4").tobytes()
@@ -179,11 +181,18 @@ STEPS = [
 """Where it is killed, in the order of the run."""
 
 
-def test_killed_at_any_step_the_same_command_continues(digits: Machine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [STEPS[2::3], pytest.param(STEPS, marks=pytest.mark.nightly)],
+    ids=["some steps", "all steps"],
+)
+def test_killed_at_any_step_the_same_command_continues(
+    steps: list[tuple[tuple[str, str], bool]], digits: Machine, tmp_path: Path
+) -> None:
     variables = {**os.environ, **REPEATED, "TERRINE_DATA_DIR": str(digits.data)}
     trained = digits.data / "ensembles" / "digits" / "manifest.json"
     first = None
-    for place, after in STEPS:
+    for place, after in steps:
         log = tmp_path / f"{place[1]}.log"
         run = ((*DIGITS, "--yes"), variables, str(log))
         [process] = in_processes(killed_at, (tmp_path, place, after, *run))
