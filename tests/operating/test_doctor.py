@@ -231,6 +231,7 @@ def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Mach
     assert "Restored" not in served_machine.run("init").fine
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_what_no_statement_restores_needs_a_backup(served_machine: Machine) -> None:
     with connect(served_machine.database_url).begin() as connection:
