@@ -60,7 +60,10 @@ def served_machine(
         done = machine.run(*command)
         assert done.code == 0, done.err
     if path is not None:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # now all is in the file
-        _prepared[request.param] = path.read_bytes()
+        # Who reads the file itself drops the locks that this process holds on it.
+        copy = path.with_name("copy")
+        with closing(sqlite3.connect(path)) as live, closing(sqlite3.connect(copy)) as target:
+            live.backup(target)
+        _prepared[request.param] = copy.read_bytes()
+        copy.unlink()
     return machine
