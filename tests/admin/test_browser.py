@@ -132,6 +132,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     assert said == [], "\n".join(said)
 
 
+@pytest.mark.nightly
 def test_a_project_is_opened_by_a_number_of_rows_and_one_confirmation(
     chrome: Browser, server: RunningServer
 ) -> None:
@@ -175,6 +176,7 @@ def asked(some: None, server: RunningServer) -> Iterator[str]:
         server.ledger.set_status(opened, ProjectStatus.CLOSED)
 
 
+@pytest.mark.nightly
 def test_a_request_is_approved_and_its_token_issued_on_a_phone(
     chrome: Browser, server: RunningServer, asked: str
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from caller import Caller, slug
+from dialects import SQLITE_BY_DAY
 from refusals import holds
 from server import RunningServer
 
@@ -49,6 +50,7 @@ def items(admin: Caller, path: str, **query: Any) -> list[dict[str, Any]]:
     return found
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_every_list_is_read_page_by_page(admin: Caller) -> None:
     for path, key in PATHS.items():

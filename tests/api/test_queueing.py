@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from caller import Caller, slug
+from dialects import POSTGRESQL_BY_DAY
 from digits import DigitsEnsemble
 from patience import PATIENCE_SECONDS
 from server import RunningServer, running_server
@@ -168,6 +169,7 @@ def test_a_request_whose_client_disconnects_while_it_waits_is_dropped() -> None:
 # ---------------------------------------------------------------------------- the real service
 
 
+@POSTGRESQL_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_simultaneous_clients_get_their_own_answers_and_pay_once(
     terrine_server: RunningServer,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from caller import Caller, slug
 from commands import Terrine
+from dialects import SQLITE_BY_DAY
 from digits import DigitsEnsemble
 from refusals import holds, refuses
 from server import RunningServer, running_server
@@ -36,6 +37,7 @@ def study(terrine_server: RunningServer) -> RunningServer:
     return terrine_server
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
     study: RunningServer, call: Call

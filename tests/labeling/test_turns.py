@@ -12,6 +12,7 @@ from pathlib import Path
 import processes
 import pytest
 from at_once import at_once
+from dialects import POSTGRESQL_BY_DAY
 from digits import DigitsEnsemble
 from ledger_workers import take_turn
 from many_owners import choices
@@ -87,6 +88,7 @@ def aggregator_and_service(
         yield aggregator, settings
 
 
+@POSTGRESQL_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_a_aggregator_counts_what_the_ledger_charges_however_many_servers_ask_the_same(
     aggregator_and_service: tuple[Aggregator, Settings], digits_ensemble: DigitsEnsemble

@@ -20,6 +20,7 @@ from books import (
     open_project,
     unvoted,
 )
+from dialects import SQLITE_BY_DAY
 from migrated import SECRET_KEY
 from publishing import open_published, publishing_ledger, voted
 from refusals import refuses
@@ -69,6 +70,7 @@ def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
     assert ledger.look_up("study", []).recorded.queries == {}
 
 
+@SQLITE_BY_DAY
 def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger) -> None:
     with refuses(NotFound, "nobody"):
         ledger.look_up("nobody", [])
@@ -76,6 +78,7 @@ def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger
         ledger.charge(99, [answered(1)])
 
 
+@SQLITE_BY_DAY
 def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
     first = open_project(ledger, queries=5, name="first")
     second = open_project(ledger, queries=5, name="second")
@@ -85,6 +88,7 @@ def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
     assert fates(ledger.charge(second.id, [answered(1)]).results) == "P"
 
 
+@SQLITE_BY_DAY
 def test_a_teachers_label_answers_any_later_query_of_the_same_input(ledger: Ledger) -> None:
     """Interactive: the label holds whatever the student believes; an abstention does not."""
     project = open_project(ledger, 9, CONFIDENT)
@@ -139,12 +143,14 @@ def test_what_pays_for_nothing_waits_for_nobody_who_writes(
     assert ledger.project("study").charges == 1
 
 
+@SQLITE_BY_DAY
 def test_an_empty_batch_is_no_request(ledger: Ledger) -> None:
     project = open_project(ledger, queries=3)
     with pytest.raises(InvalidQuery):
         ledger.charge(project.id, [])
 
 
+@SQLITE_BY_DAY
 @pytest.mark.parametrize(
     ("status", "refusal"),
     [(ProjectStatus.PAUSED, ProjectPaused), (ProjectStatus.CLOSED, ProjectClosed)],
@@ -194,7 +200,7 @@ def test_the_thousandth_charge_is_as_quick_as_the_tenth(queries: int, tmp_path: 
 
 
 @POSTGRES
-@pytest.mark.parametrize("queries", [1, 64])
+@pytest.mark.parametrize("queries", [pytest.param(1, marks=pytest.mark.nightly), 64])
 @pytest.mark.parametrize("statistics", [False, True])
 def test_a_plan_that_postgresql_keeps_from_when_little_was_charged_reads_no_more_later(
     statistics: bool, queries: int, each_database_url: str

@@ -71,7 +71,7 @@ def test_opening_charging_and_closing_at_once_keep_the_books_whole(each_database
     project = open_project(ledger, queries=500)
 
     def work(client: int) -> None:
-        for round in range(4):
+        for round in range(2):
             name = f"other-{client}-{round}"
             if client % 2:
                 other = open_project(ledger, queries=3, name=name)

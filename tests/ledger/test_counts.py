@@ -22,6 +22,7 @@ from books import (
     terms,
     unguarded,
 )
+from dialects import SQLITE_BY_DAY
 from forging import first_finding, kind, rehash, rewrite, rows_of
 from migrated import SECRET_KEY
 from refusals import holds, refuses
@@ -95,6 +96,7 @@ def test_whoever_came_first_decides_on_the_counts(
     assert ledger.verify("study").ok
 
 
+@SQLITE_BY_DAY
 def test_a_refused_query_has_no_counts(ledger: Ledger) -> None:
     project = open_project(ledger, 2, COUNTED)
     receipt = ledger.charge(project.id, BATCH)
@@ -102,6 +104,7 @@ def test_a_refused_query_has_no_counts(ledger: Ledger) -> None:
     assert ledger.project("study").charges == 2
 
 
+@SQLITE_BY_DAY
 @pytest.mark.parametrize("classes", [2, 1000])
 def test_there_are_as_many_counts_as_classes(classes: int, each_database_url: str) -> None:
     """Negative, and beyond the teachers and beyond 32 bits."""
@@ -157,6 +160,7 @@ def test_counts_are_in_no_text_made_of_what_is_not_paid() -> None:
 # --------------------------------------------------------------------------------------- the chain
 
 
+@SQLITE_BY_DAY
 def test_an_entrys_hash_covers_the_sha256_of_its_counts(
     project: ProjectRecord, each_database_url: str
 ) -> None:
@@ -220,6 +224,7 @@ def export(ledger: Ledger, file: Path) -> list[Any]:
     return lines
 
 
+@SQLITE_BY_DAY
 def test_an_export_holds_the_counts_and_verifies_without_its_database(
     project: ProjectRecord, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -238,6 +243,7 @@ def test_an_export_holds_the_counts_and_verifies_without_its_database(
         holds(first_finding(file, edited), 3, "entry")
 
 
+@SQLITE_BY_DAY
 def test_entries_without_counts_are_exported_as_they_were(ledger: Ledger, tmp_path: Path) -> None:
     ledger.charge(open_project(ledger, 10).id, [answered(1), answered(2)])
     file = tmp_path / "export.jsonl"

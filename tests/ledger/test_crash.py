@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from books import COUNTED, NOISY, answered, counted, digest, open_ledger, open_project
+from dialects import SQLITE_BY_DAY
 from ledger_workers import ask_and_log, die_after_commit, die_before
 from migrated import SECRET_KEY
 from processes import in_processes, start
@@ -25,8 +26,18 @@ from terrine_server.ledger.store import database as database_module
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "least"),
-    [("alone", 5), ("another came between", 8), ("tallied", 8), ("counted", 5)],
+    ("each_database_url", "what", "least"),
+    [
+        ("sqlite", "alone", 5),
+        ("postgresql", "alone", 5),
+        ("sqlite", "tallied", 8),
+        ("postgresql", "another came between", 8),
+        ("sqlite", "counted", 5),
+        pytest.param("postgresql", "tallied", 8, marks=pytest.mark.nightly),
+        pytest.param("sqlite", "another came between", 8, marks=pytest.mark.nightly),
+        pytest.param("postgresql", "counted", 5, marks=pytest.mark.nightly),
+    ],
+    indirect=["each_database_url"],
 )
 def test_killed_at_any_step_leaves_nothing_half_written(
     what: str, least: int, each_database_url: str
@@ -77,6 +88,7 @@ def test_killed_after_the_commit_the_retry_is_free(each_database_url: str) -> No
     assert ledger.project("study").charges == 5
 
 
+@SQLITE_BY_DAY
 @pytest.mark.slow
 def test_killed_at_any_moment_everything_sent_was_paid(
     each_database_url: str, tmp_path: Path

@@ -105,7 +105,7 @@ def proposal(query: int, kind: int) -> Proposal:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     requests=st.lists(
         st.lists(st.builds(proposal, st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=4),

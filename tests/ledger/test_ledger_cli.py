@@ -130,7 +130,7 @@ def test_without_a_ledger_it_names_the_command_to_run(
     assert "terrine init" in str(result.exception)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
     """The real command, in a real process."""
     done = subprocess.run(

@@ -253,8 +253,8 @@ class LedgerMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("each_database_url", "examples"),
     [
-        ("sqlite", 16),
-        ("postgresql", 4),
+        ("sqlite", 8),
+        ("postgresql", 2),
         pytest.param("sqlite", 60, marks=pytest.mark.nightly),
         pytest.param("postgresql", 20, marks=pytest.mark.nightly),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from at_once import at_once
 from books import GNMAX, digest, open_ledger, open_project, terms
+from dialects import SQLITE_BY_DAY
 from ledger_workers import die_approving
 from migrated import SECRET_KEY
 from processes import in_processes
@@ -67,6 +68,7 @@ def everything(ledger: Ledger) -> list[object]:
     return [*found, *ledger.list_requests(), *ledger.log(limit=1000)]
 
 
+@SQLITE_BY_DAY
 def test_a_request_comes_back_as_it_was_made_to_whoever_made_it(each_ledger: Ledger) -> None:
     made = ask(each_ledger, 1)
     assert (made.token, made.token_project, made.ensemble) == ("ada", "study", "mnist")
@@ -166,6 +168,7 @@ def test_an_approval_that_opens_nothing_changes_nothing(ledger: Ledger) -> None:
         assert everything(ledger) == before
 
 
+@SQLITE_BY_DAY
 @pytest.mark.slow
 def test_killed_in_mid_approval_it_is_done_as_a_whole_or_not_at_all(
     each_ledger: Ledger, each_database_url: str

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from books import GNMAX, answered, digest, open_ledger, open_project, terms, unguarded
 from commands import Terrine
+from dialects import POSTGRESQL_BY_DAY
 from migrated import SECRET_KEY
 from refusals import holds, refuses
 from sqlalchemy import Engine, event, text, update
@@ -118,6 +119,7 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
     assert ledger.verify_log().ok
 
 
+@POSTGRESQL_BY_DAY
 def test_an_act_and_its_entry_are_written_together_or_not_at_all(each_engine: Engine) -> None:
     """Whichever of its statements fails."""
     ledger = Ledger(each_engine, SECRET_KEY)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from books import digest, unguarded
+from dialects import SQLITE_BY_DAY
 from migrated import SECRET_KEY
 from neighbouring import (
     NEIGHBOURS,
@@ -68,6 +69,7 @@ def test_they_are_charged_by_the_real_queries_with_them_and_no_oftener(opened: O
     assert opened.ledger.verify("study").problems == []
 
 
+@SQLITE_BY_DAY
 def test_what_is_used_up_shows_where_one_student_drains_a_region(opened: Opened) -> None:
     rows = [opened.people.input(0, 1, 2) for _ in range(30)]
     for number, row in enumerate(rows):
@@ -92,6 +94,7 @@ def spend(opened: Opened, *people: int) -> list[NDArray[np.uint8]]:
     return rows
 
 
+@SQLITE_BY_DAY
 def test_where_people_are_used_up_nobody_is_asked_and_nothing_is_charged(opened: Opened) -> None:
     """Within one request as well: each query is judged by those before it."""
     most = opened.allowance
@@ -129,6 +132,7 @@ def test_once_nothing_more_is_paid_for_what_was_exhausted_is_refused(
     assert opened.ledger.verify("study").problems == []
 
 
+@SQLITE_BY_DAY
 def test_those_who_come_can_be_asked_where_others_are_used_up(opened: Opened) -> None:
     """How many came is not public, so every region counts as full of them."""
     spend(opened, 0, 1, 2)
@@ -139,6 +143,7 @@ def test_those_who_come_can_be_asked_where_others_are_used_up(opened: Opened) ->
     assert opened.ledger.verify("study").problems == []
 
 
+@SQLITE_BY_DAY
 def test_after_a_restore_no_edition_empties_them(opened: Opened) -> None:
     """Those who come then have full accounts, too."""
     opened.ask(many(opened.people, 4))
@@ -193,6 +198,7 @@ def accounts_in(project: ProjectRecord) -> Any:
     return select(unit_accounts).where(unit_accounts.c.project_id == project.id)
 
 
+@SQLITE_BY_DAY
 def test_other_projects_have_none(opened: Opened) -> None:
     assert views.budget(opened.project).used_up is None, "it is not read where it is not asked for"
 
@@ -207,6 +213,7 @@ EDITS: dict[str, Callable[[Any], dict[str, Any] | None]] = {
 }
 
 
+@SQLITE_BY_DAY
 def test_edited_ones_answer_nothing_and_verify_says_so(opened: Opened) -> None:
     inputs = many(opened.people, 6)
     opened.ask(inputs[:4])
@@ -225,6 +232,7 @@ def test_edited_ones_answer_nothing_and_verify_says_so(opened: Opened) -> None:
         holds(problem, "shadows", "study")
 
 
+@SQLITE_BY_DAY
 def test_an_older_row_with_its_own_seal_is_found(opened: Opened) -> None:
     inputs = many(opened.people, 6)
     opened.ask(inputs[:2])
@@ -237,6 +245,7 @@ def test_an_older_row_with_its_own_seal_is_found(opened: Opened) -> None:
     assert opened.ledger.verify("study").problems
 
 
+@SQLITE_BY_DAY
 def test_after_a_restore_all_is_used_up(opened: Opened) -> None:
     opened.ask(many(opened.people, 4))
     opened.ledger.fill_accounts()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from at_once import at_once
 from books import FACTS, GNMAX, answered, open_project, private, register, terms
+from dialects import POSTGRESQL_BY_DAY, SQLITE_BY_DAY
 from ledger_workers import open_projects_on, register_data
 from migrated import SECRET_KEY, migrated
 from neighbouring import PEOPLE, open_study, register_people
@@ -69,6 +70,7 @@ def test_ensembles_of_the_same_data_share_one_cap(each_database_url: str) -> Non
     assert "digits" not in str(said), "nor any digest"
 
 
+@SQLITE_BY_DAY
 def test_what_is_spent_of_a_shared_cap_is_shown_with_each(each_database_url: str) -> None:
     ledger = empty(each_database_url)
     first, second = (register(ledger, name, data=DATA) for name in ("first", "second"))
@@ -78,6 +80,7 @@ def test_what_is_spent_of_a_shared_cap_is_shown_with_each(each_database_url: str
     assert ledger.spent_of_caps() == {first.id: spent, second.id: spent}
 
 
+@SQLITE_BY_DAY
 def test_an_owner_says_that_people_are_the_same(each_database_url: str) -> None:
     ledger = empty(each_database_url)
     register(ledger, "first")
@@ -94,6 +97,7 @@ def test_an_owner_says_that_people_are_the_same(each_database_url: str) -> None:
     assert ledger.verify_log().ok
 
 
+@SQLITE_BY_DAY
 def test_what_cannot_be_one_cap_is_refused_in_words(each_database_url: str) -> None:
     ledger = empty(each_database_url)
     register(ledger, "first", data=DATA)
@@ -117,6 +121,7 @@ def test_what_cannot_be_one_cap_is_refused_in_words(each_database_url: str) -> N
     assert register(ledger, "third", shares_cap_of="first", facts=declared).shares_with
 
 
+@SQLITE_BY_DAY
 def test_people_who_come_keep_the_cap_of_their_data(each_database_url: str) -> None:
     """What an edition adds is known from then on; people whose data have another cap stay out."""
     ledger = empty(each_database_url)
@@ -134,6 +139,7 @@ def test_people_who_come_keep_the_cap_of_their_data(each_database_url: str) -> N
     assert ledger.verify("study").ok
 
 
+@SQLITE_BY_DAY
 @pytest.mark.slow
 def test_projects_opened_at_once_on_ensembles_of_the_same_data_never_exceed_the_cap(
     each_database_url: str,
@@ -157,6 +163,7 @@ def test_projects_opened_at_once_on_ensembles_of_the_same_data_never_exceed_the_
     assert all(ledger.verify(each.name).ok for each in found)
 
 
+@POSTGRESQL_BY_DAY
 @pytest.mark.slow
 def test_the_same_data_registered_at_once_have_one_cap(each_database_url: str) -> None:
     ledger = empty(each_database_url)
@@ -167,6 +174,7 @@ def test_the_same_data_registered_at_once_have_one_cap(each_database_url: str) -
     assert ledger.verify_log().ok
 
 
+@POSTGRESQL_BY_DAY
 def test_threads_that_open_and_close_on_both_never_wait_for_each_other_in_a_circle(
     each_database_url: str,
 ) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from neighbour_workers import ask_and_tell, ask_but_die
+from neighbour_workers import ask_and_tell, ask_but_die, replica
 from neighbouring import NEIGHBOURS, Opened, many, open_people, recomputed
 from numpy.typing import NDArray
 from patience import PATIENCE_SECONDS
 from processes import in_processes, start
 from serving import until
+
+from terrine_server.ledger import ChargedBatch
 
 
 def replayed(opened: Opened, inputs: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint32]:
@@ -26,6 +28,7 @@ def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str)
     """Before each statement and each COMMIT, until there is none left to be killed before."""
     opened = open_people(database_url, 2.0, {**NEIGHBOURS, "queries": 1000}, spare=True)
     inputs = many(opened.people, 200)
+    patient = replica(opened.ledger)
     for step in count():
         before = opened.ledger.project("study").charges
         given = database_url, before, before + 3, step
@@ -37,8 +40,9 @@ def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str)
         assert opened.stored().tolist() == replayed(opened, inputs).tolist()
         assert opened.ledger.verify("study").problems == []
         # Nobody is left holding the turn or a lock.
-        [again] = in_processes(ask_but_die, (*given[:3], 10_000))
-        assert again.exitcode == 0
+        ask = patient.check("study", np.stack(inputs[before : before + 3]))
+        (again,) = patient.answer("study", [ask])
+        assert isinstance(again, ChargedBatch)
         assert opened.ledger.project("study").charges == before + 3
         assert opened.stored().tolist() == replayed(opened, inputs).tolist()
         if process.exitcode == 0:

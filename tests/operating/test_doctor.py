@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from books import answered, unguarded
+from dialects import SQLITE_BY_DAY
 from machine import Machine
 from migrated import SECRET_KEY
 from refusals import holds, says
@@ -66,6 +67,7 @@ def test_a_bare_machine_needs_init(machine: Machine) -> None:
     assert machine.wrong() == []
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_a_database_of_a_newer_version_is_found(served_machine: Machine) -> None:
     with connect(served_machine.database_url).begin() as connection:
@@ -123,6 +125,7 @@ def test_a_secret_key_that_is_too_short_is_found_and_not_printed(machine: Machin
     assert fix == f"openssl rand -hex 32 > '{key}'"
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_no_secret_is_printed(served_machine: Machine, tmp_path: Path) -> None:
     password = tmp_path / "password"
@@ -228,6 +231,7 @@ def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Mach
     assert "Restored" not in served_machine.run("init").fine
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_what_no_statement_restores_needs_a_backup(served_machine: Machine) -> None:
     with connect(served_machine.database_url).begin() as connection:
@@ -357,6 +361,7 @@ def test_a_real_postgresql_with_unsafe_settings_is_found(served_machine: Machine
     assert served_machine.wrong() == []
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_an_unmigrated_database_needs_init_even_if_all_else_is_in_place(
     served_machine: Machine, tmp_path: Path

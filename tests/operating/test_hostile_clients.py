@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from machine import Machine, question
 from patience import PATIENCE_SECONDS
 from refusals import holds
@@ -125,6 +126,7 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
         until(lambda: stranger.get("/problems").status_code, lambda status: status == 200)
 
 
+@pytest.mark.nightly
 def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Machine) -> None:
     """One token has its share of the slots, and no more."""
     greedy, others = served_machine.student("greedy", 5), served_machine.student("kept", 5)

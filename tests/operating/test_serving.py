@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dialects import POSTGRESQL_BY_DAY, SQLITE_BY_DAY
 from fastapi import FastAPI
 from machine import Machine, question
 from patience import PATIENCE_SECONDS
@@ -23,6 +24,7 @@ from sqlalchemy import text
 from terrine_server.ledger import connect
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_command(
     served_machine: Machine,
@@ -60,13 +62,14 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
     assert steps == ["load", "freeze", "serve"]
 
 
+@POSTGRESQL_BY_DAY
 @pytest.mark.slow
 @pytest.mark.usefixtures("each_database_url")
 def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     served_machine: Machine,
 ) -> None:
     """Clients without an answer retry on the next server, and pay once."""
-    headers, clients = served_machine.student("ending", 20_000), 16
+    headers, clients = served_machine.student("ending", 20_000), 8
     results: dict[int, dict[str, Any]] = {}
     numbers = itertools.count()
 

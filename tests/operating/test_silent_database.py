@@ -38,6 +38,7 @@ def sockets(server: Serving) -> int:
     return sum(os.readlink(one).startswith("socket:") for one in descriptors)
 
 
+@pytest.mark.nightly
 @POSTGRESQL
 def test_health_is_answered_while_more_requests_than_threads_wait_for_a_silent_database(
     served_machine: Machine, postgres: Postgres
@@ -119,17 +120,17 @@ def test_charges_that_a_silence_left_uncertain_are_answered_once(
 
     with (
         serving(served_machine, database_seconds=SECONDS) as server,
-        ThreadPoolExecutor(8) as pool,
+        ThreadPoolExecutor(4) as pool,
     ):
-        clients = [pool.submit(ask_on, server) for _ in range(8)]
+        clients = [pool.submit(ask_on, server) for _ in range(4)]
         for _ in range(2):
             answered = len(kept)
-            until(lambda: len(kept), lambda now, before=answered: now > before + 30)  # type: ignore[misc]
+            until(lambda: len(kept), lambda now, before=answered: now > before + 10)  # type: ignore[misc]
             silence += 1
             with postgres.silent():
                 until(lambda: noticed, lambda found, now=silence: now in found)  # type: ignore[misc]
         answered = len(kept)
-        until(lambda: len(kept), lambda now: now > answered + 30)
+        until(lambda: len(kept), lambda now: now > answered + 10)
         stopped = True
         for one in clients:
             one.result()

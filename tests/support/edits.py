@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 from books import reseal, unguarded
@@ -37,10 +38,7 @@ class Hand:
     def keep(self) -> None:
         """Remember all as it is now, for edits to be taken back to."""
         with self._writing() as connection:
-            self._kept = {
-                table: [dict(row._mapping) for row in connection.execute(_all(table))]
-                for table in TABLES
-            }
+            self._kept = _rows(connection)
 
     def value(self, table: str, row: int, column: str) -> Any:
         """What was in a row, counted from 0, before any edit."""
@@ -74,9 +72,11 @@ class Hand:
 
     def _restore(self) -> None:
         with self._writing() as connection:
-            for table in reversed(TABLES):
+            now = _rows(connection)
+            others = [table for table in TABLES if now[table] != self._kept[table]]
+            for table in reversed(others):
                 connection.execute(text(f"DELETE FROM {table}"))
-            for table in TABLES:
+            for table in others:
                 if kept := self._kept[table]:
                     names, marks = ", ".join(kept[0]), ", ".join(f":{name}" for name in kept[0])
                     insert = text(f"INSERT INTO {table} ({names}) VALUES ({marks})")
@@ -101,6 +101,13 @@ TABLES = [table.name for table in metadata.sorted_tables]
 KEYS = {table.name: [c.name for c in table.primary_key] for table in metadata.sorted_tables}
 
 
+def _rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
+    return {
+        table: [dict(row._mapping) for row in connection.execute(_all(table))] for table in TABLES
+    }
+
+
+@cache
 def _all(table: str) -> Any:
     return text(f"SELECT * FROM {table} ORDER BY {', '.join(KEYS[table])}")
 

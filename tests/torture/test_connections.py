@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from witness import Witness
 
 
-@pytest.mark.parametrize("between", [False, True], ids=["alone", "another came between"])
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param(False, id="alone", marks=pytest.mark.nightly),
+        pytest.param(True, id="another came between"),
+    ],
+)
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_connection_cut_at_any_step_leaves_nothing_half_written(
     between: bool, database: Database

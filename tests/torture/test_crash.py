@@ -50,8 +50,12 @@ PROJECTS = {"small": 20, "wide": 20_000, "people": 20_000}
 """Queries that each project pays for: the first is exhausted, the others never. In the last, people
 vote, each of whom has an account."""
 Inputs = Callable[[Sequence[int]], Sequence[NDArray[np.uint8]]]
-OF_WORKERS, OF_SERVERS = 0.36, 0.14
+OF_WORKERS, OF_SERVERS = 0.38, 0.12
 """Each test's share of all kills: half on SQLite and half on PostgreSQL."""
+ON_POSTGRESQL = pytest.mark.parametrize(
+    "database", [pytest.param("sqlite", marks=pytest.mark.nightly), "postgresql"], indirect=True
+)
+"""By day: on SQLite, processes are killed in tests/ledger/test_crash.py."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ def judged(
     assert accounts.any()
 
 
+@ON_POSTGRESQL
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_workers_killed_under_load(
@@ -158,9 +163,7 @@ def test_workers_killed_under_load(
         worker.stop()
 
 
-@pytest.mark.parametrize(
-    "database", [pytest.param("sqlite", marks=pytest.mark.nightly), "postgresql"], indirect=True
-)
+@ON_POSTGRESQL
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_servers_killed_under_load(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 REPLICAS = PROCESSES = 4
 CLIENTS = 16
 """Clients of each process."""
-ROUNDS = 4
+ROUNDS = 2
 """How often they send the same."""
 
 
@@ -41,6 +41,9 @@ def draw(seed: int) -> random.Random:
     return random.Random(seed)
 
 
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)], indirect=True
+)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_64_clients_in_4_processes_get_exactly_the_answers_of_the_budget(

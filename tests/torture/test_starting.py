@@ -35,6 +35,9 @@ MORE = 30
 """Further kills, if all so far came too late; about one in three does."""
 
 
+@pytest.mark.parametrize(
+    "database", [pytest.param("sqlite", marks=pytest.mark.nightly), "postgresql"], indirect=True
+)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_servers_killed_while_they_start(
@@ -87,6 +90,11 @@ def test_servers_killed_while_they_start(
         assert servers.ledger.verify("study").ok
 
 
+@pytest.mark.parametrize(
+    "fresh_database",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)],
+    indirect=True,
+)
 @pytest.mark.slow
 def test_init_completes_after_an_init_that_was_killed(
     fresh_database: Callable[[Path], AbstractContextManager[Database]],
