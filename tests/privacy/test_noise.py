@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 import tracemalloc
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import pairwise
-from types import FrameType
 
 import mpmath
 import numpy as np
@@ -19,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from refusals import refuses
 from scipy.stats import binomtest, chi2
+from steps import calls
 
 from terrine_server.privacy import ParameterError
 from terrine_server.privacy.accounting.units import DELTA_UNITS, SAMPLER_DELTA
@@ -264,17 +263,7 @@ def test_many_draws_are_as_few_steps_as_one_and_take_little_memory() -> None:
 
 
 def steps(table: NoiseTable, draws: int) -> int:
-    """How many functions are called to draw so many."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    table.sample((draws,))
-    sys.setprofile(None)
-    return calls
+    return calls(lambda: table.sample((draws,)))
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 0.49, 10_001.0, float("nan"), float("inf")])
