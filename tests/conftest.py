@@ -65,9 +65,10 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From here on, only what tests make is looked through."""
+    """From here on, only what tests make is looked through, and not for each 700 objects."""
     gc.enable()
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

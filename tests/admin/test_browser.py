@@ -209,6 +209,7 @@ def test_a_request_is_approved_and_its_token_issued_on_a_phone(
     assert said == [], "\n".join(said)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("some")
 def test_every_screen_fits_a_phone_and_breaks_no_policy(
     chrome: Browser, server: RunningServer

@@ -72,7 +72,13 @@ def documented(library: str) -> str:
     return re.sub(r"^    onnx = .*$", f"    {onnx}", program, flags=re.M)
 
 
-@pytest.mark.parametrize("library", ["sklearn", "torch", "lightgbm", "xgboost"])
+@pytest.mark.parametrize(
+    "library",
+    [
+        "torch",
+        *(pytest.param(x, marks=pytest.mark.nightly) for x in ("sklearn", "lightgbm", "xgboost")),
+    ],
+)
 def test_teachers_you_have_serve_after_three_commands(
     library: str, terrine: Terrine, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
