@@ -674,14 +674,14 @@ def test_the_smallest_edit_of_any_column_is_noticed(
     table: str, at_length: bool, served: Served, hand: Hand, expected: dict[str, object]
 ) -> None:
     """By day only those look who must notice it, and what reads the table is asked for, at every
-    other column: with other values, it is asked for at each of them below."""
+    other column and all of a balance: with other values, it is asked for at each of them below."""
     only = () if at_length else READERS[table]
     for turn, cell in enumerate(cells(served, table)):
         with hand.edited(cell.near()) as done:
             assert done, cell
             must = notices(cell)
             assert who(served, EVERYBODY if at_length else must) == must, cell
-            if turn % 2 and not at_length:
+            if turn % 2 and not at_length and cell.column.name not in ACCOUNT:
                 continue
             found = answers(served, served.started(), only)
             assert wrong(found, expected) == {}, cell
