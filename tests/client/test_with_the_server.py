@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from dialects import SQLITE_BY_DAY
 from refusals import refuses
 
 from terrine_client import (
@@ -170,11 +171,7 @@ def test_what_a_student_may_not_do_raises_a_typed_error(terrine_server: RunningS
 
 
 @pytest.mark.usefixtures("each_database_url")
-@pytest.mark.parametrize(
-    "each_database_url",
-    ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)],
-    indirect=True,
-)
+@SQLITE_BY_DAY
 def test_an_owner_runs_a_project_from_opening_to_audit(terrine_server: RunningServer) -> None:
     url, x = terrine_server.url, terrine_server.ensemble.public[:5]
     with Client(url, terrine_server.token("admin")) as owner:

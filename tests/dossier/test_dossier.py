@@ -22,6 +22,7 @@ import pytest
 from books import COUNTED, abstained, answered, counted, open_project, register, unguarded
 from browsing import chromium
 from commands import Terrine
+from dialects import SQLITE_BY_DAY
 from digits import DigitsEnsemble
 from forging import rewrite, rows_of
 from logged import LOG, RunningWitness, policy_of, policy_text, publisher, witnessing
@@ -154,11 +155,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.usefixtures("each_database_url")
-@pytest.mark.parametrize(
-    "each_database_url",
-    ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)],
-    indirect=True,
-)
+@SQLITE_BY_DAY
 def test_every_figure_is_the_ledgers_and_changes_with_it(world: World) -> None:
     before = world.facts()
     world.charge(answered(4), answered(5))

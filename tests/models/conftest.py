@@ -6,22 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
+from digits import known_digits
 
-from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
+from terrine_models.data.arrays import Dataset, InputSpec
 
 
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     """1,797 images [8, 8] of digits, values 0 to 16."""
-    data = load_digits()
-    return Dataset(
-        data.images.astype(np.uint8),
-        data.target.astype(np.int64),
-        DIGITS,
-        InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16),
-        name="digits",
-    )
+    return known_digits()
 
 
 @pytest.fixture(scope="session")

@@ -33,18 +33,23 @@ class DigitsEnsemble:
     unseen_labels: NDArray[np.int64]
 
 
-def build_people(directory: Path, digits: DigitsEnsemble) -> DigitsEnsemble:
-    """Let each of the 1,200 private digits vote near it; `directory` must not exist."""
-    from terrine_models.teachers.neighbours import NeighbourSettings, build
-
-    known = load_digits()
-    private = Dataset(
-        known.images[:PRIVATE].astype(np.uint8),
-        known.target[:PRIVATE].astype(np.int64),
+def known_digits(rows: slice = slice(None)) -> Dataset:
+    """Some of 1,797 images [8, 8] of digits, values 0 to 16."""
+    data = load_digits()
+    return Dataset(
+        data.images[rows].astype(np.uint8),
+        data.target[rows].astype(np.int64),
         DIGITS,
         InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16),
         name="digits",
     )
+
+
+def build_people(directory: Path, digits: DigitsEnsemble) -> DigitsEnsemble:
+    """Let each of the 1,200 private digits vote near it; `directory` must not exist."""
+    from terrine_models.teachers.neighbours import NeighbourSettings, build
+
+    private = known_digits(slice(PRIVATE))
     public = PublicData.declare("digits 1200-1599", digits.public)
     manifest = build(
         private, directory, name="people", public=public, settings=NeighbourSettings(near=40)
@@ -54,17 +59,11 @@ def build_people(directory: Path, digits: DigitsEnsemble) -> DigitsEnsemble:
 
 def train_digits(directory: Path) -> DigitsEnsemble:
     """Train the ensemble into `directory`, which must not exist."""
-    digits = load_digits()
-    images, labels = digits.images.astype(np.uint8), digits.target.astype(np.int64)
-    private, public, unseen = np.split(np.arange(len(images)), [PRIVATE, PRIVATE + PUBLIC])
+    known = known_digits()
+    images, labels = np.asarray(known.inputs), known.labels
+    public, unseen = slice(PRIVATE, PRIVATE + PUBLIC), slice(PRIVATE + PUBLIC, None)
     manifest = train_ensemble(
-        Dataset(
-            images[private],
-            labels[private],
-            DIGITS,
-            InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16),
-            name="digits",
-        ),
+        known_digits(slice(PRIVATE)),
         directory,
         name="digits",
         teachers=TEACHERS,

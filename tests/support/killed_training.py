@@ -9,27 +9,19 @@ from pathlib import Path
 
 def train_until_killed(out: Path, seed: int) -> None:
     """Train 60 teachers of digits, which are kept 50 to a file."""
-    import numpy as np
     import torch
-    from sklearn.datasets import load_digits
+    from digits import known_digits
 
-    from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
     from terrine_models.teachers.kinds import Heads
     from terrine_models.teachers.training import train_ensemble
 
     torch.set_num_threads(1)
-    digits = load_digits()
-    data = Dataset(
-        digits.images.astype(np.uint8),
-        digits.target.astype(np.int64),
-        DIGITS,
-        InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16),
-        name="digits",
-    )
 
     def die(done: int) -> None:
         if done:
             os.kill(os.getpid(), signal.SIGKILL)
 
     config = Heads(width=40, augmentations=1)
-    train_ensemble(data, out, name="a", teachers=60, config=config, seed=seed, on_trained=die)
+    train_ensemble(
+        known_digits(), out, name="a", teachers=60, config=config, seed=seed, on_trained=die
+    )
