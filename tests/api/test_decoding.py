@@ -217,7 +217,7 @@ def most_memory(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-UNPACKED = 16 << 20
+UNPACKED = 4 << 20
 ZEROS = np.zeros((UNPACKED // 4, 4), np.uint8)
 
 
@@ -251,7 +251,7 @@ def lying(body: bytes, declared: int) -> bytes:
     ],
 )
 def test_a_bomb_is_refused_before_it_is_unpacked(body: bytes, error: type[TerrineError]) -> None:
-    """Of 16 MiB, its header is unpacked, though the limits allow twice as many."""
+    """Of 4 MiB, its header is unpacked, though the limits allow twice as many."""
     expected, limits = expecting(4, classes=2), BodyLimits(body=2 * UNPACKED, batch=4096)
     assert len(body) < UNPACKED / 500
 

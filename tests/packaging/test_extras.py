@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -56,17 +57,19 @@ def brought(*extras: str) -> set[str]:
     return found
 
 
-MODULES = {
-    module: {re.sub(r"[-_.]+", "-", name).lower() for name in names}
-    for module, names in packages_distributions().items()
-}
-"""The distributions that bring each top-level module."""
+@cache
+def modules() -> dict[str, set[str]]:
+    """The distributions that bring each top-level module."""
+    return {
+        module: {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+        for module, names in packages_distributions().items()
+    }
 
 
 def hidden(*extras: str) -> str:
     """The top-level modules that such an installation lacks."""
     there = brought(*extras)
-    return ",".join(sorted(module for module, names in MODULES.items() if not names & there))
+    return ",".join(sorted(module for module, names in modules().items() if not names & there))
 
 
 def run(code: str, extras: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
