@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +18,7 @@ START_SECONDS = 90.0
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.1
 LOG_LINES = 15
+RUNNING = re.compile(rb"running on (http://[\w.:]+) ")
 
 
 class ServerError(Exception):
@@ -31,22 +32,21 @@ def running_server(data_dir: Path, log: Path) -> Iterator[str]:
     Its output goes to `log`. TERRINE_* variables of the environment are not passed on.
     Raises ServerError.
     """
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
     environment["TERRINE_DATA_DIR"] = str(data_dir)
-    command = [sys.executable, "-m", "terrine_server", "serve"]
+    command = [sys.executable, "-m", "terrine_server", "serve", "--port", "0"]
     server = None
     try:
         with log.open("ab") as output, _uninterrupted():
+            before = output.tell()
             server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [*command, "--port", str(port)],
+                command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        _wait_until_ready(server, url, log)
+        url = _wait_until_ready(server, log, before)
         _reach_directly()
         yield url
     finally:
@@ -72,19 +72,15 @@ def _uninterrupted() -> Iterator[None]:
             signal.raise_signal(each)
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _wait_until_ready(server: subprocess.Popen[bytes], log: Path, before: int) -> str:
+    """Return the URL that the server says in its log, after the bytes that were there before."""
     deadline = time.monotonic() + START_SECONDS
-    with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
+    with httpx.Client(timeout=5, trust_env=False) as http:
         while server.poll() is None and time.monotonic() < deadline:
+            said = RUNNING.search(log.read_bytes(), before)
             try:
-                if http.get("/readyz").is_success:
-                    return
+                if said and http.get(f"{said[1].decode()}/readyz").is_success:
+                    return said[1].decode()
             except httpx.TransportError:
                 pass
             time.sleep(POLL_SECONDS)
