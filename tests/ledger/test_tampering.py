@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ from migrated import SECRET_KEY
 from publishing import voted
 from seeded_noise import seed_noise
 from server import RunningServer, installed
-from sqlalchemy import Column, Connection, delete, insert, select, update
+from sqlalchemy import Column, Connection, RowMapping, delete, insert, select, update
 from tampering import ENTRIES, TABLES, Row, World, in_order
 
 from terrine_protocol import ProjectStatus
@@ -361,13 +361,13 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
 
 def who(world: Served, among: set[str]) -> set[str]:
     """Who of these, that look at the rows, notices that something is wrong."""
-    files = partial(exported, world, world.directory)
+    of_file, of_checker = tee(exported(world, world.directory))  # each is written once
     satisfied: dict[str, Callable[[], bool]] = {
         "verify": lambda: verified(world),
         "checkpoint": lambda: world.ledger().check_tree(policy_of(), world.kept).ok,
         "doctor": lambda: healthy(world.ledger()),
-        "file": lambda: all(verifies(file) for file in files() if file.name != LOG),
-        "checker": lambda: all(checks(file) for file in files()),
+        "file": lambda: all(verifies(file) for file in of_file if file.name != LOG),
+        "checker": lambda: all(map(checks, of_checker)),
     }
     assert satisfied.keys() == EVERYBODY
     return {name for name in among if not satisfied[name]()}
@@ -419,9 +419,10 @@ def exported(world: World, directory: Path) -> Iterator[Path]:
     """
     with world.engine.connect() as connection:
         accounts = connection.execute(rows.select_projects()).mappings().all()
-        entries = [dict(row) for row in connection.execute(in_order("charges")).mappings()]
-        log = [dict(row) for row in connection.execute(in_order("administrative_log")).mappings()]
-        end = [dict(row) for row in connection.execute(in_order("log_head")).mappings()]
+        entries, log, end = (
+            connection.execute(in_order(table)).mappings().all()
+            for table in ("charges", "administrative_log", "log_head")
+        )
 
     def written(name: str, first: Row, lines: list[Row]) -> Path:
         file = directory / name
@@ -440,7 +441,7 @@ def exported(world: World, directory: Path) -> Iterator[Path]:
     yield written(LOG, {"format": archive.LOG_FORMAT, **first}, list(map(line, log)))
 
 
-def line(entry: Row) -> Row:
+def line(entry: RowMapping) -> Row:
     made = {name: plain(value) for name, value in entry.items()}
     for name in ("mechanism", "event", "detail", "counts"):
         with suppress(TypeError, ValueError, KeyError, RecursionError):
@@ -731,9 +732,9 @@ def test_no_value_in_any_column_answers_anything_wrong(
 
     By day one in six, in turn: what a column does not meet, the next one does.
     """
-    only = () if share == 1 else READERS[table]
+    only, rows = () if share == 1 else READERS[table], served.rows()[table]
     for turn, cell in enumerate(cells(served, table)):
-        place = served.rows()[table].index(cell.row)
+        place = rows.index(cell.row)
         stored = hand.value(table, place, cell.column.name)
         for value in islice(other_values(cell.column.name, stored), turn % share, None, share):
             with hand.set(table, place, cell.column.name, value) as done:

@@ -1,13 +1,13 @@
-"""Edits of a database by hand, past everything that forbids them, and taken back afterwards."""
+"""Edits of a SQLite file by hand, past everything that forbids them, and taken back afterwards."""
 
 from __future__ import annotations
 
 import copy
 import json
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
 from books import reseal, unguarded
@@ -24,21 +24,27 @@ INSTANTS = {"opened_at", "closed_at", "registered_at", "created_at", "expires_at
 
 
 class Hand:
-    """Edits a database whose guards are off.
+    """Edits a SQLite file whose guards are off.
 
     With the secret key, it seals what it edits, so that only other checks can find that.
     """
 
     def __init__(self, engine: Engine, url: str, with_key: bool = False) -> None:
         self._engine, self._with_key = engine, with_key
+        self._kept: dict[str, list[dict[str, Any]]] = {}
         with unguarded(url, with_key=False):
             pass
         self.keep()
 
     def keep(self) -> None:
         """Remember all as it is now, for edits to be taken back to."""
+        self._copy = sqlite3.connect(":memory:", check_same_thread=False)
+        with self._file() as file:
+            file.backup(self._copy)
         with self._writing() as connection:
-            self._kept = _rows(connection)
+            for name, key in KEYS.items():
+                ordered = text(f"SELECT * FROM {name} ORDER BY {', '.join(key)}")
+                self._kept[name] = [dict(row) for row in connection.execute(ordered).mappings()]
 
     def value(self, table: str, row: int, column: str) -> Any:
         """What was in a row, counted from 0, before any edit."""
@@ -61,7 +67,8 @@ class Hand:
         try:
             yield done
         finally:
-            self._restore()
+            with self._file() as file:
+                self._copy.backup(file)
 
     def set(self, table: str, row: int, column: str, value: Any) -> Any:
         """Change one value of a row, counted from 0; see `edited`."""
@@ -70,46 +77,24 @@ class Hand:
         given = {f"old_{name}": old for name, old in key.items()}
         return self.edited(f"UPDATE {table} SET {column} = :new WHERE {where}", new=value, **given)
 
-    def _restore(self) -> None:
-        with self._writing() as connection:
-            now = _rows(connection)
-            others = [table for table in TABLES if now[table] != self._kept[table]]
-            for table in reversed(others):
-                connection.execute(text(f"DELETE FROM {table}"))
-            for table in others:
-                if kept := self._kept[table]:
-                    names, marks = ", ".join(kept[0]), ", ".join(f":{name}" for name in kept[0])
-                    insert = text(f"INSERT INTO {table} ({names}) VALUES ({marks})")
-                    connection.execute(insert, kept)
+    @contextmanager
+    def _file(self) -> Iterator[sqlite3.Connection]:
+        with closing(self._engine.raw_connection()) as connection:
+            file: Any = connection.driver_connection
+            yield file
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         with self._engine.connect() as connection:
-            if connection.dialect.name == "sqlite":
-                driver: Any = connection.connection.driver_connection
-                driver.execute("PRAGMA foreign_keys = OFF")  # before a transaction begins
-                driver.execute("PRAGMA synchronous = OFF")  # a hand need not wait for the disk
-                connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
-            else:  # foreign keys, too, are triggers
-                connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
-                connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA foreign_keys = OFF")  # before a transaction begins
+            driver.execute("PRAGMA synchronous = OFF")  # a hand need not wait for the disk
+            connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
             yield connection
             connection.commit()
 
 
-TABLES = [table.name for table in metadata.sorted_tables]
 KEYS = {table.name: [c.name for c in table.primary_key] for table in metadata.sorted_tables}
-
-
-def _rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    return {
-        table: [dict(row._mapping) for row in connection.execute(_all(table))] for table in TABLES
-    }
-
-
-@cache
-def _all(table: str) -> Any:
-    return text(f"SELECT * FROM {table} ORDER BY {', '.join(KEYS[table])}")
 
 
 def other_values(column: str, value: Any) -> Iterator[Any]:
