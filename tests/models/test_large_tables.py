@@ -73,15 +73,15 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same stays in every format."""
     folder = tmp_path_factory.mktemp("exports")
-    plain = stays(400, 150, seed=2)
+    plain = stays(200, 80, seed=2)
     (folder / "a.csv").write_text(plain, newline="")
     frame = pd.read_csv(folder / "a.csv", dtype=str)
     (folder / "b.csv.gz").write_bytes(gzip.compress(plain.encode(), mtime=0))
     (folder / "c.csv").write_text(
-        stays(400, 150, seed=2, delimiter=";", decimal=","), newline="", encoding="windows-1252"
+        stays(200, 80, seed=2, delimiter=";", decimal=","), newline="", encoding="windows-1252"
     )
-    frame.to_parquet(folder / "d.parquet", row_group_size=90)
-    pyarrow.feather.write_feather(frame, str(folder / "e.feather"), chunksize=70)
+    frame.to_parquet(folder / "d.parquet", row_group_size=45)
+    pyarrow.feather.write_feather(frame, str(folder / "e.feather"), chunksize=35)
     return {path.name[0]: path for path in sorted(folder.iterdir())}
 
 

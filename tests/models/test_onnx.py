@@ -62,14 +62,15 @@ def test_imported_teachers_vote_as_their_own_library_says(tmp_path: Path, out: P
     assert load_manifest(out) == manifest
     verify(out)
     x = np.random.default_rng(3).uniform(0, 1, (300, INPUTS)).astype(np.float32)
-    votes = Ensemble.load(out).votes(x)
+    ensemble = Ensemble.load(out)
+    votes = ensemble.votes(x)
     expected = np.zeros((300, CLASSES), np.int64)
     for each in proto:
         w1, b1, w2, b2 = map(onnx.numpy_helper.to_array, each.graph.initializer)
         scores = np.maximum(x @ w1 + b1, 0) @ w2 + b2
         expected[np.arange(300), scores.argmax(1)] += 1
     assert (votes == expected).all()
-    alone = np.concatenate([Ensemble.load(out).votes(row[None]) for row in x[:5]])
+    alone = np.concatenate([ensemble.votes(row[None]) for row in x[:5]])
     assert (alone == votes[:5]).all()
 
 

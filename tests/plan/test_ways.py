@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,10 +52,24 @@ def by_way(found: ForecastChoice) -> dict[str, ForecastOption]:
     return {each.first.way: each for each in found.ways}
 
 
+SAMPLE = public(600)
+
+
 @pytest.fixture(scope="module")
-def found() -> ForecastChoice:
+def simulated() -> Callable[..., Any]:
+    """The simulation of `SAMPLE`, made once: it takes longest."""
+    simulate, kept = ways._simulate, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ways, "_simulate", lambda *given: kept.append(simulate(*given)))
+        chosen(SAMPLE)
+    return lambda *_: kept[0]
+
+
+@pytest.fixture
+def found(simulated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> ForecastChoice:
     """What is foreseen of some hundred rows."""
-    return chosen(public(600))
+    monkeypatch.setattr(ways, "_simulate", simulated)
+    return chosen(SAMPLE)
 
 
 def test_clear_classes_are_learned_by_every_way_and_the_ranges_say_so(
@@ -110,11 +126,15 @@ def test_noise_that_drowns_the_votes_of_teachers_is_foreseen_and_decides() -> No
     ],
 )
 def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
-    leads: tuple[bool, bool], way: str, monkeypatch: pytest.MonkeyPatch
+    leads: tuple[bool, bool],
+    way: str,
+    simulated: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = list(leads)
+    monkeypatch.setattr(ways, "_simulate", simulated)
     monkeypatch.setattr(ways, "_clearly_better", lambda *_: left.pop(0) if left else False)
-    assert chosen(public(200)).first.way == way
+    assert chosen(SAMPLE).first.way == way
 
 
 def test_better_by_less_than_two_standard_errors_is_not_clearly_better() -> None:
@@ -159,7 +179,8 @@ def test_what_is_not_labelled_does_not_matter() -> None:
     assert both[0] == both[1]
 
 
-def test_people_stand_in_with_all_their_records() -> None:
+def test_people_stand_in_with_all_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "_confident", lambda *_: None)  # the mechanism takes longest to price
     alone = by_way(chosen(public(1_200), labelled=False))["neighbours"].first.neighbours
     found = by_way(chosen(public(1_200, people=300), people=True))["neighbours"]
     assert found.forecast is not None
