@@ -41,7 +41,7 @@ class Neighbourhoods:
         self.map = public_features(task.spec, public, WIDTH, "discriminant")
         weights = believed(self.map.tensors["between"])
         self.basis = self.map.tensors["basis"] * weights
-        found = torch.from_numpy(features_of(self.map, task.x)[0]).float()
+        found = torch.from_numpy(features_of(self.map, task.x)).float()
         self.points = F.normalize(found * weights, dim=1)
 
     @cached_property

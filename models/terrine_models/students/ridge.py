@@ -10,7 +10,6 @@ features (`shares.py`); of noisy counts they have a link that saturates at 0 and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +57,9 @@ class Features:
         public = PublicData.declare("the student's public inputs", np.asarray(task.x))
         wide = min(OF_A_CLASS * len(task.classes), len(task.x) // 2)
         known = public_features(task.spec, public, max(WIDTH, wide), kind)
-        skips = (0, 1) if known.spec.projection == "graph" else (0,)
-        rows, *as_new = features_of(known, task.x, skips)
-        return cls(known, rows, *(as_new or [rows]))
+        rows = features_of(known, task.x)
+        graph = known.spec.projection == "graph"
+        return cls(known, rows, features_of(known, task.x, skip=1) if graph else rows)
 
 
 def usual(task: Task) -> Features:
@@ -142,12 +141,12 @@ class Ridge(StudentMethod):
         return held_out
 
 
-def features_of(known: FeatureMap, x: NDArray[Any], skips: Sequence[int] = (0,)) -> list[Floats]:
-    """Features [N, d] of inputs [N, *shape], once for each of `skips`: how many of the nearest
-    inputs are left out, on a graph."""
+def features_of(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
+    """Features [N, d] of inputs [N, *shape]; on a graph, leave out the nearest `skip` inputs."""
     blocks = []
     for at in range(0, len(x), BLOCK):
         block = torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))
         base = base_features(known.spec.base, block, known.inputs)
-        blocks.append([known.of_base(base, skip=skip) for skip in skips])
-    return [torch.cat(found).double().numpy() for found in zip(*blocks, strict=True)]
+        blocks.append(known.of_base(base, skip=skip))
+    features: Floats = torch.cat(blocks).double().numpy()
+    return features
