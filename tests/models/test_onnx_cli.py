@@ -41,7 +41,7 @@ from terrine_server.settings import Settings
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[2]
-TEACHERS = 3
+TEACHERS = 4
 DISJOINT = "model i was trained on shard i alone"
 
 
@@ -83,12 +83,13 @@ def test_teachers_you_have_serve_after_three_commands(
     library: str, terrine: Terrine, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)  # the documented program has no seed
     seed_noise(monkeypatch)
     flat, labels = digits.inputs.reshape(-1, 64), digits.labels
     models: list[Any] = []
     np.savez("private.npz", x=flat[:960], y=labels[:960], classes=digits.classes)
     split = terrine("ensemble", "split", "private.npz", "--teachers", TEACHERS, "--out", "shards")
-    holds(split.fine, TEACHERS, 320)
+    holds(split.fine, TEACHERS, 240)
     program = re.sub(
         r"^    (onnx = |torch\.onnx)",
         r"    models.append(model)\n    \1",
@@ -116,15 +117,16 @@ def test_teachers_you_have_serve_after_three_commands(
 
     cap = ("--epsilon", 90, "--delta", 1e-4)
     assert terrine("ensemble", "register", "digits", *cap).fine
-    opened = ("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax:sigma=0.7")
+    opened = ("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax:sigma=0.5")
     assert terrine(*opened, "--epsilon", 80, "--delta", 1e-5).fine
     for shown in (terrine("ensemble", "show", "digits"), terrine("project", "show", "study")):
         holds(shown.fine, *DISJOINT.split(), "declared", "checked")
     holds(terrine("ensemble", "register", "digits", *cap).refused, "registered", "already")
     assert terrine("ensemble", "import", *files, "--name", "again", *stated).fine
     holds(terrine("ensemble", "register", "again", *cap).refused, TEACHERS, "digits")
-    unanimous = np.flatnonzero(counts.max(1) == TEACHERS)[:10]
-    assert len(unanimous) == 10
+    # Noise makes up for a lead of four votes once in a million times at most.
+    unanimous = np.flatnonzero(counts.max(1) == TEACHERS)[:3]
+    assert len(unanimous) == 3
     token = terrine("token", "create", "--role", "student", "--project", "study").fine
     with serving(Settings()) as url, Client(url, found_token(token)) as client:
         assert client.project().ensemble.disjoint_by == DISJOINT
