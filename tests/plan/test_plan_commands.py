@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from commands import Terrine
 from refusals import holds
-
-from terrine_server.owner import ways
-from terrine_server.owner.ways import ForecastChoice
 
 
 @pytest.fixture
@@ -218,18 +214,7 @@ def survey(tmp_path: Path) -> Path:
     return path
 
 
-def test_ways_are_ranked_by_what_their_students_will_be(
-    terrine: Terrine, survey: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choose, kept = ways.choose_way, list[ForecastChoice]()
-
-    def once(*given: Any, **named: Any) -> ForecastChoice:
-        """Of the same rows the same is foreseen."""
-        if not kept:
-            kept.append(choose(*given, **named))
-        return kept[0]
-
-    monkeypatch.setattr(ways, "choose_way", once)
+def test_ways_are_ranked_by_what_their_students_will_be(terrine: Terrine, survey: Path) -> None:
     given = ("plan", "--public", "survey.csv", "--label", "ill", "--units", 4_000)
     said = terrine(*given).fine
     for named in ("neighbours", "trained teachers", "confident answers", "true labels", "largest"):

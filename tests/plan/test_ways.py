@@ -179,8 +179,7 @@ def test_what_is_not_labelled_does_not_matter() -> None:
     assert both[0] == both[1]
 
 
-def test_people_stand_in_with_all_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "_confident", lambda *_: None)  # the mechanism takes longest to price
+def test_people_stand_in_with_all_their_records() -> None:
     alone = by_way(chosen(public(1_200), labelled=False))["neighbours"].first.neighbours
     found = by_way(chosen(public(1_200, people=300), people=True))["neighbours"]
     assert found.forecast is not None

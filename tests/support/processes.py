@@ -31,15 +31,10 @@ _processes.set_forkserver_preload(
         "terrine_server.app",
         "terrine_server.cli",
         "terrine_server.doctor",
-        "terrine_server.serving.listening",
         "terrine_models.teachers.ensemble",
         "pytest",
         "uvicorn.main",
-        "uvicorn.loops.asyncio",
-        "uvicorn.lifespan.on",
-        "anyio._backends._asyncio",
         "psycopg",
-        "preloaded",
     ]
 )
 

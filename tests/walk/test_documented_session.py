@@ -85,7 +85,6 @@ def test_the_quickstart_from_private_records_to_a_checked_ledger(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TERRINE_DATA_DIR")  # the reader has set nothing
     monkeypatch.setenv(SEED, "0")
-    monkeypatch.setattr("terrine_server.planning.grid.SPREADS", (0.02, 0.06, 0.2))  # any will do
     private, labels = smudged(3000, seed=1)
     pool, truth = smudged(200, seed=2)
     np.savez("private.npz", x=private, y=labels)

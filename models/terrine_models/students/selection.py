@@ -130,9 +130,8 @@ def choose(
         student = METHODS[name](training).fit(task, answers)
         if name in trials:
             student = student.with_model(calibration=trials[name].calibration)
-            if len(task.classes) == 2:
-                threshold = cut(training.threshold, student.probabilities(task.x), answers)
-                student = student.with_model(threshold=threshold)
+            threshold = cut(training.threshold, student.probabilities(task.x), answers)
+            student = student.with_model(threshold=threshold)
         return student
 
     plain = train(PLAIN)

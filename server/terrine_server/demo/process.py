@@ -18,7 +18,7 @@ START_SECONDS = 90.0
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.1
 LOG_LINES = 15
-RUNNING = re.compile(rb"running on (http://[\w.:]+) ")
+RUNNING = re.compile(rb"running on (http://\S+) ")
 
 
 class ServerError(Exception):
