@@ -37,6 +37,9 @@ from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS, SAM
 
 FINALISTS = 3
 """How many events reach the second half. With more, each would have less of the confidence."""
+RANKED_AT = 1e-12
+"""Of hundreds of events, a more lenient level would now and then prefer rare ones, which were seen
+by luck and of which the second half proves nothing. It is not part of the audit's own level."""
 INFINITE = 1e12
 """The Rényi divergence at this order is the pure ε."""
 AT_A_TIME = 250_000
@@ -176,7 +179,7 @@ def _audit(
     first = {votes: observe(mechanism, case, votes, draws) for pair in pairs for votes in pair}
     second: dict[Request, Counter[Seen]] = {}
     for aspect in parts:
-        suspects = _suspect(aspect, pairs, first, level)
+        suspects = _suspect(aspect, pairs, first)
         for votes in {v for suspect in suspects for v in (suspect.one, suspect.other)}:
             if votes not in second:
                 second[votes] = observe(mechanism, case, votes, draws)
@@ -235,9 +238,8 @@ def _suspect(
     aspect: Aspect,
     pairs: Sequence[tuple[Request, Request]],
     seen: dict[Request, Counter[Seen]],
-    level: float,
 ) -> list[SuspectEvent]:
-    """Return the events for which these draws prove the largest loss."""
+    """Return the events for which these draws prove the largest loss, at the level `RANKED_AT`."""
     views = {votes: _viewed(aspect, counter) for votes, counter in seen.items()}
     suspicions = [
         SuspectEvent(one, other, event)
@@ -248,7 +250,7 @@ def _suspect(
 
     def strength(suspect: SuspectEvent) -> float:
         one, other = views[suspect.one], views[suspect.other]
-        found = limits(one, other, suspect.event, level)
+        found = limits(one, other, suspect.event, RANKED_AT)
         return aspect.promise.loss(found.p, found.q)
 
     return nlargest(FINALISTS, suspicions, key=strength)
