@@ -104,11 +104,11 @@ def test_a_busy_project_does_not_keep_another_waiting() -> None:
         teachers, queue = run()
         busy = [asyncio.create_task(queue.ask("busy", Asked(GROUP_QUERIES))) for _ in range(200)]
         await started(teachers, GROUPS)
-        asyncio.get_running_loop().call_later(0.01, teachers.open.set)
-        await queue.ask("quiet", Asked())
-        before = [project for project, _ in teachers.groups].index("quiet")
-        assert before <= 2 * GROUPS
-        await asyncio.gather(*busy)
+        quiet = asyncio.create_task(queue.ask("quiet", Asked()))
+        await started(teachers, GROUPS + 1)
+        assert [project for project, _ in teachers.groups] == ["busy"] * GROUPS + ["quiet"]
+        teachers.open.set()
+        await asyncio.gather(quiet, *busy)
 
     asyncio.run(ask())
 

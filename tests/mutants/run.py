@@ -125,6 +125,7 @@ def again(name: str, fate: str) -> str:
             cwd=WORK / "mutants" / "tests",
             env=environment,
             capture_output=True,
+            text=True,
             check=False,
             timeout=LONGEST,
         )
@@ -132,6 +133,9 @@ def again(name: str, fate: str) -> str:
         return "timeout"
     killed = done.returncode in (FAILED, INTERRUPTED)
     print(f"{name}: {'killed by' if killed else 'survived'} the slow tests", flush=True)
+    for line in done.stdout.splitlines():
+        if line.startswith(("FAILED", "ERROR")):
+            print(f"  {line}", flush=True)
     return "killed" if killed else fate
 
 
