@@ -27,6 +27,7 @@ from terrine_client.distill import distill
 from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_protocol import LabelResponse, Outcome
 from terrine_server.cli.student_report import summary
+from terrine_server.labeling import voters
 from terrine_server.ledger import connect
 from terrine_server.ledger.charging import unit_accounts as accounts_of
 from terrine_server.ledger.store.tables import unit_accounts
@@ -147,6 +148,16 @@ def test_the_300th_query_is_the_last_and_nothing_told_it_before(people: People) 
     assert (refused.status_code, slug(refused)) == (403, "budget-exhausted")
     holds(refused.json()["detail"], 300, "new")
     assert people.stored().tolist() == people.expected(people.queries[:300])[1].tolist()
+
+
+def test_a_batch_in_blocks_is_answered_up_to_the_last_query(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(voters, "BLOCK", 1)  # a block for each query, as of millions of records
+    people.server.open_project("short", SPEC | {"queries": 3}, epsilon=0.5)
+    caller = Caller(people.server, people.server.token(project="short"))
+    results = caller.label(people.queries[:5]).json()["results"]
+    assert [each["outcome"] for each in results] == ["answered"] * 3 + ["refused"] * 2
 
 
 def test_nothing_that_a_student_or_an_auditor_reads_has_an_account_in_it(
