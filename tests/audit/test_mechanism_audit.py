@@ -24,13 +24,7 @@ from small_worlds import mutated
 from terrine_server.audit import noise
 from terrine_server.audit.cases import CASES, Case, Request
 from terrine_server.audit.evidence import Promise
-from terrine_server.audit.mechanisms import (
-    Aspect,
-    Seen,
-    _suspect,
-    audit_mechanisms,
-    observe,
-)
+from terrine_server.audit.mechanisms import Aspect, Seen, _suspect, audit_mechanisms, observe
 from terrine_server.audit.noise import audit_noise
 from terrine_server.findings import AuditFinding
 from terrine_server.privacy import (
@@ -142,7 +136,7 @@ def test_a_rare_event_reaches_the_second_half_only_if_it_can_hardly_be_luck() ->
     def seen(*numbers: int) -> Counter[Seen]:
         return Counter({(("answered", k),): count for k, count in enumerate(numbers) if count})
 
-    aspect = Aspect("", Promise("μ", 1.0), lambda seen: seen[0][1])
+    aspect = Aspect("", Promise("μ", 1.0), lambda outcome: outcome[0][1])
     drawn = {one: seen(9_000, 20_600, 400), other: seen(21_000, 9_000)}
     best = _suspect(aspect, [(one, other)], drawn)[0]
     assert (best.one, set(best.event)) in [(one, {1, 2}), (other, {0})]
