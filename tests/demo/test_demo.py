@@ -84,7 +84,10 @@ def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> Non
     assert not (tmp_path / "precious.sqlite").exists()
     assert "terrine_" not in (made / "server.log").read_text().replace("terrine_server", "")
 
-    verified = terrine("ledger", "verify", TERRINE_DATA_DIR=str(made / "terrine-data")).fine
+    data = {"TERRINE_DATA_DIR": str(made / "terrine-data")}
+    shown = terrine("ledger", "show", "demo", **data).fine
+    holds(shown, f"{figures['epsilon_spent']:.6g}")
+    verified = terrine("ledger", "verify", **data).fine
     assert figures["ledger_head"] in verified.replace("\n", "")
 
 

@@ -40,6 +40,7 @@ class DemoReport:
     epsilon: float
     delta: float
     epsilon_spent: float
+    """Of the project, in the end: more was asked after the student was trained."""
     asked: int
     answers_right: float
     """Share of the answers of which the highest count is the right class."""
@@ -84,7 +85,7 @@ class Demo:
             with Client(url, student_token) as client:
                 made = self._distil(client)
                 self._step("New queries and repeated ones")
-                self._ask_again(client, made)
+                epsilon_spent = self._ask_again(client, made)
             self._step("The auditor verifies the ledger")
             with Client(url, auditor_token) as auditor:
                 found = auditor.verify(PROJECT)
@@ -100,7 +101,7 @@ class Demo:
             teachers=m.teachers,
             epsilon=report.epsilon,
             delta=report.delta,
-            epsilon_spent=report.epsilon_spent,
+            epsilon_spent=epsilon_spent,
             asked=sum(report.outcomes.values()),
             answers_right=float((made.labels == m.truth)[made.labels >= 0].mean()),
             student=made.student.accuracy(m.held_out, m.held_out_labels),
@@ -165,7 +166,8 @@ class Demo:
             tell=self._say,
         )
 
-    def _ask_again(self, client: Client, made: Distilled) -> None:
+    def _ask_again(self, client: Client, made: Distilled) -> float:
+        """Ask until the budget refuses, then for old answers. Return the ε spent in the end."""
         m = self.material
         self._say("Images that were never sent:")
         fresh = np.concatenate([m.public[made.outcomes == ""], m.held_out])
@@ -186,6 +188,7 @@ class Demo:
             f"{'free' if free else 'NOT FREE'}: ε spent was {before.epsilon_spent:.4f} and is "
             f"{again.budget.epsilon_spent:.4f}. Without fresh noise there is nothing to average."
         )
+        return again.budget.epsilon_spent
 
     def _compare(self, made: Distilled) -> float:
         """Accuracy without privacy: of the student that was chosen, on true labels."""
