@@ -110,14 +110,14 @@ def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Labeling, "_drawn", drawn)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "plant",
     [
         rolls_accounts_back,
-        *(
-            pytest.param(each, marks=pytest.mark.nightly)
-            for each in (overspends_in_its_last_step, judges_once_a_request, refunds_abstentions)
-        ),
+        overspends_in_its_last_step,
+        judges_once_a_request,
+        refunds_abstentions,
     ],
     ids=lambda plant: plant.__name__,
 )

@@ -178,6 +178,7 @@ def test_half_the_noise_in_the_service_is_caught(
     holds(attack.evidence, "not", "law")
 
 
+@pytest.mark.nightly
 def test_answers_sold_too_cheaply_are_caught_by_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
     def cheap(mechanism: Mechanism, epsilon: float, delta: float, **more: Any) -> Terms:
         terms = quote(mechanism, epsilon, delta, **more)

@@ -23,7 +23,7 @@ def replayed(opened: Opened, inputs: Sequence[NDArray[np.uint8]]) -> NDArray[np.
     return recomputed(opened.ledger, "study", opened.voters.found, inputs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str) -> None:
     """Before each statement and each COMMIT, until there is none left to be killed before."""
     opened = open_people(database_url, 2.0, {**NEIGHBOURS, "queries": 1000}, spare=True)

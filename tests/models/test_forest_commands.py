@@ -44,7 +44,7 @@ TRAIN = ("ensemble", "train", "private.csv", "--name", "ill")
 PUBLIC = ("--public", "public.csv", "--schema", "schema.json")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_forests_are_trained_registered_served_and_learned_from(
     terrine: Terrine, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

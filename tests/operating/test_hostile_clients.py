@@ -82,6 +82,7 @@ def take_all_of(headers: dict[str, str], server: Serving, open_: ExitStack) -> N
     take_all(server, open_, lambda: own.get("/budget").status_code == 503, 4, line)
 
 
+@pytest.mark.nightly
 def test_those_who_never_read_from_one_address_keep_nobody_else_out(
     served_machine: Machine,
 ) -> None:

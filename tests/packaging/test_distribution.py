@@ -74,6 +74,7 @@ def test_the_wheel_holds_code_types_migrations_and_licence_only(wheel: Path) -> 
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
 
 
+@pytest.mark.nightly
 def test_migrations_run_from_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     program = "import terrine_server.cli as cli; print(cli.__file__, flush=True); cli.main()"

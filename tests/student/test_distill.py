@@ -297,15 +297,10 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
-    "mechanism",
-    [
-        pytest.param(CONFIDENT, marks=pytest.mark.nightly),
-        {"name": "noisy_votes", "sigma": 4.0},
-    ],
-    ids=["labels", "counts"],
+    "mechanism", [CONFIDENT, {"name": "noisy_votes", "sigma": 4.0}], ids=["labels", "counts"]
 )
 def test_the_command_ends_on_images_of_ordinary_size(
     terrine: Terrine, server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]

@@ -18,8 +18,8 @@ DOCUMENTED, BODIES, CUT_OFF = 1_400, 8_000, 600
 """Requests of each kind, at night: generated from the OpenAPI document, with arbitrary bodies, and
 with a wrong length or framing."""
 assert DOCUMENTED + BODIES + CUT_OFF >= 10_000
-SHARES = pytest.mark.parametrize("share", [16, pytest.param(1, marks=pytest.mark.nightly)])
-"""By day one request in sixteen is sent."""
+SHARES = pytest.mark.parametrize("share", [32, pytest.param(1, marks=pytest.mark.nightly)])
+"""By day one request in thirty-two is sent."""
 NO_LIMIT = 10**9
 CHEAP = {"name": "gnmax", "sigma": 500.0}
 """Noise so large that the budget lasts for thousands of valid queries."""

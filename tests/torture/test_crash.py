@@ -52,6 +52,7 @@ vote, each of whom has an account."""
 Inputs = Callable[[Sequence[int]], Sequence[NDArray[np.uint8]]]
 OF_WORKERS, OF_SERVERS = 0.38, 0.12
 """Each test's share of all kills: half on SQLite and half on PostgreSQL."""
+EACH = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 ON_POSTGRESQL = pytest.mark.parametrize(
     "database", [pytest.param("sqlite", marks=pytest.mark.nightly), "postgresql"], indirect=True
 )
@@ -137,8 +138,8 @@ def judged(
     assert accounts.any()
 
 
-@ON_POSTGRESQL
-@pytest.mark.slow
+@EACH
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_workers_killed_under_load(
     database: Database, kills: Callable[[float], int], seed: int, tally: Callable[[str], None]

@@ -35,10 +35,8 @@ MORE = 30
 """Further kills, if all so far came too late; about one in three does."""
 
 
-@pytest.mark.parametrize(
-    "database", [pytest.param("sqlite", marks=pytest.mark.nightly), "postgresql"], indirect=True
-)
-@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_servers_killed_while_they_start(
     database: Database,

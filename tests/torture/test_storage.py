@@ -123,7 +123,7 @@ SELECT pg_logical_emit_message(false, '', repeat('x', greatest(0, 1000 * 1024 -
 """So that it takes a few charges to fill it, not hundreds."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_space_for_its_log_postgresql_exits_and_the_service_survives(
     digits_ensemble: DigitsEnsemble, seed: int, tmp_path: Path
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_server_refuses_to_start_on_a_read_only_disk(
         witness.judge()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("servers", ["postgresql"], indirect=True)
 def test_a_database_made_read_only_is_a_503_until_it_is_writable(
     witness: Witness, mortal: Postgres
