@@ -56,7 +56,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kills" in metafunc.fixturenames:
         # Absent if pytest loaded these options only after it had parsed the command line.
         given: int | None = metafunc.config.getoption("kills", default=None)
-        usual = [KILLS, pytest.param(AT_NIGHT, marks=pytest.mark.nightly)]
+        by_day = metafunc.definition.get_closest_marker("nightly") is None
+        at_night = pytest.param(AT_NIGHT, marks=pytest.mark.nightly)
+        usual = [KILLS, at_night] if by_day else [at_night]
         metafunc.parametrize("kills", [given] if given else usual, indirect=True)
 
 
