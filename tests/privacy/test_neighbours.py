@@ -233,6 +233,7 @@ def test_what_cannot_be_cast_is_refused() -> None:
     for owners, labels in (([1, 0], [0, 0]), ([0, 0], [1, 0]), ([0, 3], [0, 0]), ([], [])):
         with refuses(ValueError, "records"):
             Units.of(np.array(owners, np.int32), np.array(labels, np.int16), 3)
+    assert Units.of(np.zeros(1, np.int32), np.zeros(1, np.int16), 3).records == 1
     for counts in ([[4, 0]], [[-1, 0]], [[1, 0, 0]]):
         with refuses(ValueError, "Counts"):
             mechanism.release(np.array(counts))
