@@ -52,7 +52,6 @@ vote, each of whom has an account."""
 Inputs = Callable[[Sequence[int]], Sequence[NDArray[np.uint8]]]
 OF_WORKERS, OF_SERVERS = 0.38, 0.12
 """Each test's share of all kills: half on SQLite and half on PostgreSQL."""
-EACH = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 ON_POSTGRESQL = pytest.mark.parametrize(
     "database", [pytest.param("sqlite", marks=pytest.mark.nightly), "postgresql"], indirect=True
 )
@@ -138,7 +137,6 @@ def judged(
     assert accounts.any()
 
 
-@EACH
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_workers_killed_under_load(

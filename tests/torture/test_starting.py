@@ -35,7 +35,6 @@ MORE = 30
 """Further kills, if all so far came too late; about one in three does."""
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_servers_killed_while_they_start(
