@@ -5,16 +5,15 @@
 
     forget(directory, out, name_digests(["Ada"], key), key)  # nobody's records but hers go
     add(directory, out, coming, key)
-    forget_taught(trained, out, name_digests(["Ada"], key), private, key)
+    forget(trained, out, name_digests(["Ada"], key), key, private)
 
-Who somebody is, is kept as a digest under a key of the owner's: of the name where records have a
-group, and otherwise of the record itself. Whether a person is admitted or erased follows from that
-person's own digest and from lists that the owner gave, never from whom else the ensemble holds.
+Only people who have names (a group) leave or join. Who somebody is, is kept as a digest of the name
+under a key of the owner's. Whether a person's records are admitted or go follows from that person's
+name and records and from the lists of names that the owner gave, never from anybody else's records.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,6 @@ from terrine_models.storage.manifests import StoreError, save_tensors, verified_
 from terrine_models.teachers.heads import load_map
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
-    DataFingerprint,
     Manifest,
     ShardTeachers,
     StoredEnsemble,
@@ -37,13 +35,7 @@ from terrine_models.teachers.manifests import (
     save_manifest,
 )
 from terrine_models.teachers.neighbours import RECORDS, NeighbourTeachers, placed
-from terrine_models.teachers.people import (
-    IDENTITIES,
-    Digests,
-    People,
-    known_data,
-    record_digests,
-)
+from terrine_models.teachers.people import IDENTITIES, Digests, People, people_digests
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
 from terrine_protocol.files import new_directory, write_atomically
 
@@ -54,8 +46,7 @@ Records = dict[str, NDArray[np.generic]]
 class SavedEdition:
     """A new edition, which is saved. `slots`: of those who left with it; secret.
 
-    `people`: how many left, or came with records of their own. `left_out`: how many were kept from
-    coming back.
+    `people`: how many left, or came as new. `left_out`: how many were kept from coming back.
     """
 
     manifest: Manifest
@@ -64,117 +55,148 @@ class SavedEdition:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """An edition of neighbours, and what its next one is made of."""
-
-    directory: Path
-    manifest: Manifest
-    kind: NeighbourTeachers
-    records: Records
-    people: People
-
-
-def forget(directory: Path, out: Path, who: Digests, key: bytes) -> SavedEdition | None:
-    """Save in `out` the edition of `directory` without the people `who`, uint8[k, 32].
-
-    Their records are not in it, their digests keep them from coming back, and their slots stay
-    empty. Where a record is all that is known of a person, everyone with the same record leaves.
-    None if all of them left before. Raises DataError (somebody is not there, or all would leave),
-    and StoreError.
-    """
-    old = _opened(directory, key)
-    slots, people = old.people.without(who, old.manifest.name)
-    if not len(slots):
-        return None
-    stays = ~np.isin(old.records["units"], slots)
-    if not stays.any():
-        raise DataError(
-            f"Nobody would be left in {old.manifest.name}. Close its projects and remove "
-            f"{old.directory} instead."
-        )
-    records = {name: values[stays] for name, values in old.records.items()}
-    manifest = _next(old, out, records, people, old.kind.added, people.known(key), key)
-    return SavedEdition(manifest, tuple(map(int, slots)), len(slots))
-
-
-def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition | None:
-    """Save in `out` the edition of `directory` with more people, or more records of people.
-
-    New people have new slots. Who left before is left out. None if these very records were added
-    before. Raises DataError for records of another kind than the ensemble's, and StoreError.
-    """
-    old = _opened(directory, key)
-    manifest, kind = old.manifest, old.kind
-    grouped = manifest.partition is not None
-    _check_same_kind(data, manifest, grouped)
-    digest = hmac.digest(key, b"terrine/added/1" + bytes.fromhex(data.digest()), "sha256").hex()
-    if digest in kind.added:
-        return None
-    who, present = record_digests(data, key), old.people.present
-    gone = {bytes(row) for row in old.people.erased}
-    # Only names are compared with those of others: equal records may be of two people.
-    known = {bytes(row): slot for slot, row in enumerate(present)} if grouped else {}
-    slots = np.full(unit_count(data), -1)
-    came: list[NDArray[np.uint8]] = []
-    for unit, row in enumerate(who):
-        if bytes(row) in gone:
-            continue
-        if bytes(row) in known:
-            slots[unit] = known[bytes(row)]
-        else:
-            slots[unit] = len(present) + len(came)
-            came.append(row)
-    stored = StoredEnsemble(old.directory, manifest, manifest.teacher_files)
-    # All are placed, and then some left out: where a record is placed must not depend on others.
-    new = dict(placed(data, load_map(stored, kind.features), kind.scale))
-    units = slots[new["units"]].astype(np.int32)
-    stays = units >= 0
-    new["units"] = units
-    new["since"] = np.full(len(stays), kind.edition + 1, np.int32)
-    records = {
-        name: np.concatenate([values, new[name][stays]]) for name, values in old.records.items()
-    }
-    order = np.lexsort((records["labels"], records["units"]))
-    records = {name: values[order] for name, values in records.items()}
-    people = replace(
-        old.people, present=np.concatenate([present, np.array(came, np.uint8).reshape(-1, 32)])
-    )
-    now = known_data(data, who, key).with_more(people.known(key).digests)
-    saved = _next(old, out, records, people, (*kind.added, digest), now, key)
-    return SavedEdition(saved, (), len(came), int((slots < 0).sum()))
-
-
-def forget_taught(
+def forget(
     directory: Path,
     out: Path,
     who: Digests,
-    data: Dataset,
     key: bytes,
+    data: Dataset | None = None,
     public: PublicData | None = None,
 ) -> SavedEdition | None:
-    """Save in `out` the edition of trained teachers that never saw the people `who`, uint8[k, 32].
+    """Save in `out` the edition of `directory` without the people `who`, uint8[k, 32].
 
-    The teachers whose shards held them, and those in the same files, are trained anew, each from
-    what is left of its shard, as if the others had never been there. `data`: the records that all
-    were trained on, or what is left of them; who left before, or was never there, is passed over.
-    `public`: the public rows that teachers of tables match their prior on. None if all of them left
-    before. Raises DataError (somebody is not there, a shard would be empty, records of those who
-    stay are missing, other public rows) and StoreError.
+    Their digests keep all of them from coming (back), also those who were never here. Of
+    neighbours, their records are not in it. Of trained teachers, those whose shards held them, and
+    those in the same files, are trained anew, each from what is left of its shard, as if they had
+    never been there.
+
+    `data`: the records that teachers were trained on, or what is left of them; who left before, or
+    was never there, is passed over. `public`: the public rows on which teachers of tables match
+    their prior. None if all of `who` were forgotten before. Raises DataError (nobody would be left
+    in the ensemble or in a shard, `data` is missing or lacks records of those who stay, other
+    public rows) and StoreError.
     """
     manifest = load_manifest(directory)
-    kind, partition = manifest.teacher, manifest.partition
     stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
-    old = People.load(stored, key)
-    if partition is None or not isinstance(kind, ShardTeachers):
-        raise StoreError(f"Nobody knows whose records taught which teacher of {manifest.name}.")
-    _check_same_kind(data, manifest, partition.recipe == "groups")
-    _check_public(kind, public)
-    slots, people = old.without(who, manifest.name)
-    if not len(slots):
+    before = People.load(stored, key)
+    left = before.without(who)
+    if left is None:
         return None
+    slots, people = left
+    if not people.present.any():
+        raise DataError(
+            f"Nobody would be left in {manifest.name}. Close its projects and remove {directory} "
+            "instead."
+        )
+    kind, changed = manifest.teacher, dict[str, object]()
+    if isinstance(kind, NeighbourTeachers):
+        records = _records(stored)
+        stays = ~np.isin(records["units"], slots)
+        tensors = _tensors({name: values[stays] for name, values in records.items()})
+        changed = {"teacher": kind.model_copy(update={"edition": kind.edition + 1})}
+    elif isinstance(kind, ShardTeachers):
+        tensors = _teach_anew(stored, kind, slots, people, key, data, public)
+    else:
+        raise StoreError(f"Nobody knows whose records taught which teacher of {manifest.name}.")
+    saved = _saved(directory, manifest, out, tensors, people, key, changed)
+    return SavedEdition(saved, tuple(map(int, slots)), len(slots))
+
+
+def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
+    """Save in `out` the edition of `directory` with more people, or more records of people.
+
+    New people have new slots. Who was forgotten is left out. A record that its person has already
+    is not added again. Raises DataError for records of another kind than the ensemble's, and
+    StoreError.
+    """
+    manifest = load_manifest(directory)
+    kind = manifest.teacher
+    if not isinstance(kind, NeighbourTeachers):
+        raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
+    stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
+    people = People.load(stored, key)
+    _check_same_kind(data, manifest)
+    gone = {bytes(row) for row in people.erased}
+    known = {bytes(row): slot for slot, row in enumerate(people.present)}
+    slots = np.full(unit_count(data), -1)
+    came: list[NDArray[np.uint8]] = []
+    for unit, row in enumerate(people_digests(data, key)):
+        if bytes(row) in gone:
+            continue
+        if bytes(row) not in known:
+            known[bytes(row)] = len(people.present) + len(came)
+            came.append(row)
+        slots[unit] = known[bytes(row)]
+    # All are placed, and then some left out: where a record is placed must not depend on others.
+    new = dict(placed(data, load_map(stored, kind.features), kind.scale))
+    slot_of = slots[new["units"]]
+    new["units"] = slot_of.astype(np.int32)
+    new["since"] = np.full(len(slot_of), kind.edition + 1, np.int32)
+    records = _records(stored)
+    stays = (slot_of >= 0) & ~_repeated(new, records)
+    records = {name: np.concatenate([values, new[name][stays]]) for name, values in records.items()}
+    order = np.lexsort((records["labels"], records["units"]))
+    present = np.concatenate([people.present, np.array(came, np.uint8).reshape(-1, 32)])
+    changed = {
+        "teacher": kind.model_copy(update={"edition": kind.edition + 1}),
+        "teachers": len(present),
+        "units": len(present),
+    }
+    tensors = _tensors({name: values[order] for name, values in records.items()})
+    people = replace(people, present=present)
+    saved = _saved(directory, manifest, out, tensors, people, key, changed)
+    return SavedEdition(saved, (), len(came), int((slots < 0).sum()))
+
+
+def _records(stored: StoredEnsemble) -> Records:
+    return {name: each.numpy() for name, each in stored.tensors(RECORDS).items()}
+
+
+def _tensors(records: Records) -> dict[str, Trained]:
+    return {RECORDS: {name: torch.from_numpy(values) for name, values in records.items()}}
+
+
+def _repeated(new: Records, records: Records) -> NDArray[np.bool_]:
+    """Which records that come their own person has already, [n]: with the same point and label.
+
+    So whoever adds a file twice adds nothing, and nobody's records decide about another's.
+    """
+    names = [name for name in records if name != "since"]
+
+    def keys(of: Records) -> list[bytes]:
+        parts = zip(*(of[name] for name in names), strict=True)
+        return [b"".join(part.tobytes() for part in record) for record in parts]
+
+    own = np.isin(records["units"], new["units"])
+    had = set(keys({name: values[own] for name, values in records.items()}))
+    return np.array([key in had for key in keys(new)], dtype=bool)
+
+
+def _teach_anew(
+    stored: StoredEnsemble,
+    kind: ShardTeachers,
+    slots: NDArray[np.int64],
+    people: People,
+    key: bytes,
+    data: Dataset | None,
+    public: PublicData | None,
+) -> dict[str, Trained]:
+    """Train the files of teachers whose shards held the people in these slots. See `forget`."""
+    manifest, partition = stored.manifest, stored.manifest.partition
+    if partition is None:
+        raise StoreError(f"Nobody knows whose records taught which teacher of {manifest.name}.")
+    if not len(slots):
+        return {}
+    if data is None:
+        raise DataError(
+            f"People who leave {manifest.name} taught some of its teachers. Give the records that "
+            "it was trained on, or what is left of them, to train these anew."
+        )
+    _check_same_kind(data, manifest)
+    _check_public(kind, public)
     owner = teacher_of(manifest.units, manifest.teachers, partition.seed)
-    left = np.bincount(owner[people.present.any(1)], minlength=manifest.teachers)
+    stays: NDArray[np.bool_] = np.asarray(people.present.any(1))
+    left = np.bincount(owner[stays], minlength=manifest.teachers)
     empty = [int(teacher) for teacher in np.unique(owner[slots]) if not left[teacher]]
     if empty:
         raise DataError(
@@ -182,44 +204,28 @@ def forget_taught(
             "no teacher learns from nobody. Train another ensemble, of fewer teachers; it shares "
             "this one's cap."
         )
+    starts = range(0, manifest.teachers, kind.per_file)
     files = {
         file: range(at, min(at + kind.per_file, manifest.teachers))
-        for file, at in zip(
-            manifest.teacher_files, range(0, manifest.teachers, kind.per_file), strict=True
-        )
+        for file, at in zip(manifest.teacher_files, starts, strict=True)
     }
     touched = {file: run for file, run in files.items() if np.isin(owner[slots], run).any()}
-    place = _places(record_digests(data, key), people.present)
+    slot_of = {bytes(row): slot for slot, row in enumerate(people.present) if stays[slot]}
+    place = np.array([slot_of.get(bytes(row), -1) for row in people_digests(data, key)])
     taught = np.isin(owner, [teacher for run in touched.values() for teacher in run])
-    missing = int((people.present.any(1) & taught & ~np.isin(np.arange(len(owner)), place)).sum())
+    missing = int((stays & taught & ~np.isin(np.arange(len(owner)), place)).sum())
     if missing:
         raise DataError(
             f"{data.name}: {missing} of those who stay, whose shards are to be learned anew, are "
             f"not in it. Give the records that {manifest.name} was trained on."
         )
-    unit_of = np.arange(len(data)) if data.groups is None else data.groups
     features = None if kind.features is None else load_map(stored, kind.features)
+    slot = place[data.groups]
     trained = {}
     for file, run in touched.items():
-        slot = place[unit_of]
         rows = {i: np.flatnonzero((slot >= 0) & (owner[slot] == i)) for i in run}
         trained[file] = kind.train(Shards(data, rows, partition.seed, features, public), run)
-    known = people.known(key)
-    changed = {"data": known if manifest.data is None else manifest.data.with_more(known.digests)}
-    saved = _saved(directory, manifest, out, trained, people, key, changed)
-    return SavedEdition(saved, tuple(map(int, slots)), len(slots))
-
-
-def _places(who: Digests, present: Digests) -> NDArray[np.int64]:
-    """Return the slot of each person [U]; of several with one digest the first has the first.
-
-    −1 for who is not there.
-    """
-    free: dict[bytes, list[int]] = {}
-    for slot in reversed(range(len(present))):
-        free.setdefault(bytes(present[slot]), []).append(slot)
-    free.pop(bytes(32), None)
-    return np.array([slots.pop() if (slots := free.get(bytes(row))) else -1 for row in who])
+    return trained
 
 
 def _check_public(kind: ShardTeachers, public: PublicData | None) -> None:
@@ -233,7 +239,7 @@ def _check_public(kind: ShardTeachers, public: PublicData | None) -> None:
         )
 
 
-def _check_same_kind(data: Dataset, manifest: Manifest, grouped: bool) -> None:
+def _check_same_kind(data: Dataset, manifest: Manifest) -> None:
     """Raise DataError unless records are of the kind of an ensemble's."""
     check_encoding(data)
     if (data.spec, data.classes) != (manifest.input, manifest.classes):
@@ -242,40 +248,8 @@ def _check_same_kind(data: Dataset, manifest: Manifest, grouped: bool) -> None:
             f"{', '.join(data.classes)}, expected {manifest.input} and "
             f"{', '.join(manifest.classes)}."
         )
-    if (data.groups is not None) != grouped:
-        wanted = "with a group, as" if grouped else "without one, as"
-        raise DataError(f"{data.name}: expected records {wanted} {manifest.name} has them.")
-
-
-def _opened(directory: Path, key: bytes) -> _Opened:
-    manifest = load_manifest(directory)
-    kind = manifest.teacher
-    if not isinstance(kind, NeighbourTeachers):
-        raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
-    stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
-    people = People.load(stored, key)
-    records: Records = {name: each.numpy() for name, each in stored.tensors(RECORDS).items()}
-    return _Opened(directory, manifest, kind, records, people)
-
-
-def _next(
-    old: _Opened,
-    out: Path,
-    records: Records,
-    people: People,
-    added: tuple[str, ...],
-    known: DataFingerprint,
-    key: bytes,
-) -> Manifest:
-    kind = old.kind.model_copy(update={"edition": old.kind.edition + 1, "added": added})
-    changed = {
-        "teacher": kind,
-        "teachers": len(people.present),
-        "units": len(people.present),
-        "data": (old.manifest.data or known).with_more(known.digests),
-    }
-    tensors = {RECORDS: {name: torch.from_numpy(each) for name, each in records.items()}}
-    return _saved(old.directory, old.manifest, out, tensors, people, key, changed)
+    if data.groups is None:
+        raise DataError(f"{data.name}: expected records with a group, as {manifest.name} has them.")
 
 
 def _saved(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, Union
@@ -200,19 +200,6 @@ def _of_its_kind(value: Any) -> TeacherKind:
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-class DataFingerprint(Record):
-    """What tells private data when they come again, and nothing to who lacks the owner's key."""
-
-    key: Sha256
-    """Tells whether digests are of one key."""
-    digests: Annotated[tuple[Sha256, ...], Field(min_length=1)]
-    """Data that have any of them in common are the same."""
-
-    def with_more(self, digests: Iterable[str]) -> DataFingerprint:
-        """The same, and data of these digests are it, too."""
-        return DataFingerprint(key=self.key, digests=tuple(sorted({*self.digests, *digests})))
-
-
 class EnsemblePlan(Record):
     """Everything about an ensemble that is fixed before its teachers are trained."""
 
@@ -227,9 +214,15 @@ class EnsemblePlan(Record):
     teachers: Annotated[int, Field(ge=1, le=100_000_000)]
     units: Annotated[int, Field(ge=1, description="Units in all: rows, or people if grouped.")]
     partition: Partition | None = None
-    data: Annotated[DataFingerprint | None, Field(exclude_if=absent)] = None
-    """Which private data these are. None if nobody knows, as of teachers from elsewhere."""
     versions: dict[str, str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_obsolete_fields(cls, fields: Any) -> Any:
+        # `data`: keyed digests of the private data, which earlier versions wrote. Nothing reads it.
+        if isinstance(fields, dict):
+            return {name: value for name, value in fields.items() if name != "data"}
+        return fields
 
     @model_validator(mode="after")
     def _kind_is_coherent(self) -> Self:

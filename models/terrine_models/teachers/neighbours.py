@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass as record
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import DataError, Dataset
@@ -62,10 +62,9 @@ from terrine_models.teachers.manifests import (
     save_manifest,
     teacher_kind,
 )
-from terrine_models.teachers.people import IDENTITIES, People, known_data
+from terrine_models.teachers.people import IDENTITIES, People
 from terrine_models.teachers.shards import check_encoding, check_new, unit_count
 from terrine_protocol.files import new_directory, write_atomically
-from terrine_protocol.tables import Sha256
 
 RADIUS, RECORDS = "radius.safetensors", "teachers-00000.safetensors"
 LENGTH, MOST_COORDINATES = 3300, 4096
@@ -154,11 +153,17 @@ class NeighbourTeachers(TeacherKind):
     """Whole numbers for a coordinate of 1, by public points alone."""
     edition: Annotated[int, Field(ge=1)] = 1
     """How many times people left or came, and one."""
-    added: tuple[Sha256, ...] = ()
-    """Keyed digests of all that was added, so that nothing is added twice."""
     steps: Literal[1] = 1
     """The largest weight of a record: it votes, or does not."""
     divisible = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_obsolete_fields(cls, fields: Any) -> Any:
+        # `added`: keyed digests of files, which earlier versions wrote. Nothing reads it.
+        if isinstance(fields, dict):
+            return {name: value for name, value in fields.items() if name != "added"}
+        return fields
 
     def check(self, plan: EnsemblePlan) -> None:
         """Raise ValueError unless each unit is a teacher."""
@@ -432,7 +437,8 @@ def build(
 
     The map, the radii and the scale follow from `public` alone. The records are copied, as
     coordinates and labels: the directory is as private as they are. `key`: the owner's, under which
-    people can be found again; without one nobody can be forgotten, or added. Raises TrainingError
+    people who have names (a group) can be found again; without one nobody can be forgotten, or
+    added. Raises TrainingError
     (`out` exists) and DataError (public data unfit, a schema fitted on the private data).
     """
     out, settings = Path(out), settings or NeighbourSettings()
@@ -471,11 +477,8 @@ def build(
             RECORDS: save_tensors(work / RECORDS, records),
             RADIUS: save_tensors(work / RADIUS, points),
         }
-        known = None
-        if key is not None:
-            people = People.of(data, key)
-            known = known_data(data, people.present, key)
-            files[IDENTITIES] = people.save(work, key)
+        if key is not None and data.groups is not None:
+            files[IDENTITIES] = People.of(data, key).save(work, key)
         if features.tensors:
             files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         if features.backbone is not None:
@@ -490,7 +493,6 @@ def build(
             classes=data.classes,
             teachers=units,
             units=units,
-            data=known,
             partition=partition,
             versions=versions(),
             files=dict(sorted(files.items())),

@@ -42,7 +42,7 @@ from terrine_models.teachers.manifests import (
     Trained,
     save_manifest,
 )
-from terrine_models.teachers.people import IDENTITIES, People, known_data
+from terrine_models.teachers.people import IDENTITIES, People
 from terrine_models.teachers.shards import (
     Shards,
     TrainingError,
@@ -89,10 +89,9 @@ def train_ensemble(
     `public` is what the feature map of heads may be fitted on, and on what teachers of tables match
     their prior; without it the map is data-independent. `on_trained` is called with the number of
     trained teachers: with 0, and after every file. `trainer` says where they are trained, and
-    changes nothing else. `key`: the owner's, under which people and data are known when they come
-    again; without one nobody can be forgotten, and nobody sees that two ensembles are of the same
-    people, and share a cap. During training the files are in `<out>.partial`, which becomes `out`
-    at the end.
+    changes nothing else. `key`: the owner's, under which people who have names (a group) can be
+    found again; without one nobody can be forgotten. During training the files are in
+    `<out>.partial`, which becomes `out` at the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
     those of an interrupted training) and DataError (public data unfit).
@@ -103,7 +102,7 @@ def train_ensemble(
     if public is not None:
         public.check_disjoint(data)
     rows, partition = partition_records(data, teachers, seed)
-    people = None if key is None else People.of(data, key)
+    people = None if key is None or data.groups is None else People.of(data, key)
     features = config.feature_map(data, public)
     kind = config.teacher(data, features.spec if features else None, public)
     plan = EnsemblePlan(
@@ -116,7 +115,6 @@ def train_ensemble(
         teachers=teachers,
         units=unit_count(data),
         partition=partition,
-        data=None if people is None or key is None else known_data(data, people.present, key),
         versions=versions(*kind.packages),
     )
     work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
