@@ -105,37 +105,56 @@ class EnsembleInfo(EnsembleFacts):
 
 
 class EnsembleAccount(EnsembleInfo):
-    """An ensemble as its owner sees it: with the cap that all its projects share."""
+    """An ensemble as its owner sees it: with the cap that it shares with all of its population."""
 
-    epsilon: float
-    delta: float
+    population: Annotated[
+        Name, Field(description="The people whom its records are about, by the owner's name.")
+    ]
+    epsilon: Annotated[float, Field(description="Cap of the population: ε of all its projects.")]
+    delta: Annotated[float, Field(description="Likewise its δ.")]
     rule: Annotated[RuleInfo, Field(description="How the costs of its projects add up.")]
     cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
-    reserved: Annotated[int, Field(description="Likewise, by all projects that share the cap.")]
+    reserved: Annotated[int, Field(description="Likewise, by all projects of the population.")]
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
     delta_reserved: int
-    shares_cap_with: Annotated[
-        list[Name],
-        Field(description="Other ensembles of the same people: one cap is for all of them."),
-    ] = Field(default_factory=list)
 
 
 class EnsembleRegister(Wire):
-    """Allow projects on an ensemble, under a cap that they share. The cap is final."""
+    """Allow projects on an ensemble, under the cap of its population, which is final."""
 
     name: Annotated[
         Name, Field(description="Name of an ensemble in ensembles/ of the data directory.")
     ]
-    epsilon: Annotated[float, Field(description="Cap: ε of all its projects together.")]
-    delta: Annotated[float, Field(description="Cap: δ of all its projects together.")]
-    rule: Annotated[
-        Literal["rdp", "gdp"],
+    epsilon: Annotated[
+        float | None,
         Field(
-            description="How the cap adds up what projects cost. rdp: at one Rényi order, where "
-            "joint prices and published bounds hold. gdp: in Gaussian DP, where about a tenth more "
-            "of plain gnmax fits, but neither of these."
+            description="Cap of a new population: ε of all projects on its ensembles together. "
+            "Ensembles that join it give none, or the same."
         ),
-    ] = "rdp"
+    ] = None
+    delta: Annotated[float | None, Field(description="Likewise δ.")] = None
+    population: Annotated[
+        Name | None,
+        Field(
+            description="The people whom the records are about. All ensembles of a population "
+            "share its cap. Default: the one that exists, or `people`."
+        ),
+    ] = None
+    disjoint: Annotated[
+        bool,
+        Field(
+            description="The owner states that nobody in a new population is in another one. It "
+            "gets a cap of its own, and the statement is logged."
+        ),
+    ] = False
+    rule: Annotated[
+        Literal["rdp", "gdp"] | None,
+        Field(
+            description="How a new cap adds up what projects cost. rdp, the default: at one Rényi "
+            "order, where joint prices and published bounds hold. gdp: in Gaussian DP, where about "
+            "a tenth more of plain gnmax fits, but neither of these."
+        ),
+    ] = None
     order: Annotated[
         float | None,
         Field(
@@ -143,13 +162,14 @@ class EnsembleRegister(Wire):
             "proposes one for data-dependent accounting."
         ),
     ] = None
-    shares_cap_of: Annotated[
-        Name | None,
-        Field(
-            description="A registered ensemble that holds some of the same people: the two share "
-            "its cap, which must be the same. Where their data are equal, they share it anyway."
-        ),
-    ] = None
+
+    @model_validator(mode="after")
+    def _cap_is_whole(self) -> Self:
+        if (self.epsilon is None) != (self.delta is None):
+            raise ValueError("a cap has both, epsilon and delta")
+        if self.epsilon is None and (self.rule is not None or self.order is not None):
+            raise ValueError("a rule or an order is of a new cap: give epsilon and delta as well")
+        return self
 
 
 class ConsensusLevel(Wire):

@@ -125,16 +125,17 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
 
 def ensemble_account(record: ledger.EnsembleRecord, available: bool) -> EnsembleAccount:
     """Return an ensemble as its owner sees it."""
+    population = record.population
     return EnsembleAccount(
         **ensemble(record, available).model_dump(),
-        epsilon=record.epsilon,
-        delta=record.delta,
-        rule=record.rule,
-        cap=record.cap,
-        reserved=record.reserved,
-        delta_cap=record.delta_cap,
-        delta_reserved=record.delta_reserved,
-        shares_cap_with=list(record.shares_with),
+        population=population.name,
+        epsilon=population.epsilon,
+        delta=population.delta,
+        rule=population.rule,
+        cap=population.cap,
+        reserved=population.reserved,
+        delta_cap=population.delta_cap,
+        delta_reserved=population.delta_reserved,
     )
 
 
@@ -197,14 +198,14 @@ def request_account(
 
 
 def _approval(quoted: ProjectQuote) -> ApprovalInfo:
-    ensemble, terms = quoted.ensemble, quoted.terms
+    population, terms = quoted.ensemble.population, quoted.terms
     return ApprovalInfo(
         prices=terms.prices,
         affordable=quoted.affordable,
         reserved=quoted.reserved,
-        cap=ensemble.cap,
+        cap=population.cap,
         delta_reserved=quoted.delta_reserved,
-        delta_cap=ensemble.delta_cap,
+        delta_cap=population.delta_cap,
         fits=quoted.fits,
         warning=quoted.warning,
     )

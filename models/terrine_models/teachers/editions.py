@@ -35,7 +35,13 @@ from terrine_models.teachers.manifests import (
     save_manifest,
 )
 from terrine_models.teachers.neighbours import RECORDS, NeighbourTeachers, placed
-from terrine_models.teachers.people import IDENTITIES, Digests, People, people_digests
+from terrine_models.teachers.people import (
+    IDENTITIES,
+    Digests,
+    People,
+    has_identities,
+    people_digests,
+)
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
 from terrine_protocol.files import new_directory, write_atomically
 
@@ -146,6 +152,14 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
     people = replace(people, present=present)
     saved = _saved(directory, manifest, out, tensors, people, key, changed)
     return SavedEdition(saved, (), len(came), int((slots < 0).sum()))
+
+
+def identified(directory: Path) -> StoredEnsemble | None:
+    """An ensemble that knows whose its records are; None if it does not. Raises StoreError."""
+    manifest = load_manifest(directory)
+    if not has_identities(manifest):
+        return None
+    return StoredEnsemble(directory, manifest, manifest.teacher_files)
 
 
 def _records(stored: StoredEnsemble) -> Records:

@@ -21,7 +21,11 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.storage.manifests import StoreError, save_tensors
-from terrine_models.teachers.manifests import Manifest, StoredEnsemble, check_shapes
+from terrine_models.teachers.manifests import (
+    Manifest,
+    StoredEnsemble,
+    check_shapes,
+)
 from terrine_models.teachers.shards import unit_count
 
 IDENTITIES = "identities.safetensors"

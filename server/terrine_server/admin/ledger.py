@@ -26,13 +26,19 @@ ROWS = 40
 
 @router.get("/ensembles")
 def ensembles(request: Request, services: ServicesDep, reader: Reader) -> Response:
-    """Show each ensemble: its manifest's facts, its cap, and whether its files verify."""
+    """Show each population, with its cap, and its ensembles: what they are, if they verify."""
     found = [
-        (cap, views.ensemble_account(cap.ensemble, services.available(cap.ensemble)))
+        (
+            cap,
+            gives_back(services.ledger, cap.population),
+            [
+                (each, views.ensemble_account(each, services.available(each)))
+                for each in cap.ensembles
+            ],
+        )
         for cap in caps(services.ledger)
     ]
-    back = {cap.ensemble.name: gives_back(services.ledger, cap.ensemble) for cap, _ in found}
-    return page(request, "ensembles.html", reader, ensembles=found, back=back)
+    return page(request, "ensembles.html", reader, populations=found)
 
 
 @router.get("/log")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -219,14 +219,14 @@ def _expected(given: Fields) -> Sequence[Consensus]:
 def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]) -> TermsPreview:
     quoted = quote_project(ledger, wanted)
     mechanism, ensemble, terms = quoted.mechanism, quoted.ensemble, quoted.terms
-    cap = next(c for c in caps(ledger) if c.ensemble.id == ensemble.id)
+    cap = next(c for c in caps(ledger) if c.population.id == ensemble.population.id)
     answered = right = None
     if mechanism.opening is None and terms.allowance is None:
         expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
         answered, right = expected.answered, expected.accuracy
     return TermsPreview(
         quoted,
-        CapUse(cap.ensemble, cap.spent, terms.cap_budget),
+        replace(cap, added=terms.cap_budget),
         most_queries(terms, Account()),
         answered,
         right,

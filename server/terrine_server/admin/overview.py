@@ -1,8 +1,8 @@
-"""The overview: what is left of each ensemble's cap, and of each project's budget."""
+"""The overview: what is left of each population's cap, and of each project's budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from terrine_server.admin.access import Reader
 from terrine_server.admin.rendering import ROOT, page
 from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
-from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord
+from terrine_server.ledger import EnsembleRecord, Ledger, PopulationRecord, ProjectRecord
 from terrine_server.owner.cap_advice import epsilon_that_fits
 from terrine_server.planning.remaining import most_queries
 from terrine_server.privacy import Accounts
@@ -28,12 +28,14 @@ ROWS = 40
 
 @dataclass(frozen=True)
 class CapUse:
-    """An ensemble's cap, in units of 1e-12 of its rule's quantity.
+    """A population's cap, in units of 1e-12 of its rule's quantity.
 
-    `spent` is what the projects on it have used. `reserved` is what open projects hold besides.
+    `spent` is what the projects on its `ensembles` have used. `reserved` is what open projects hold
+    besides.
     """
 
-    ensemble: EnsembleRecord
+    population: PopulationRecord
+    ensembles: Sequence[EnsembleRecord]
     spent: int
     added: int = 0
     """What a project would reserve that is not open yet."""
@@ -41,17 +43,17 @@ class CapUse:
     @property
     def reserved(self) -> int:
         """What open projects may still spend."""
-        return self.ensemble.reserved - self.spent
+        return self.population.reserved - self.spent
 
     @property
     def taken(self) -> int:
         """What is spent, reserved or would be."""
-        return self.ensemble.reserved + self.added
+        return self.population.reserved + self.added
 
     @property
     def room_in_words(self) -> str:
         """What ε of a further project fits."""
-        found = epsilon_that_fits(self.ensemble)
+        found = epsilon_that_fits(self.ensembles[0])
         if found is None:
             return "Nothing more fits."
         return f"A further project of up to about ε = {found:g} fits."
@@ -59,7 +61,7 @@ class CapUse:
     @property
     def free(self) -> int:
         """What further projects may reserve; negative if it would be too much."""
-        return self.ensemble.cap - self.taken
+        return self.population.cap - self.taken
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def overview(
         request,
         "overview.html",
         reader,
-        caps=list(caps(services.ledger)),
+        caps=caps(services.ledger),
         waiting=len(services.ledger.list_requests(status=RequestStatus.OPEN, limit=ROWS)),
         most=ROWS,
         projects=[ProjectOverview.of(record) for record in shown],
@@ -105,8 +107,14 @@ def overview(
     )
 
 
-def caps(ledger: Ledger) -> Iterator[CapUse]:
-    """Yield the cap of each ensemble."""
-    spent = ledger.spent_of_caps()
-    for ensemble in ledger.ensembles():
-        yield CapUse(ensemble, spent.get(ensemble.id, 0))
+def caps(ledger: Ledger) -> list[CapUse]:
+    """Return the cap of each population, by name."""
+    spent, ensembles = ledger.spent_of_caps(), ledger.ensembles()
+    return [
+        CapUse(
+            population,
+            [each for each in ensembles if each.population.id == population.id],
+            spent.get(population.id, 0),
+        )
+        for population in ledger.populations()
+    ]

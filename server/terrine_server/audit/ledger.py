@@ -80,7 +80,7 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
         mechanism,
         terms.epsilon,
         terms.delta,
-        cap_rule=project.ensemble.rule,
+        cap_rule=project.ensemble.population.rule,
         # Any rule that is fixed beforehand is sound. Where none was chosen, only one was quoted.
         rule=None if terms.choice is None else terms.rule,
         publishing=None if schedule is None else (schedule.publication, schedule.counts),

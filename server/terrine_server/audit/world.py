@@ -157,7 +157,12 @@ class Service:
                     self.ledger,
                     self.settings,
                     EnsembleRegister(
-                        name=ensemble, epsilon=CAP_EPSILON, delta=CAP_DELTA, rule="gdp"
+                        name=ensemble,
+                        population=ensemble,
+                        disjoint=True,
+                        epsilon=CAP_EPSILON,
+                        delta=CAP_DELTA,
+                        rule="gdp",
                     ),
                 )
             name = f"{prefix}-project-{number}"
@@ -165,7 +170,7 @@ class Service:
             tokens.append(self.open(ProjectOpen.model_validate(wanted)))
             if not room:
                 record = self.ledger.project(name)
-                room = record.ensemble.cap // record.terms.cap_budget
+                room = record.ensemble.population.cap // record.terms.cap_budget
             room -= 1
         return tokens
 

@@ -91,6 +91,9 @@ def _option(name: str, field: FieldInfo, argument: bool) -> inspect.Parameter:
         known = typer.Argument(metavar=name.upper(), help=described)
         annotation: Any = Annotated[kind, known]
         default = inspect.Parameter.empty
+    elif kind is bool:  # a switch, which needs no way to say no
+        annotation = Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=described)]
+        default = field.get_default()
     elif field.is_required():
         annotation = Annotated[kind, typer.Option(metavar=metavar, help=described)]
         default = inspect.Parameter.empty

@@ -226,38 +226,52 @@ def verify(ensemble: Named) -> None:
 def register(
     wanted: EnsembleRegister,
     rule: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="rdp[:ORDER]|gdp",
-            help="How the cap adds up what projects cost. rdp: at one Rényi order, by default what "
-            "suits ε and δ, where joint prices and published bounds hold; `terrine plan` proposes "
-            "an order for data-dependent accounting. gdp: in Gaussian DP, where about a tenth more "
-            "of plain gnmax fits, but neither of these.",
+            help="How a new cap adds up what projects cost. rdp, the default: at one Rényi order, "
+            "by default what suits ε and δ, where joint prices and published bounds hold; "
+            "`terrine plan` proposes an order for data-dependent accounting. gdp: in Gaussian DP, "
+            "where about a tenth more of plain gnmax fits, but neither of these.",
         ),
-    ] = "rdp",
+    ] = None,
 ) -> None:
-    """Allow projects on an ensemble, under a cap that they share. The cap is final.
+    """Allow projects on an ensemble, under the cap of the people whom its records are about.
 
-    It belongs to the private data: ensembles that were made of the same data share one cap. Of data
-    that only overlap nobody can see it: say so, by --shares-cap-of.
+    All ensembles of a population share one cap. The first fixes it, for good; by default
+    everything in a data directory is of one population.
 
-    [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
+    [bold]Examples[/bold]
+
+      terrine ensemble register digits --epsilon 4 --delta 1e-5
+
+      terrine ensemble register digits-again
+
+      terrine ensemble register staff --population staff --disjoint --epsilon 2 --delta 1e-5
     """
     from terrine_server.owner.operations import register_ensemble
     from terrine_server.settings import Settings
 
-    found = re.fullmatch(r"(rdp|gdp)(?::([\d.]+))?", rule)
-    if found is None:
-        fail(f"--rule is rdp, rdp:ORDER (such as rdp:12) or gdp; not {rule}.")
-    wanted = EnsembleRegister.model_validate(
-        {**wanted.model_dump(), "rule": found[1], "order": found[2]}
-    )
-    record = register_ensemble(opened_ledger(), Settings(), wanted)
-    others = ", ".join(record.shares_with)
-    shared = f" It shares this cap with {others}: they are of the same people." if others else ""
+    if rule is not None:
+        found = re.fullmatch(r"(rdp|gdp)(?::([\d.]+))?", rule)
+        if found is None:
+            fail(f"--rule is rdp, rdp:ORDER (such as rdp:12) or gdp; not {rule}.")
+        wanted = EnsembleRegister.model_validate(
+            {**wanted.model_dump(), "rule": found[1], "order": found[2]}
+        )
+    ledger = opened_ledger()
+    record = register_ensemble(ledger, Settings(), wanted)
+    population = record.population
+    others = [
+        each.name
+        for each in ledger.ensembles()
+        if each.population.id == population.id and each.name != record.name
+    ]
+    shared = f" It shares this cap with {', '.join(others)}." if others else ""
     console.print(
-        f"Registered {record.name}: its projects together stay within "
-        f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}.{shared} "
+        f"Registered {record.name}, of the population {population.name}: all projects on its "
+        f"ensembles together stay within ε = {population.epsilon:g}, δ = {population.delta:g}, "
+        f"added up in {population.rule}.{shared} "
         f"Next: terrine project open --ensemble {record.name} …",
         soft_wrap=True,
     )
@@ -265,63 +279,91 @@ def register(
 
 @app.command()
 def forget(
-    ensemble: Annotated[
-        str, typer.Argument(metavar="ENSEMBLE", help="A registered ensemble of trained teachers.")
-    ],
-    data: Annotated[
+    who: Annotated[
         Path,
-        typer.Argument(
-            metavar="PRIVATE",
-            help="The records that it was trained on, or what is left of them without who leaves.",
+        typer.Option(
+            metavar="FILE",
+            help="Who leaves: a table with the column that names people, alone or beside others, "
+            "or an .npz with `group`.",
         ),
     ],
-    who: people.Who,
-    public: Annotated[
-        Path | None,
+    population: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose people. Default: the only population.")
+    ] = None,
+    records: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="PATH",
-            help="The public table of `train`, where teachers match their prior on its rows.",
+            metavar="ENSEMBLE=FILE",
+            help="The records that an ensemble of trained teachers was trained on, or what is left "
+            "of them without who leaves. May be repeated.",
+        ),
+    ] = None,
+    public: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENSEMBLE=FILE",
+            help="The public table of its `train`, where teachers match their prior on its rows. "
+            "May be repeated.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Forget people: the teachers that learned from them are trained anew without them.
+    """Forget people in every ensemble of their population, for good, while the service runs.
 
-    All others stay as they are. The service runs on, and answers the next query without them, under
-    the same cap, projects and tokens. If this is interrupted, run it again. Backups, PRIVATE and
-    FILE are yours to clean.
+    Their records are gone when this is done, teachers that learned from them are trained anew
+    without them, and what is charged afterwards is answered without them, under the same caps,
+    projects and tokens. Keyed digests of their names stay, which keep them from coming back. If
+    this is interrupted, run it again. Backups, FILE and the files that ensembles were made of are
+    yours to clean.
 
-    [bold]Example[/bold]: terrine ensemble forget wards patients.csv --who withdrawn.csv
-        --public census-sample.csv
+    [bold]Examples[/bold]
+
+      terrine ensemble forget --who withdrawn.csv
+
+      terrine ensemble forget --who withdrawn.csv --records wards=patients.csv
+          --public wards=census-sample.csv
     """
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.loading import encode_table
+    from terrine_models.teachers.people import name_digests
     from terrine_server.owner import editions
     from terrine_server.settings import Settings
 
     settings, ledger = Settings(), opened_ledger()
-    key, manifest = editions.records_key(settings), people.newest(ledger, settings, ensemble)
-    if manifest.kind == "neighbours":
-        fail(f"In {ensemble} people vote themselves: `terrine neighbours forget` forgets them.")
-    grouped = manifest.partition is not None and manifest.partition.recipe == "groups"
-    digests = people.digests(manifest, who, key, grouped=grouped)
-    private, pool = people.records(manifest, data), None
-    if public is not None:
-        if manifest.encoding is None:
-            fail("--public is for tables: only their teachers match a prior on public rows.")
-        rows = encode_table(public, manifest.encoding, tables.note, accept_clipped=True)
-        pool = PublicData.declare(public.name, rows)
+    key = editions.records_key(settings)
+    members = editions.members(ledger, population)
+    files = people.by_ensemble("--records", records or ())
+    pools = people.by_ensemble("--public", public or ())
+    for name in pools:
+        if name not in files:
+            fail(f"--public {name}=… is for training {name} anew: give --records {name}=… as well.")
+    retraining = {}
+    for name, path in files.items():
+        manifest = people.newest(ledger, settings, name)
+        pool = None
+        if name in pools:
+            if manifest.encoding is None:
+                fail("--public is for tables: only their teachers match a prior on public rows.")
+            rows = encode_table(pools[name], manifest.encoding, tables.note, accept_clipped=True)
+            pool = PublicData.declare(pools[name].name, rows)
+        retraining[name] = editions.Retraining(people.records(manifest, path), pool)
+    named = people.names(members, settings, who)
     if not yes:
-        typer.confirm(f"Forget {len(digests)} people in {ensemble} for good?", abort=True)
-    with console.status("Training anew"):
-        made = editions.forget_taught(ledger, settings, ensemble, digests, private, pool)
-    people.say_who_left(made, ensemble, settings)
+        whose = members[0].population.name
+        typer.confirm(f"Forget {len(named)} people of {whose} for good?", abort=True)
+    with console.status("Forgetting"):
+        done = editions.forget(ledger, settings, population, name_digests(named, key), retraining)
+    nameless = [each.name for each in members if each.name not in done]
+    people.show_who_left(done, nameless, settings)
 
 
 @app.command("list")
 @with_json
 def list_ensembles() -> None:
-    """List the registered ensembles, their caps, and the share that projects have reserved."""
+    """List the registered ensembles, the caps of their populations, and what is reserved of these.
+
+    A cap is listed with each ensemble that shares it.
+    """
     from terrine_server import views
     from terrine_server.labeling.any_voters import AnyVoters
     from terrine_server.settings import Settings
@@ -331,18 +373,17 @@ def list_ensembles() -> None:
         voters = AnyVoters(Settings())
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
-    shared = any(record.shares_with for record in records)
     listed = [
         {
             "ensemble": record.name,
             "protects": record.protects,
             "teachers": record.facts.teachers,
             "classes": len(record.facts.classes),
-            "cap ε": record.epsilon,
-            "cap δ": record.delta,
-            "order": record.rdp_order,
-            **({"shared with": ", ".join(record.shares_with)} if shared else {}),
-            "reserved": f"{record.reserved / record.cap:.1%}",
+            "population": record.population.name,
+            "cap ε": record.population.epsilon,
+            "cap δ": record.population.delta,
+            "order": record.population.rdp_order,
+            "reserved": f"{record.population.reserved / record.population.cap:.1%}",
         }
         for record in records
     ]

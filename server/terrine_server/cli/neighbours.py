@@ -1,6 +1,6 @@
 """`terrine neighbours …`: an ensemble in which every person votes, and nothing is trained.
 
-People leave it, and come to it, while it serves.
+People come to it while it serves; `terrine ensemble forget` lets them leave.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from terrine_server.cli.ensemble import show_manifest
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
-    from terrine_models.teachers.manifests import Manifest
-    from terrine_server.ledger import Ledger
-    from terrine_server.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Let every person vote, with an account of their own.")
 
@@ -122,32 +119,6 @@ Ensemble = Annotated[
 
 
 @app.command()
-def forget(
-    ensemble: Ensemble,
-    who: people.Who,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-) -> None:
-    """Forget people, for good, while the service runs: their records are gone when this is done.
-
-    The next query that is charged is answered without them. They are kept from coming back by a
-    keyed digest, which is all that stays. If this is interrupted, run it again. Backups, FILE and
-    the file that the ensemble was built from are yours to clean.
-
-    [bold]Example[/bold]: terrine neighbours forget wards --who withdrawn.csv
-    """
-    from terrine_server.owner import editions
-    from terrine_server.settings import Settings
-
-    settings, ledger = Settings(), opened_ledger()
-    key = editions.records_key(settings)
-    manifest, grouped = _current(ledger, settings, ensemble)
-    digests = people.digests(manifest, who, key, grouped=grouped)
-    if not yes:
-        typer.confirm(f"Forget {len(digests)} people in {ensemble} for good?", abort=True)
-    people.say_who_left(editions.forget(ledger, settings, ensemble, digests), ensemble, settings)
-
-
-@app.command()
 def add(
     ensemble: Ensemble,
     more: Annotated[
@@ -157,38 +128,28 @@ def add(
 ) -> None:
     """Let people join, while the service runs: they vote from the next query on.
 
-    Each new person has an empty account in every project. Records of a person who is there already,
-    by the group, are added to the others of that person. Who was forgotten is left out.
+    Only where the ensemble knows whose its records are (the role group). Each new person has an
+    empty account in every project. More records of a person who is there are added to that
+    person's, those that are there already are not; who was forgotten is left out.
 
     [bold]Example[/bold]: terrine neighbours add wards admitted-in-may.csv
     """
+    from terrine_models.teachers.neighbours import NeighbourTeachers
     from terrine_server.owner import editions
     from terrine_server.settings import Settings
 
     settings, ledger = Settings(), opened_ledger()
-    records = people.records(_current(ledger, settings, ensemble)[0], more)
-    made = editions.add(ledger, settings, ensemble, records)
-    if not made.new:
-        say = f"These very records were added before; edition {made.edition} serves."
-    else:
-        say = f"Edition {made.edition} of {ensemble} serves. New people: {made.people:,}."
+    manifest = people.newest(ledger, settings, ensemble)
+    if not isinstance(manifest.teacher, NeighbourTeachers):
+        fail(
+            f"{ensemble} has trained teachers, of the kind {manifest.kind}, and nobody joins "
+            "these. Train another ensemble of the population."
+        )
+    made = editions.add(ledger, settings, ensemble, people.records(manifest, more))
+    say = f"Edition {made.edition} of {ensemble} serves. New people: {made.people:,}."
     if made.left_out:
         say += f" Left out, as they were forgotten before: {made.left_out:,}."
     console.print(say, soft_wrap=True)
-
-
-def _current(ledger: Ledger, settings: Settings, ensemble: str) -> tuple[Manifest, bool]:
-    """Return the manifest of the newest edition, and whether its people have names."""
-    from terrine_models.teachers.neighbours import NeighbourTeachers
-
-    manifest = people.newest(ledger, settings, ensemble)
-    kind = manifest.teacher
-    if not isinstance(kind, NeighbourTeachers):
-        fail(
-            f"{ensemble} has trained teachers, of the kind {kind.kind}. People leave it by "
-            "`terrine ensemble forget`; to let people join, train another ensemble."
-        )
-    return manifest, manifest.partition is not None
 
 
 def loaded(

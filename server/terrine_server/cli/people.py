@@ -1,69 +1,79 @@
-"""Who leaves an ensemble or joins it, as files on the command line say."""
+"""Who leaves a population or joins an ensemble, as files on the command line say."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from terrine_server.cli import tables
-from terrine_server.cli.console import console
+from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.teachers.manifests import Manifest
-    from terrine_models.teachers.people import Digests
-    from terrine_server.ledger import Ledger
+    from terrine_server.ledger import EnsembleRecord, Ledger
     from terrine_server.owner.editions import EditionChange
     from terrine_server.settings import Settings
 
-Who = Annotated[
-    Path,
-    typer.Option(
-        metavar="FILE",
-        help="Who leaves. Where records have a group: a table with its column, or an .npz with "
-        "`group`. Otherwise the records themselves, as they were given.",
-    ),
-]
-
 
 def newest(ledger: Ledger, settings: Settings, ensemble: str) -> Manifest:
-    """Return the manifest of the newest edition of an ensemble that people can leave."""
+    """Return the manifest of the newest edition of an ensemble that people can leave or join."""
     from terrine_models.teachers.kinds import load_manifest
-    from terrine_server.owner.editions import living
+    from terrine_server.owner.editions import with_newest_edition
 
-    record, _ = living(ledger, ensemble)
+    record, _ = with_newest_edition(ledger, ensemble)
     return load_manifest(settings.data_dir / record.current.path)
 
 
-def digests(manifest: Manifest, who: Path, key: bytes, *, grouped: bool) -> Digests:
-    """Return digests of the people in a file: by name, or else by their records."""
-    from terrine_models.teachers.people import name_digests, record_digests
+def by_ensemble(option: str, given: Iterable[str]) -> dict[str, Path]:
+    """Return the files that are given as ENSEMBLE=FILE."""
+    found = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            fail(f"{option} is ENSEMBLE=FILE, such as {option} wards=patients.csv; not {text}.")
+        if not Path(path).exists():
+            fail(f"There is no {path}.")
+        found[name] = Path(path)
+    return found
 
-    if grouped:
-        return name_digests(_names(manifest, who), key)
-    return record_digests(records(manifest, who), key)
+
+def names(records: Iterable[EnsembleRecord], settings: Settings, who: Path) -> list[str]:
+    """Return what the people in a file are called, by the column that one of the ensembles has."""
+    from terrine_models.data.arrays import DataError, load_groups
+    from terrine_models.tables.loading import is_table, load_people
+
+    if not is_table(who):
+        return load_groups(who)
+    schemas = [each.facts.encoding for each in records if each.facts.encoding is not None]
+    for schema in schemas:
+        try:
+            return load_people(who, schema, tables.note)
+        except DataError as error:
+            if schema is schemas[-1]:
+                raise
+            tables.note(str(error))
+    fail(f"{who} is a table, and no ensemble is of tables: give an .npz with an array `group`.")
 
 
-def say_who_left(made: EditionChange, ensemble: str, settings: Settings) -> None:
-    """Print which edition serves, and that it is without them."""
-    if made.new:
+def show_who_left(
+    done: Mapping[str, EditionChange], nameless: list[str], settings: Settings
+) -> None:
+    """Print which editions serve, and that they are without those who left."""
+    for ensemble, made in done.items():
         say = f"Edition {made.edition} of {ensemble} serves. People who left: {made.people:,}."
-    else:
-        say = f"They left {ensemble} before; edition {made.edition} serves."
+        if not made.new:
+            say = f"They were forgotten in {ensemble} before; edition {made.edition} serves."
+        console.print(say, soft_wrap=True)
     where = settings.ensembles_dir
-    console.print(f"{say} What was made of their records is gone from {where}.", soft_wrap=True)
-
-
-def _names(manifest: Manifest, who: Path) -> list[str]:
-    """Return what the people in a file are called."""
-    from terrine_models.data.arrays import load_groups
-    from terrine_models.tables.loading import load_people
-
-    if manifest.encoding is not None:
-        return load_people(who, manifest.encoding, tables.note)
-    return load_groups(who)
+    console.print(f"What was made of their records is gone from {where}.", soft_wrap=True)
+    for ensemble in nameless:
+        console.print(
+            f"{ensemble} does not know whose its records are: nobody was looked for in it. If they "
+            "may be in it, close its projects, or have its teachers trained anew.",
+            soft_wrap=True,
+        )
 
 
 def records(manifest: Manifest, path: Path) -> Dataset:

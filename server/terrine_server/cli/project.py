@@ -237,9 +237,9 @@ def _prices(record: ProjectRecord) -> str:
             f"{each.answers:,} answers if {terms.choice.pass_rate:.0%} of queries are answered, "
             f"{each.queries:,} queries at least"
         )
-    if record.ensemble.rdp_order is None:
+    if record.ensemble.population.rdp_order is None:
         lines.append(
-            "the ensemble's cap adds up in Gaussian DP, where no joint price holds, so none was "
+            "the population's cap adds up in Gaussian DP, where no joint price holds, so none was "
             "considered"
         )
     return "\n".join(lines)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_protocol import EnsembleRegister, ProjectOpen
-    from terrine_server.ledger import Ledger, ProjectRecord
+    from terrine_server.ledger import Ledger, PopulationRecord, ProjectRecord
     from terrine_server.owner.ways import ForecastChoice
     from terrine_server.planning.first_project import FirstProject
     from terrine_server.settings import Settings
@@ -56,6 +56,22 @@ def quickstart(
         str | None,
         typer.Option(help="Name of the ensemble and the project. Default: that of PRIVATE."),
     ] = None,
+    population: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The people whom the records are about: all that is made of them shares one cap. "
+            "Default: the population that exists, or `people`.",
+        ),
+    ] = None,
+    disjoint: Annotated[
+        bool,
+        typer.Option(
+            "--disjoint",
+            help="You state that nobody in this new population is in another one; it gets a cap of "
+            "its own.",
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, for scripts.")] = False,
 ) -> None:
     """Go from private records to a project that students can ask, with one command.
@@ -84,14 +100,15 @@ def quickstart(
             fail(f"There is no {path}.")
     name = _name(private) if name is None else name
     check_epsilon(epsilon)
-    name = EnsembleRegister(name=name, epsilon=epsilon, delta=1e-5).name  # before anything is made
+    # Before anything is made.
+    register = EnsembleRegister(name=name, population=population, disjoint=disjoint)
     settings = Settings()
     serve.init()
     ledger = open_ledger(settings)
     try:
         record = ledger.project(name)
     except NotFound:
-        record = _open(private, given, ledger, settings, name, epsilon, yes=yes)
+        record = _open(private, given, ledger, settings, register, epsilon, yes=yes)
         _say(f"Project {name} is open.")
     else:
         if record.terms.epsilon != epsilon:
@@ -108,7 +125,7 @@ def _open(
     given: DataOptions,
     ledger: Ledger,
     settings: Settings,
-    name: str,
+    register: EnsembleRegister,
     epsilon: float,
     *,
     yes: bool,
@@ -116,10 +133,13 @@ def _open(
     """Do all that is missing until the project is open."""
     from terrine_models.data.arrays import distinct
     from terrine_models.teachers.shards import unit_count
-    from terrine_protocol import EnsembleRegister, ProjectOpen
+    from terrine_protocol import ProjectOpen
+    from terrine_server.ledger import DEFAULT_POPULATION
     from terrine_server.owner.operations import open_project, register_ensemble
     from terrine_server.planning.first_project import FirstProject
 
+    name = register.name
+    registered, joined = _population(ledger, register)
     directory = settings.ensembles_dir / name
     schema = _schema(data, given, settings, name)
     private, pool, labelled = neighbours.loaded(
@@ -131,31 +151,80 @@ def _open(
         rows=int(distinct(pool.inputs).max()) + 1,
         classes=len(private.classes),
         epsilon=epsilon,
+        joined=None if joined is None else joined.limit,
     )
     chosen = ways.chosen(first, pool, labelled, private)
     first = chosen.first
-    cap = EnsembleRegister(
-        name=name, epsilon=first.cap.epsilon, delta=first.cap.delta, rule=first.cap.rule.name
-    )
+    if joined is None:
+        cap = {"epsilon": first.cap.epsilon, "delta": first.cap.delta, "rule": first.cap.rule.name}
+        register = register.model_copy(update=cap)
+    else:
+        _check_joining(ledger, name, joined, first, by_person=private.groups is not None)
     opening = ProjectOpen(
         name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
     )
-    _explain(private, labelled, chosen)
-    registered = _registered(ledger, cap)
+    _explain(private, labelled, chosen, joined)
     if directory.exists():
         _check_same(directory, private, first)
     else:
         _made(private, pool, settings, directory, name, first, yes=yes)
     if not registered:
+        of = register.population or DEFAULT_POPULATION if joined is None else joined.name
         _ask(
-            f"Fix the cap of {name} at ε = {cap.epsilon:g}, δ = {cap.delta:g}, and open a project "
-            f"of ε = {epsilon:g}? Neither can be changed.",
+            f"Fix the cap of {of} at ε = {first.cap.epsilon:g}, δ = {first.cap.delta:g}, and open "
+            f"a project of ε = {epsilon:g}? Neither can be changed."
+            if joined is None
+            else f"Open a project of ε = {epsilon:g} under the cap of {of}? It cannot be changed.",
             yes,
         )
-        register_ensemble(ledger, settings, cap)
+        register_ensemble(ledger, settings, register)
     record = open_project(ledger, opening)
-    _by_hand(data, given, settings, schema, first, opening, cap)
+    _by_hand(data, given, settings, schema, first, opening, register)
     return record
+
+
+def _population(ledger: Ledger, register: EnsembleRegister) -> tuple[bool, PopulationRecord | None]:
+    """Return whether the ensemble is registered already, and the population that it joins.
+
+    None if the population is new.
+    """
+    from terrine_server.errors import NotFound
+    from terrine_server.ledger import choose_population
+
+    try:
+        found = ledger.ensemble(register.name).population
+    except NotFound:
+        known = ledger.populations()
+        return False, choose_population(known, register.population, disjoint=register.disjoint)
+    if register.population not in (None, found.name):
+        fail(
+            f"{register.name} is registered in the population {found.name}, for good. Leave "
+            "--population out, or choose another --name."
+        )
+    return True, found
+
+
+def _check_joining(
+    ledger: Ledger, name: str, joined: PopulationRecord, first: FirstProject, *, by_person: bool
+) -> None:
+    """Refuse, before anything is made, what cannot be registered or opened under a cap."""
+    from terrine_server.ledger import check_delta, check_unit
+    from terrine_server.owner.cap_advice import advice
+
+    members = [each for each in ledger.ensembles() if each.population.id == joined.id]
+    check_unit(name, joined.name, members, by_person=by_person)
+    check_delta(f"The δ of the cap of {joined.name}", joined.delta, first.units)
+    terms = first.terms
+    fits = (
+        joined.reserved + terms.cap_budget <= joined.cap
+        and joined.delta_reserved + terms.delta_budget <= joined.delta_cap
+    )
+    if not fits:
+        fail(
+            f"The cap of the population {joined.name} (ε = {joined.epsilon:g}, "
+            f"δ = {joined.delta:g}) has no room for a project of ε = {first.epsilon:g}. "
+            f"{advice(ledger, members[0], first.mechanism, terms)}"
+        )
 
 
 def _made(
@@ -199,22 +268,6 @@ def _made(
         )
 
 
-def _registered(ledger: Ledger, cap: EnsembleRegister) -> bool:
-    from terrine_server.errors import NotFound
-
-    try:
-        found = ledger.ensemble(cap.name)
-    except NotFound:
-        return False
-    if (found.epsilon, found.delta) != (cap.epsilon, cap.delta):
-        fail(
-            f"{cap.name} is registered with a cap of ε = {found.epsilon:g}, δ = {found.delta:g}, "
-            f"for good; this would need ε = {cap.epsilon:g}, δ = {cap.delta:g}. Give the --epsilon "
-            "that you began with, or choose another --name."
-        )
-    return True
-
-
 def _schema(data: Path, given: DataOptions, settings: Settings, name: str) -> Path | None:
     """Return the schema of a table, which is proposed if there is none yet."""
     from terrine_models.tables.loading import is_table
@@ -237,7 +290,12 @@ def _schema(data: Path, given: DataOptions, settings: Settings, name: str) -> Pa
     return out
 
 
-def _explain(private: Dataset, labelled: Dataset | None, chosen: ForecastChoice) -> None:
+def _explain(
+    private: Dataset,
+    labelled: Dataset | None,
+    chosen: ForecastChoice,
+    joined: PopulationRecord | None,
+) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
     from terrine_server.planning.first_project import right_at_most
 
@@ -253,10 +311,15 @@ def _explain(private: Dataset, labelled: Dataset | None, chosen: ForecastChoice)
         "time, instead of 50 %.",
         "By what": f"{ways.way(first)} {ways.why(chosen)}",
         "It buys": ways.buys(chosen, labelled),
-        "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g} on all that these "
-        f"records ever tell, to whomever: {int(1 / first.share)} projects like it would fit, as "
+        "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g} on all that is ever "
+        f"told of these people, to whomever: {int(1 / first.share)} projects like it would fit, as "
         "several ε add up to less than their sum. The cap is final.",
     }
+    if joined is not None:
+        lines["It uses"] += (
+            f" It is the cap of the population {joined.name}, of which "
+            f"{1 - joined.reserved / joined.cap:.0%} is free."
+        )
     for heading, text in lines.items():
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
     if labelled is not None and chosen.forecast is not None:
@@ -292,17 +355,23 @@ def _by_hand(
     schema: Path | None,
     first: FirstProject,
     opening: ProjectOpen,
-    cap: EnsembleRegister,
+    registered: EnsembleRegister,
 ) -> None:
     """Print the commands that do the same."""
     from terrine_server.cli.mechanism import mechanism_text
 
-    name, budget = cap.name, ["--delta", f"{first.delta:g}"]
+    name, budget = registered.name, ["--delta", f"{first.delta:g}"]
     made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
     if first.neighbours is not None:
         made = ["neighbours", "build", data, "--near", first.neighbours.near]
     made += ["--name", name, "--public", given.public, *given.formats]
-    register = ["ensemble", "register", name, "--epsilon", f"{cap.epsilon:g}", *budget]
+    register: list[object] = ["ensemble", "register", name]
+    if registered.population is not None:
+        register += ["--population", registered.population]
+    if registered.disjoint:
+        register.append("--disjoint")
+    if registered.epsilon is not None:
+        register += ["--epsilon", f"{registered.epsilon:g}", *budget, "--rule", registered.rule]
     mechanism = mechanism_text(opening.mechanism.model_dump(exclude_defaults=True))
     project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
     proposing = ["ensemble", "schema", given.public, *given.table, "--out", schema]
@@ -310,7 +379,7 @@ def _by_hand(
         ["init"],
         *([proposing] if schema and given.label else []),
         [*made, *(["--schema", schema] if schema else [])],
-        [*register, "--rule", cap.rule],
+        register,
         [*project, "--epsilon", f"{first.epsilon:g}", *budget],
         ["token", "create", "--role", "student", "--project", name],
     ]

@@ -38,8 +38,8 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
                     check,
                     Severity.PROBLEM,
                     f"{named}: private records of an edition that does not serve.",
-                    "the `forget` or `add` that was interrupted, once more: `terrine ensemble "
-                    "forget`, or of neighbours `terrine neighbours`",
+                    "the command that was interrupted, once more: `terrine ensemble forget` or "
+                    "`terrine neighbours add`",
                 )
         else:
             found = f"{directory} holds a different ensemble from the one registered."
@@ -51,7 +51,7 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
                 f"ensemble {directory.name}",
                 Severity.WARNING,
                 f"{directory} is not registered: no project can use it.",
-                f"terrine ensemble register {directory.name} --epsilon … --delta …",
+                f"terrine ensemble register {directory.name}",
             )
 
 

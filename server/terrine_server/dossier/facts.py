@@ -210,7 +210,7 @@ def gather(
     wanted = {record.ensemble.name for record in records} if project else None
     spent = ledger.spent_of_caps()
     ensembles = {
-        record.name: _ensemble(record, spent.get(record.id, 0), settings, verify)
+        record.name: _ensemble(record, spent.get(record.population.id, 0), settings, verify)
         for record in ledger.ensembles()
         if wanted is None or record.name in wanted
     }
@@ -303,7 +303,7 @@ def _ensemble(
         units=record.units,
         registered_at=record.registered_at,
         spent=spent,
-        odds=AttackerOdds.at("the cap", record.epsilon, record.delta),
+        odds=AttackerOdds.at("the cap", record.population.epsilon, record.population.delta),
         trained=trained,
         wrong=wrong,
     )

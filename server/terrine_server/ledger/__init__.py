@@ -10,6 +10,12 @@ seal                                seal a ledger of an earlier version, or with
 
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.charging.charge import check_active
+from terrine_server.ledger.ensembles import (
+    DEFAULT_POPULATION,
+    check_delta,
+    check_unit,
+    choose_population,
+)
 from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.projects import NewProject
 from terrine_server.ledger.records import (
@@ -20,7 +26,7 @@ from terrine_server.ledger.records import (
     Edition,
     EnsembleRecord,
     History,
-    PrivateData,
+    PopulationRecord,
     ProjectPosition,
     ProjectRecord,
     ProjectSnapshot,

@@ -1,8 +1,8 @@
 """The administrative log: its entries, their hashes, and what they say about rows. Pure.
 
 An entry says who did what to which subject, and when. Entry k's hash covers entry k-1's hash and
-every other column of entry k, framed as in `chain`. An entry about an ensemble, an edition of one,
-its private data, a project, a token or a request has all of its `FACTS` as they were then, so the
+every other column of entry k, framed as in `chain`. An entry about a population, an ensemble, an
+edition of one, a project, a token or a request has all of its `FACTS` as they were then, so the
 last entry about it says how it must be now.
 """
 
@@ -32,12 +32,12 @@ class Action(StrEnum):
     LEDGER_INITIALISED = "ledger-initialised"
     LEDGER_SEALED = "ledger-sealed"
     KEY_CHANGED = "key-changed"
+    POPULATION_DECLARED = "population-declared"
+    POPULATION_ADOPTED = "population-adopted"
     ENSEMBLE_REGISTERED = "ensemble-registered"
     ENSEMBLE_ADOPTED = "ensemble-adopted"
     EDITION_MADE = "edition-made"
     EDITION_ADOPTED = "edition-adopted"
-    DATA_RECORDED = "data-recorded"
-    DATA_ADOPTED = "data-adopted"
     PROJECT_OPENED = "project-opened"
     PROJECT_RESUMED = "project-resumed"
     PROJECT_PAUSED = "project-paused"
@@ -59,19 +59,17 @@ class Action(StrEnum):
 
 
 FACTS: dict[str, tuple[str, ...]] = {
-    "ensemble": (
-        "path",
-        "manifest_sha256",
-        "units",
+    "population": (
         "epsilon",
         "delta",
         "rdp_order",
         "cap",
         "delta_cap",
-        "registered_at",
+        "disjoint_from",
+        "declared_at",
     ),
+    "ensemble": ("population", "path", "manifest_sha256", "units", "registered_at"),
     "edition": ("manifest_sha256", "units", "made_at"),
-    "data": ("cap_of", "edition"),
     "project": (
         "ensemble",
         "status",
@@ -99,10 +97,9 @@ FACTS: dict[str, tuple[str, ...]] = {
         "decided_at",
     ),
 }
-"""By kind of subject: what an entry about it says. An ensemble's and a project's `subject` is its
-name, that of private data the ensemble's, an edition's `ENSEMBLE/NUMBER`, a token's and a request's
-its id. How many slots an edition has, and whose it emptied, is in no entry, nor is any digest of
-private data."""
+"""By kind of subject: what an entry about it says. The `subject` of a population, an ensemble and a
+project is its name, an edition's `ENSEMBLE/NUMBER`, a token's and a request's its id. How many
+slots an edition has, and whose it emptied, is in no entry."""
 
 ABOUT = {
     kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS

@@ -1,8 +1,8 @@
-"""Ensembles: registered with the cap that all their projects share."""
+"""Populations, each with the cap for all that is made of its people, and their ensembles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.exc import IntegrityError
@@ -12,13 +12,15 @@ from terrine_server.errors import Conflict, InvalidTerms, NotFound
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.handle import DatabaseHandle
-from terrine_server.ledger.records import Edition, EnsembleRecord, PrivateData
-from terrine_server.ledger.store import editions, log, rows, shared_caps
+from terrine_server.ledger.records import Edition, EnsembleRecord, PopulationRecord
+from terrine_server.ledger.store import editions, log, rows
 from terrine_server.ledger.store.database import reading
-from terrine_server.ledger.store.tables import ensembles
+from terrine_server.ledger.store.tables import ensembles, populations
 from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.privacy import Cap
 
+DEFAULT_POPULATION = "people"
+"""The name of a ledger's first population, if its owner gives it none."""
 _LARGEST = 2**63 - 1
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
@@ -31,7 +33,7 @@ class Ensembles(DatabaseHandle):
         with reading(self._engine) as connection:
             found = connection.execute(rows.select_ensembles())
             records = [rows.ensemble_record(row, self._seals) for row in found.all()]
-            return [rows.living_ensemble(connection, self._seals, record) for record in records]
+            return [editions.living(connection, self._seals, record) for record in records]
 
     def ensemble(self, name: str) -> EnsembleRecord:
         """Return one ensemble. Raises NotFound."""
@@ -40,7 +42,13 @@ class Ensembles(DatabaseHandle):
             if row is None:
                 raise NotFound(f"There is no ensemble called {name}.")
             record = rows.ensemble_record(row, self._seals)
-            return rows.living_ensemble(connection, self._seals, record)
+            return editions.living(connection, self._seals, record)
+
+    def populations(self) -> list[PopulationRecord]:
+        """Return all populations, by name."""
+        with reading(self._engine) as connection:
+            found = connection.execute(rows.select_populations()).mappings().all()
+            return [rows.population_record(row, self._seals) for row in found]
 
     def editions(self, name: str) -> list[Edition]:
         """Return all editions of an ensemble, in order. Raises NotFound."""
@@ -55,42 +63,38 @@ class Ensembles(DatabaseHandle):
         manifest_sha256: str,
         facts: EnsembleFacts,
         units: int,
-        cap: Cap,
+        cap: Cap | None = None,
         by: Actor | None = None,
         *,
-        data: PrivateData | None = None,
-        shares_cap_of: str | None = None,
+        population: str | None = None,
+        disjoint: bool = False,
     ) -> EnsembleRecord:
-        """Register an ensemble under a name, with the cap that all its projects share.
+        """Register an ensemble of the people of a population, whose cap all its projects share.
 
-        `units`: the number of training records, or of people where they are grouped. An ensemble of
-        the same private `data` as one that is registered shares its cap, and so does one of which
-        the owner says so: `shares_cap_of`. Raises InvalidTerms when the cap's δ is 1/units or more,
-        NotFound (`shares_cap_of`), and Conflict when the name, or the same manifest under another
-        name, is registered already, or when the cap that it shares is another, protects other
-        units, or cannot be told.
+        `units`: the number of training records, or of people where they are grouped. `population`:
+        by default the only one, or `DEFAULT_POPULATION` if there is none yet. The first ensemble of
+        a population fixes its `cap`; later ones give none, or the same. `disjoint`: the owner says
+        that nobody of a new population is in another.
+
+        Raises InvalidTerms when the cap's δ is 1/units or more, or a new population has no cap;
+        NotFound for a population that is not there and not said to be disjoint; and Conflict when
+        the name, or the same manifest under another name, is registered already, or the population
+        has another cap, protects other units, is not named where there are several, or is there
+        and said to be new.
         """
         check_name("an ensemble", name)
-        check_delta("The cap's δ", cap.delta, units)
-        check_sizes(units=units, cap=cap.budget, delta_cap=cap.delta_budget)
+        check_sizes(units=units)
         fields = {
             "name": name,
             "path": path,
             "manifest_sha256": bytes.fromhex(manifest_sha256),
             "info": canonical_json(facts.model_dump(mode="json", exclude_defaults=True)),
             "units": units,
-            "epsilon": float(cap.epsilon),
-            "delta": float(cap.delta),
-            "rdp_order": cap.rule.order,
-            "cap": cap.budget,
-            "delta_cap": cap.delta_budget,
-            "reserved": 0,
-            "delta_reserved": 0,
         }
         same = ensembles.c.manifest_sha256 == fields["manifest_sha256"]
         query = rows.select_ensembles().where((ensembles.c.name == name) | same)
         with self._writing(by) as tx:
-            # Two of the same data that are registered at once: the second sees the first.
+            # Of two that are registered at once, the second sees the population of the first.
             log.check_head(tx.connection, tx.seals, lock=True)
             for row in tx.connection.execute(query):
                 taken = rows.ensemble_record(row, tx.seals)
@@ -100,68 +104,117 @@ class Ensembles(DatabaseHandle):
                     f"These very teachers are registered as {taken.name}. "
                     "Open projects on that ensemble, so that they share its cap."
                 )
-            registered = {**fields, "registered_at": tx.now}
+            joined = _population(tx, name, cap, population, disjoint)
+            check_delta(f"The δ of the cap of {joined.name}", joined.delta, units)
+            registered = {**fields, "population_id": joined.id, "registered_at": tx.now}
             try:
                 tx.insert_named(ensembles, registered)
             except IntegrityError as error:
                 raise Conflict(
                     f"The ensemble {name} was registered by someone else just now."
                 ) from error
-            log.record_row(tx, Action.ENSEMBLE_REGISTERED, name, registered)
+            told = {**registered, "population": joined.name}
+            log.record_row(tx, Action.ENSEMBLE_REGISTERED, name, told)
             made = rows.ensemble_record(tx.connection.execute(query).one(), tx.seals)
-            if data is not None or shares_cap_of is not None:
-                self._share(tx, made, data, shares_cap_of)
-            return rows.living_ensemble(tx.connection, tx.seals, made)
-
-    def _share(
-        self, tx: Transaction, made: EnsembleRecord, data: PrivateData | None, stated: str | None
-    ) -> None:
-        """Record the private data of a new ensemble, and whose cap it shares."""
-        recorded = shared_caps.known(tx.connection, tx.seals)
-        head = None if stated is None else _head(tx, stated, recorded)
-        if data is not None:
-            same = shared_caps.cap_for(recorded, made.name, data, head)
-            head = head if same is None else same.cap_id
-        if head is not None:
-            row = tx.connection.execute(rows.ensemble_by("id"), {"id": head}).one()
-            _check_same_cap(made, rows.ensemble_record(row, tx.seals))
-        shared_caps.record(tx, made, head or made.id, 1, data)
+            if made.facts.disjoint_by is None:
+                found = tx.connection.execute(rows.select_ensembles()).all()
+                others = (rows.ensemble_record(row, tx.seals) for row in found)
+                of_it = (each for each in others if each.population.id == joined.id)
+                by_person = made.person_column is not None
+                check_unit(name, joined.name, of_it, by_person=by_person)
+            return editions.living(tx.connection, tx.seals, made)
 
 
-def _head(tx: Transaction, name: str, recorded: Sequence[shared_caps.RegisteredData]) -> int:
-    """Return whose row counts the cap of an ensemble, which may be the first to be shared."""
-    for each in recorded:
-        if each.name == name:
-            return each.cap_id
-    row = tx.connection.execute(rows.ensemble_by("name"), {"name": name}).first()
-    if row is None:
-        raise NotFound(f"There is no ensemble called {name}, whose cap could be shared.")
-    found = rows.ensemble_record(row, tx.seals)
-    shared_caps.record(tx, found, found.id, 1, None)
-    return found.id
+def choose_population(
+    known: Sequence[PopulationRecord], name: str | None, *, disjoint: bool
+) -> PopulationRecord | None:
+    """Return the population that an ensemble joins; None if a new one is to be declared.
 
-
-def _check_same_cap(made: EnsembleRecord, head: EnsembleRecord) -> None:
-    """Raise Conflict unless an ensemble may count in the cap of another."""
-    declared = made.facts.disjoint_by or head.facts.disjoint_by
-    if made.unit != head.unit and not declared:
+    Raises NotFound and Conflict as `Ensembles.register_ensemble`.
+    """
+    names = ", ".join(each.name for each in known)
+    if name is None and len(known) > 1:
+        raise Conflict(f"There are several populations: {names}. Say whose records these are.")
+    found = next((each for each in known if name in (None, each.name)), None)
+    if found is not None and disjoint:
         raise Conflict(
-            f"{made.name} is of the same people as {head.name}, but protects one {made.unit}, and "
-            f"{head.name} one {head.unit}. These do not add up in one cap. Make it again with the "
-            "same unit: the same column of the role group, or none."
+            f"The population {found.name} is there already, with a cap for all ensembles of its "
+            "people. Name a new one to say that nobody in it is in another, or leave out "
+            "--disjoint."
         )
-    caps = [(each.epsilon, each.delta, each.rule) for each in (made, head)]
-    if caps[0] != caps[1]:
+    if found is None and known and not disjoint:
+        raise NotFound(
+            f"There is no population called {name}, but {names}. If nobody whose records these are "
+            f"is in {names}, say so with --disjoint: a new population has a cap of its own, and "
+            "whoever is in two loses up to the sum of both."
+        )
+    return found
+
+
+def _population(
+    tx: Transaction, ensemble: str, cap: Cap | None, name: str | None, disjoint: bool
+) -> PopulationRecord:
+    """Return the population that a new ensemble joins, locked; it is declared if it is new."""
+    found = tx.connection.execute(rows.select_populations()).mappings().all()
+    known = [rows.population_record(row, tx.seals) for row in found]
+    joined = choose_population(known, name, disjoint=disjoint)
+    if joined is None:
+        return _declare(tx, name or DEFAULT_POPULATION, cap, [each.name for each in known])
+    if cap is not None and (cap.epsilon, cap.delta, cap.rule) != (
+        joined.epsilon,
+        joined.delta,
+        joined.rule,
+    ):
         raise Conflict(
-            f"{made.name} is of the same people as {head.name}, so they share one cap, which is "
-            f"final: ε = {head.epsilon:g}, δ = {head.delta:g}, added up in {head.rule}. Register "
-            f"{made.name} with these: {_options(head)}."
+            f"{ensemble} is of the population {joined.name}, whose cap is final: "
+            f"ε = {joined.epsilon:g}, δ = {joined.delta:g}, added up in {joined.rule}. Register "
+            "it without --epsilon, --delta and --rule, to share this cap."
         )
+    return joined
 
 
-def _options(head: EnsembleRecord) -> str:
-    rule = "gdp" if head.rdp_order is None else f"rdp:{head.rdp_order!r}"
-    return f"--epsilon {head.epsilon!r} --delta {head.delta!r} --rule {rule}"
+def _declare(tx: Transaction, name: str, cap: Cap | None, others: list[str]) -> PopulationRecord:
+    check_name("a population", name)
+    if cap is None:
+        raise InvalidTerms(
+            f"The population {name} is new, and its cap is fixed now, for good: give --epsilon and "
+            "--delta."
+        )
+    check_sizes(cap=cap.budget, delta_cap=cap.delta_budget)
+    declared = {
+        "name": name,
+        "epsilon": float(cap.epsilon),
+        "delta": float(cap.delta),
+        "rdp_order": cap.rule.order,
+        "cap": cap.budget,
+        "delta_cap": cap.delta_budget,
+        "reserved": 0,
+        "delta_reserved": 0,
+        "disjoint_from": canonical_json(others),
+        "declared_at": tx.now,
+    }
+    tx.insert_named(populations, declared)
+    log.record_row(tx, Action.POPULATION_DECLARED, name, declared)
+    made = rows.select_populations().where(populations.c.name == name)
+    return rows.population_record(tx.connection.execute(made).mappings().one(), tx.seals)
+
+
+def check_unit(
+    name: str, population: str, others: Iterable[EnsembleRecord], *, by_person: bool
+) -> None:
+    """Raise Conflict if the other ensembles of a population protect another unit than a new one.
+
+    `by_person`: whether the new ensemble knows whose its records are, and protects people.
+    """
+    for other in others:
+        if (other.person_column is not None) != by_person and not other.facts.disjoint_by:
+            unit = "person with all their records" if by_person else "record"
+            raise Conflict(
+                f"{name} protects one {unit}, and {other.name}, of the same population "
+                f"{population}, one {other.unit}. These do not add up in one cap. Make {name} "
+                "again with the same unit (a column of the role group, or none), or, if nobody is "
+                "in both, register it in another population: --population NAME --disjoint."
+            )
 
 
 def check_name(kind: str, name: str) -> None:

@@ -17,11 +17,11 @@ from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accoun
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
 from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.handle import DatabaseHandle
-from terrine_server.ledger.records import Edition, EnsembleRecord, PrivateData, ProjectRecord
-from terrine_server.ledger.store import editions, log, rows, shared_caps
+from terrine_server.ledger.records import Edition, EnsembleRecord, ProjectRecord
+from terrine_server.ledger.store import editions, log, rows
 from terrine_server.ledger.store.database import reading
 from terrine_server.ledger.store.tables import editions as editions_table
-from terrine_server.ledger.store.tables import ensembles, projects
+from terrine_server.ledger.store.tables import ensembles, populations, projects
 from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.privacy import Accounts, ParameterError, Terms, build_mechanism
 
@@ -107,9 +107,8 @@ class Projects(DatabaseHandle):
             return list(connection.execute(names).scalars())
 
     def spent_of_caps(self) -> dict[int, int]:
-        """Return what has been spent of the cap of each ensemble, by the ensemble's id.
+        """Return what has been spent of the cap of each population, by the population's id.
 
-        By its projects, and by those of the ensembles that share the cap.
         Each project's seal is checked. Raises LedgerCorrupted.
         """
         spent: dict[int, int] = {}
@@ -117,12 +116,8 @@ class Projects(DatabaseHandle):
             for row in connection.execute(rows.SPENT):
                 with rows.readable(f"The account of project {row.name!r}", str(row.name)):
                     self._seals.check("projects", row._mapping)
-                spent[row.ensemble_id] = spent.get(row.ensemble_id, 0) + row.cap_spent
-            recorded = shared_caps.known(connection, self._seals)
-        shared: dict[int, int] = {}
-        for each in recorded:
-            shared[each.cap_id] = shared.get(each.cap_id, 0) + spent.get(each.ensemble_id, 0)
-        return spent | {each.ensemble_id: shared[each.cap_id] for each in recorded}
+                spent[row.population_id] = spent.get(row.population_id, 0) + row.cap_spent
+        return spent
 
     def open_project(self, new: NewProject, by: Actor | None = None) -> ProjectRecord:
         """Open a project and reserve its budget from the ensemble's cap.
@@ -145,7 +140,7 @@ class Projects(DatabaseHandle):
         status = ProjectStatus(status)
         with self._writing(by) as tx:
             found = self._named(tx.connection, name)
-            rows.lock_ensemble(tx.connection, ensembles.c.id == found.ensemble.id)
+            rows.lock_population(tx.connection, found.ensemble.population.id)
             tx.connection.execute(rows.HOLD, {"id": found.id})
             project = self._named(tx.connection, name)
             if project.status is status:
@@ -175,34 +170,37 @@ class Projects(DatabaseHandle):
         manifest_sha256: str,
         slots: int,
         erased: Collection[int],
-        *,
-        data: PrivateData | None = None,
     ) -> EnsembleRecord:
         """Record that people left or came: edition `number` of an ensemble.
 
         `slots`: how many people there are or were; a project of `neighbours` has as many accounts.
-        `erased`: the slots of all who ever left. `data`: what tells the private data now, if that
-        is known. In one transaction, the accounts of all projects follow, and the log says that an
-        edition was made. How many people there are is published anew with the first edition of a
-        calendar month (UTC): as it was when the month began. Raises NotFound, Conflict unless it
-        follows the newest edition, or if the data have another cap, and InvalidTerms for one that
-        takes slots away or brings anybody back.
+        `erased`: the slots of all who ever left. In one transaction, the accounts of all projects
+        follow, and the log says that an edition was made. How many people there are is published
+        anew with the first edition of a calendar month (UTC): as it was when the month began.
+        Raises NotFound, Conflict unless it follows the newest edition, or if nobody knows whose the
+        records are, and InvalidTerms for one that takes slots away or brings anybody back, or with
+        so many people that the cap's δ is not below one over their number.
         """
         with self._writing(None) as tx:
             row = rows.lock_ensemble(tx.connection, ensembles.c.name == name)
             if row is None:
                 raise NotFound(f"There is no ensemble called {name}.")
             found = rows.ensemble_record(row, tx.seals)
-            ensemble = rows.living_ensemble(tx.connection, tx.seals, found)
+            ensemble = editions.living(tx.connection, tx.seals, found)
             before = ensemble.edition
-            if before is None:
-                raise Conflict(f"Nobody leaves or joins {name}: nobody knows who is in it.")
+            if before is None or ensemble.person_column is None:
+                raise Conflict(
+                    f"Nobody leaves or joins {name}: it does not know whose records it has."
+                )
             if number != before.number + 1:
                 raise Conflict(
                     f"{name} is in edition {before.number} by now. Run the command again."
                 )
             if slots < before.slots or not {*before.erased} <= {*erased} <= {*range(slots)}:
                 raise InvalidTerms("No slot is taken away, and nobody who left is there again.")
+            if slots > before.slots:
+                delta = ensemble.population.delta
+                check_delta("The cap's δ", delta, slots - len({*erased}))
             on_it = []
             for id in tx.connection.execute(_ON_ENSEMBLE, {"id": ensemble.id}).scalars().all():
                 tx.connection.execute(rows.HOLD, {"id": id})
@@ -226,9 +224,7 @@ class Projects(DatabaseHandle):
             made = editions.row_of(ensemble, edition)
             tx.insert(editions_table, made)
             log.record_row(tx, Action.EDITION_MADE, f"{name}/{number}", made)
-            if data is not None:
-                shared_caps.extend(tx, found, number, data)
-            return rows.living_ensemble(tx.connection, tx.seals, found)
+            return editions.living(tx.connection, tx.seals, found)
 
     def fill_accounts(self) -> RestoredProjects:
         """After a restore: pause every active project, and count every account as spent.
@@ -272,7 +268,7 @@ def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     row = rows.lock_ensemble(tx.connection, ensembles.c.name == new.ensemble)
     if row is None:
         raise NotFound(f"There is no ensemble called {new.ensemble}.")
-    ensemble = rows.living_ensemble(tx.connection, tx.seals, rows.ensemble_record(row, tx.seals))
+    ensemble = editions.living(tx.connection, tx.seals, rows.ensemble_record(row, tx.seals))
     _check_reserved(tx, ensemble)
     newest = ensemble.edition
     units = ensemble.units if newest is None else max(ensemble.units, newest.units)
@@ -334,54 +330,54 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
 
 
 def _reserve(tx: Transaction, ensemble: EnsembleRecord, cost: int, delta_cost: int) -> None:
-    counts = ensemble.cap_id or ensemble.id
-    reserved = select(ensembles.c.reserved, ensembles.c.delta_reserved)
-    row = tx.connection.execute(reserved.where(ensembles.c.id == counts)).one()
+    id = ensemble.population.id
+    reserved = select(populations.c.reserved, populations.c.delta_reserved)
+    row = tx.connection.execute(reserved.where(populations.c.id == id)).one()
     changed = {
         "reserved": row.reserved + cost,
         "delta_reserved": row.delta_reserved + delta_cost,
     }
-    tx.change(ensembles, counts, changed)
+    tx.change(populations, id, changed)
 
 
 def _check_reserved(tx: Transaction, ensemble: EnsembleRecord) -> None:
     """Raise LedgerCorrupted unless of a locked cap there is reserved the sum over its projects: the
     budget of each open one, the spend of each closed one. Reading them also checks that each was
     opened on its ensemble as it is now."""
-    cost = delta_cost = 0
-    sharing = (ensemble.name, *ensemble.shares_with)
-    on_it = rows.select_projects().where(ensembles.c.name.in_(sharing))
+    cost, delta_cost, population = 0, 0, ensemble.population
+    on_it = rows.select_projects().where(ensembles.c.population_id == population.id)
     for row in tx.connection.execute(on_it):
         project = rows.project_record(row, tx.seals)
         closed = project.status is ProjectStatus.CLOSED
         cost += project.cap_spent if closed else project.terms.cap_budget
         delta_cost += project.delta_spent if closed else project.terms.delta_budget
-    if (ensemble.reserved, ensemble.delta_reserved) != (cost, delta_cost):
+    if (population.reserved, population.delta_reserved) != (cost, delta_cost):
         raise LedgerCorrupted(
-            f"What is reserved of the cap of the ensemble {ensemble.name} is not what it was."
+            f"What is reserved of the cap of the population {population.name} is not what it was."
         )
 
 
 def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
-    if terms.cap_rule != ensemble.rule:
+    population = ensemble.population
+    if terms.cap_rule != population.rule:
         raise InvalidTerms(
-            f"These terms count in {terms.cap_rule}, but the cap of the ensemble {ensemble.name} "
-            f"adds up in {ensemble.rule}."
+            f"These terms count in {terms.cap_rule}, but the cap of the population "
+            f"{population.name} adds up in {population.rule}."
         )
     left, delta_left = (
-        ensemble.cap - ensemble.reserved,
-        ensemble.delta_cap - ensemble.delta_reserved,
+        population.cap - population.reserved,
+        population.delta_cap - population.delta_reserved,
     )
     if terms.cap_budget > left or terms.delta_budget > delta_left:
         # What decides: the cost, unless that fits and the additive δ does not.
-        what, needs, has, of = "", terms.cap_budget, left, ensemble.cap
+        what, needs, has, of = "", terms.cap_budget, left, population.cap
         if needs <= left:
             what, needs, has = "additive δ of the ", terms.delta_budget, delta_left
-            of = ensemble.delta_cap
+            of = population.delta_cap
         raise CapExceeded(
-            f"This budget takes {needs / of:.3%} of the {what}cap of the ensemble {ensemble.name} "
-            f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}){ensemble.sharing}, and "
-            f"{has / of:.3%} is free. "
+            f"This budget takes {needs / of:.3%} of the {what}cap of the population "
+            f"{population.name} (ε = {population.epsilon:g}, δ = {population.delta:g}), which all "
+            f"ensembles of these people share, and {has / of:.3%} is free. "
             "Ask for less, or close a project that no longer needs its budget.",
             required=terms.cap_budget,
             available=left,

@@ -1,7 +1,7 @@
 """The arguments and results of the ledger: frozen, and free of SQL.
 
-PrivateData         what tells private data when they come again
-EnsembleRecord      an ensemble and how much of its cap is reserved
+PopulationRecord    the people whom records are about, and how much of their cap is reserved
+EnsembleRecord      an ensemble of them
 ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
 Proposal            a query with the outcome drawn for it, not yet paid
@@ -28,7 +28,7 @@ from typing import Any
 
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
-from terrine_server.privacy import GDP, Account, Accounts, Rule, Terms, VoteOutcome
+from terrine_server.privacy import GDP, Account, Accounts, Cap, Rule, Terms, VoteOutcome
 
 SHARED = "shared"
 """The kind of an ensemble whose owners split their votes between two servers: see `labeling`."""
@@ -55,26 +55,14 @@ class Edition:
 
 
 @dataclass(frozen=True)
-class PrivateData:
-    """What tells private data when they come again: digests under the owner's key of records.
+class PopulationRecord:
+    """The people whom records are about, and the cap that all ensembles of them share.
 
-    `key` tells whether two are of one key. Data that have a digest in common are the same.
+    Costs are in units of 1e-12 of the rule's quantity, δ in 1e-18.
     """
-
-    key: str
-    digests: frozenset[str] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class EnsembleRecord:
-    """A registered ensemble. Costs are in units of 1e-12 of the rule's quantity, δ in 1e-18."""
 
     id: int
     name: str
-    path: str
-    manifest_sha256: str
-    facts: EnsembleFacts
-    units: int
     epsilon: float
     delta: float
     rdp_order: float | None
@@ -82,13 +70,35 @@ class EnsembleRecord:
     delta_cap: int
     reserved: int
     delta_reserved: int
+    disjoint_from: tuple[str, ...] | None
+    """The populations of which the owner said that no person is in both; None if nobody asked."""
+    declared_at: datetime
+
+    @property
+    def rule(self) -> Rule:
+        """The rule by which the spends of its projects add up."""
+        return GDP if self.rdp_order is None else Rule("rdp", self.rdp_order)
+
+    @property
+    def limit(self) -> Cap:
+        """Its cap."""
+        return Cap(self.epsilon, self.delta, self.rule, self.cap, self.delta_cap)
+
+
+@dataclass(frozen=True)
+class EnsembleRecord:
+    """A registered ensemble."""
+
+    id: int
+    name: str
+    population: PopulationRecord
+    path: str
+    manifest_sha256: str
+    facts: EnsembleFacts
+    units: int
     registered_at: datetime
     edition: Edition | None = None
     """The newest; None if it was not asked for. `path` and digest are those of the first."""
-    cap_id: int | None = None
-    """Whose row counts what is reserved, if ensembles of the same private data share a cap."""
-    shares_with: tuple[str, ...] = ()
-    """The others. `reserved` is what all of them have reserved."""
 
     @property
     def current(self) -> EnsembleRecord:
@@ -100,25 +110,18 @@ class EnsembleRecord:
         return replace(self, path=path, manifest_sha256=newest.manifest_sha256)
 
     @property
-    def rule(self) -> Rule:
-        """The rule by which the spends of its projects add up."""
-        return GDP if self.rdp_order is None else Rule("rdp", self.rdp_order)
-
-    @property
-    def sharing(self) -> str:
-        """Whose cap it is, in words, to follow its name."""
-        others = ", ".join(self.shares_with)
-        return f", which it shares with {others}: they are of the same people" if others else ""
+    def person_column(self) -> str | None:
+        """The column that names whose a record is; None if nobody knows."""
+        columns = self.facts.encoding.columns if self.facts.encoding else ()
+        of_table = next((each.name for each in columns if each.role == "group"), None)
+        return self.facts.group_column or of_table
 
     @property
     def unit(self) -> str:
         """What the promise protects one of, in words."""
         facts = self.facts
-        columns = facts.encoding.columns if facts.encoding else ()
-        of_table = next((each.name for each in columns if each.role == "group"), None)
-        column = facts.group_column or of_table
-        if column is not None:
-            return f"{column} with all its records"
+        if self.person_column is not None:
+            return f"{self.person_column} with all its records"
         if facts.disjoint_by is not None:
             return "record, or person with all their records"
         return "record"

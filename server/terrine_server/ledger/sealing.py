@@ -22,7 +22,7 @@ from terrine_server.ledger.store.tables import (
     editions,
     ensembles,
     log_head,
-    private_data,
+    populations,
     projects,
     requests,
     secret_spends,
@@ -35,9 +35,9 @@ from terrine_server.ledger.verifying.administration import TABLES, rows_of, veri
 from terrine_server.ledger.verifying.walk import verify_project
 
 _ADOPTED = {
+    "population": Action.POPULATION_ADOPTED,
     "ensemble": Action.ENSEMBLE_ADOPTED,
     "edition": Action.EDITION_ADOPTED,
-    "data": Action.DATA_ADOPTED,
     "project": Action.PROJECT_ADOPTED,
     "token": Action.TOKEN_ADOPTED,
     "request": Action.REQUEST_ADOPTED,
@@ -73,7 +73,7 @@ def seal(
     with writing(engine) as connection:
         tx = Transaction(connection, seals, datetime.now(UTC), by)
         # Nothing may come in between.
-        for table in (requests, ensembles, projects, tokens, log_head):
+        for table in (requests, populations, ensembles, projects, tokens, log_head):
             connection.execute(select(*table.primary_key).with_for_update())
         names = list(connection.execute(select(projects.c.name).order_by(projects.c.id)).scalars())
         action = Action.LEDGER_SEALED if old_key is None else Action.KEY_CHANGED
@@ -99,6 +99,7 @@ def seal(
 def seal_rows(connection: Connection, seals: Seals) -> None:
     """Seal every row as it is, but for the end of the log."""
     for table in (
+        populations,
         ensembles,
         projects,
         tokens,
@@ -107,7 +108,6 @@ def seal_rows(connection: Connection, seals: Seals) -> None:
         unit_accounts,
         shadow_accounts,
         editions,
-        private_data,
     ):
         keys = [column.name for column in table.primary_key]
         statement = (

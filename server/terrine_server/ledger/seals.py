@@ -2,7 +2,7 @@
 
 Charges are chained by hashes that anyone can compute, so that anyone can check them. What else the
 service believes (balances, statuses, tokens, requests, caps, tallies, accounts of units and
-shadows, editions, private data, the end of the administrative log) has a seal in its row:
+shadows, editions, the end of the administrative log) has a seal in its row:
 HMAC-SHA256 over the row's other columns, framed as in `chain`, under a key that is derived from the
 secret key. A project's seal covers the hash of its terms and that of its last charge, and thereby
 all of its charges.
@@ -11,20 +11,16 @@ all of its charges.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from terrine_server.ledger.chain import frame, iso
 
 SEALED: dict[str, tuple[str, ...]] = {
-    "ensembles": (
+    "populations": (
         "id",
         "name",
-        "path",
-        "manifest_sha256",
-        "info",
-        "units",
         "epsilon",
         "delta",
         "rdp_order",
@@ -32,6 +28,17 @@ SEALED: dict[str, tuple[str, ...]] = {
         "delta_cap",
         "reserved",
         "delta_reserved",
+        "disjoint_from",
+        "declared_at",
+    ),
+    "ensembles": (
+        "id",
+        "name",
+        "population_id",
+        "path",
+        "manifest_sha256",
+        "info",
+        "units",
         "registered_at",
     ),
     # The terms are in `genesis`, and every charge is in `head`. Title and purpose are in the log.
@@ -61,7 +68,6 @@ SEALED: dict[str, tuple[str, ...]] = {
         "begins",
         "made_at",
     ),
-    "private_data": ("ensemble_id", "cap_id", "edition", "key_check", "digests"),
     "tokens": (
         "id",
         "role",
@@ -100,7 +106,10 @@ class Seals:
 
     def of(self, table: str, row: Mapping[Any, Any]) -> bytes:
         """Return the seal of a row of a table. Raises TypeError for a value never written."""
-        values = [row[name] for name in SEALED[table]]
+        return self.over(table, [row[name] for name in SEALED[table]])
+
+    def over(self, table: str, values: Sequence[Any]) -> bytes:
+        """Return the seal of a row by the values that it covers, in order. Raises TypeError."""
         # A time may come as SQLite's text.
         fields = [iso(value) if isinstance(value, datetime) else value for value in values]
         return hmac.digest(self._key, frame(f"terrine/seal/{table}/1", *fields), "sha256")

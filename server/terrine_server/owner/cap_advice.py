@@ -1,4 +1,4 @@
-"""What still fits under an ensemble's cap, for whoever is told that something does not."""
+"""What still fits under a population's cap, for whoever is told that something does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded
-from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord
+from terrine_server.ledger import EnsembleRecord, Ledger, PopulationRecord, ProjectRecord
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import Mechanism, NoisyVotes, ParameterError, Terms
 from terrine_server.privacy.parameters import MAX_SIGMA
@@ -27,25 +27,26 @@ def epsilon_that_fits(
     It is with the `mechanism` of these `terms`, by default of noisy counts at the cap's δ: another
     mechanism may take more of a cap.
     """
+    population = ensemble.population
     if mechanism is None or terms is None:
         # With so much noise that any ε pays for a query: how many it buys is not the question.
         facts = ensemble.facts
         mechanism = NoisyVotes(facts.teachers, len(facts.classes), MAX_SIGMA)
-        most, delta, rate = ensemble.epsilon, ensemble.delta, None
+        most, delta, rate = population.epsilon, population.delta, None
     else:
-        most, delta = min(terms.epsilon, ensemble.epsilon), terms.delta
+        most, delta = min(terms.epsilon, population.epsilon), terms.delta
         rate = terms.choice.pass_rate if terms.choice else None
 
     like = mechanism
 
     def fits(epsilon: float, *, surely: bool = False) -> bool:
         try:
-            of = choose(like, epsilon, delta, cap_rule=ensemble.rule, pass_rate=rate).terms
+            of = choose(like, epsilon, delta, cap_rule=population.rule, pass_rate=rate).terms
         except ParameterError:
             return not surely  # it pays for nothing: too little, and not too much
         return (
-            ensemble.reserved + of.cap_budget <= ensemble.cap
-            and ensemble.delta_reserved + of.delta_budget <= ensemble.delta_cap
+            population.reserved + of.cap_budget <= population.cap
+            and population.delta_reserved + of.delta_budget <= population.delta_cap
         )
 
     if fits(most, surely=True):
@@ -59,18 +60,17 @@ def epsilon_that_fits(
     return found if fits(found, surely=True) else None
 
 
-def gives_back(ledger: Ledger, ensemble: EnsembleRecord) -> tuple[ProjectRecord, float] | None:
+def gives_back(ledger: Ledger, population: PopulationRecord) -> tuple[ProjectRecord, float] | None:
     """Return the project that, closed, returns most to the cap, and the share of the cap."""
-    best = None
-    for name in (ensemble.name, *ensemble.shares_with):
-        last = None
-        while found := ledger.projects(last, PAGE, ensemble=name):
-            for record in found:
-                if record.status is not ProjectStatus.CLOSED:
-                    back = (record.terms.cap_budget - record.cap_spent) / ensemble.cap
-                    if back > (best[1] if best else 0):
-                        best = record, back
-            last = found[-1].name
+    best = last = None
+    while found := ledger.projects(last, PAGE):
+        for record in found:
+            of_it = record.ensemble.population.id == population.id
+            if of_it and record.status is not ProjectStatus.CLOSED:
+                back = (record.terms.cap_budget - record.cap_spent) / population.cap
+                if back > (best[1] if best else 0):
+                    best = record, back
+        last = found[-1].name
     return best
 
 
@@ -82,7 +82,7 @@ def advice(ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms
         if epsilon is None
         else f"With up to about ε = {epsilon:g} it would fit"
     )
-    found = gives_back(ledger, ensemble)
+    found = gives_back(ledger, ensemble.population)
     if found is None:
         return f"{fits}; closing a project would give nothing back."
     record, share = found

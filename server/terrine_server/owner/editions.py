@@ -1,4 +1,4 @@
-"""People leave an ensemble, or join one of neighbours, while it serves.
+"""People leave the ensembles of a population, or join one of neighbours, while these serve.
 
 An edition is a directory beside the files that were registered, and a row of the ledger that names
 its digest. First the directory is complete and durable, then one transaction makes it the newest
@@ -13,16 +13,24 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from terrine_protocol.files import sync_directory
-from terrine_server.errors import Conflict
-from terrine_server.ledger import Edition, EnsembleRecord, Ledger
-from terrine_server.owner.operations import private_data
+from terrine_server.errors import Conflict, NotFound, TerrineError
+from terrine_server.ledger import (
+    NEIGHBOURS,
+    Edition,
+    EnsembleRecord,
+    Ledger,
+    PopulationRecord,
+    choose_population,
+)
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
@@ -30,9 +38,26 @@ if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_models.teachers.editions import SavedEdition
+    from terrine_models.teachers.manifests import StoredEnsemble
     from terrine_models.teachers.people import Digests
 
+BUILD_AGAIN = (
+    "Build it again with the column that names the person: the role group in the schema, or an "
+    "array `group`. What was made of the same people shares their cap."
+)
 _OF_AN_EDITION = re.compile(r"\.?edition-\d+(\..*)?|\.?manifest\.json.*|.*\.(safetensors|onnx|tmp)")
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """What trained teachers are trained anew on, after people left.
+
+    `records`: those of `train`, or what is left of them. `public`: the public rows of `train`,
+    where teachers of tables match their prior on them.
+    """
+
+    records: Dataset | None
+    public: PublicData | None = None
 
 
 @dataclass(frozen=True)
@@ -63,46 +88,76 @@ def records_key(settings: Settings, *, make: bool = False) -> bytes:
         ) from None
 
 
-def forget(ledger: Ledger, settings: Settings, name: str, who: Digests) -> EditionChange:
-    """Forget people, uint8[k, 32] as `people.name_digests` or `record_digests` has them.
-
-    When it returns, their records are on no disk of this service, and they vote in no query that is
-    charged from now on. Raises Conflict (an ensemble of another kind, another edition was made
-    meanwhile), NotFound, DataError (somebody is not there), StoreError and SecretKeyError.
-    """
-    from terrine_models.teachers import editions
-
-    key = records_key(settings)
-    return _next(ledger, settings, name, lambda old, out: editions.forget(old, out, who, key))
-
-
-def forget_taught(
+def forget(
     ledger: Ledger,
     settings: Settings,
-    name: str,
+    population: str | None,
     who: Digests,
-    data: Dataset,
-    public: PublicData | None = None,
-) -> EditionChange:
-    """Forget people in trained teachers: the teachers that saw them are trained anew without them.
+    retraining: Mapping[str, Retraining] | None = None,
+) -> dict[str, EditionChange]:
+    """Forget people, uint8[k, 32] as `people.name_digests` has them, in a whole population.
 
-    `data`, `public`: see `terrine_models.teachers.editions.forget_taught`. A query that is being
-    answered meanwhile ends on the edition it began with. Raises what `forget` raises.
+    Every ensemble of it that knows whose its records are gets an edition without them, and none
+    lets them in again. When it returns, their records are on no disk of this service, and what is
+    charged from now on is answered without them; a query that trained teachers are answering
+    meanwhile ends on the edition it began with. If it is interrupted, the same call does the rest.
+
+    `population`: by default the only one. `retraining`: by ensemble, what trained teachers that
+    learned from them are trained anew on. Returns what was done, by ensemble. Before anything is
+    done it raises NotFound and Conflict (the population; no ensemble of it knows people), and
+    DataError (somebody is in none of them; an ensemble has no `retraining` and needs it, or would
+    be empty). Then also StoreError, SecretKeyError and Conflict (another edition was made
+    meanwhile).
     """
+    from terrine_models.data.arrays import DataError
     from terrine_models.teachers import editions
+    from terrine_models.teachers.people import People
 
-    key = records_key(settings)
+    of_it = members(ledger, population)
+    key, given = records_key(settings), retraining or {}
+    stored = _identified(settings, of_it)
+    there = {name: People.load(each, key) for name, each in stored.items()}
+    if not there:
+        raise Conflict(
+            "No ensemble of the population knows whose its records are, so nobody in it can be "
+            f"found. {BUILD_AGAIN}"
+        )
+    for name in given:
+        if name not in there:
+            raise Conflict(f"{name} is no ensemble of the population that knows its people.")
+    known = np.any([people.knows(who) for people in there.values()], axis=0)
+    if not known.all():
+        raise DataError(
+            f"{(~known).sum()} of {len(who)} to be forgotten are in no ensemble of the population, "
+            f"the first of them number {np.flatnonzero(~known)[0] + 1}. Nobody was forgotten."
+        )
+    trained = [name for name, each in stored.items() if each.manifest.kind != NEIGHBOURS]
+    for name in trained:
+        left = there[name].without(who)
+        if left is not None and len(left[0]) and name not in given:
+            raise DataError(
+                f"People who leave {name} taught some of its teachers. Give the records that it "
+                f"was trained on, or what is left of them: --records {name}=FILE. Nobody was "
+                "forgotten."
+            )
+    done: dict[str, EditionChange] = {}
+    # Those first that can still be refused, as their records do not fit.
+    for name in [*trained, *(name for name in there if name not in trained)]:
+        made_of = given.get(name, Retraining(None))
 
-    def make(old: Path, out: Path) -> SavedEdition | None:
-        return editions.forget_taught(old, out, who, data, key, public)
+        def make(old: Path, out: Path, made_of: Retraining = made_of) -> SavedEdition | None:
+            return editions.forget(old, out, who, key, made_of.records, made_of.public)
 
-    return _next(ledger, settings, name, make)
+        done[name] = _next(ledger, settings, name, make)
+    return done
 
 
 def add(ledger: Ledger, settings: Settings, name: str, data: Dataset) -> EditionChange:
-    """Add people, or records of people who are there. Who was forgotten is left out.
+    """Let people join, or add records of people who are there. Who was forgotten is left out.
 
-    Raises what `forget` raises; DataError for records of another kind.
+    Raises NotFound, Conflict (an ensemble of another kind, or whose people have no names; another
+    edition was made meanwhile), DataError for records of another kind, StoreError and
+    SecretKeyError.
     """
     from terrine_models.teachers import editions
 
@@ -110,18 +165,65 @@ def add(ledger: Ledger, settings: Settings, name: str, data: Dataset) -> Edition
     return _next(ledger, settings, name, lambda old, out: editions.add(old, out, data, key))
 
 
-def living(ledger: Ledger, name: str) -> tuple[EnsembleRecord, Edition]:
-    """Return an ensemble that people can leave and join, and its newest edition.
+def refuse_forgotten_people(
+    ledger: Ledger, settings: Settings, population: PopulationRecord, directory: Path
+) -> None:
+    """Raise Conflict if a new ensemble has people who were forgotten in its population.
 
-    Raises NotFound, and Conflict for an ensemble of another kind.
+    Who they are is compared by keyed digests of their names alone.
     """
-    record = ledger.ensemble(name)
-    if record.edition is None:
+    from terrine_models.teachers.editions import identified
+    from terrine_models.teachers.people import People
+
+    made = identified(directory)
+    if made is None:
+        return
+    people, check = People.stored(made)
+    forgotten: set[bytes] = set()
+    for name, other in _identified(settings, members(ledger, population.name)).items():
+        found, their_check = People.stored(other)
+        if len(found.erased) and their_check != check:
+            raise Conflict(
+                f"Nobody can tell whether {directory.name} has people who were forgotten in "
+                f"{name}: it was made with another key of records (records.key in the data "
+                f"directory). Make it again with the key of {name}."
+            )
+        forgotten |= {bytes(row) for row in found.erased}
+    back = sum(bytes(row) in forgotten for row in people.present)
+    if back:
         raise Conflict(
-            f"Nobody knows who is in {name} (kind {record.facts.kind}): its teachers were trained "
-            "elsewhere, or without a key of records. Whoever trained them can train them anew."
+            f"{back} of the people of {directory.name} were forgotten in the population "
+            f"{population.name}. Remove their records from the file, and make it again."
         )
-    return record, record.edition
+
+
+def members(ledger: Ledger, population: str | None) -> list[EnsembleRecord]:
+    """Return the ensembles of a population, by default of the only one.
+
+    Raises NotFound, and Conflict if there are several populations and none is named.
+    """
+    found = choose_population(ledger.populations(), population, disjoint=False)
+    if found is None:
+        raise NotFound("No ensemble is registered, so there is no population yet.")
+    return [each for each in ledger.ensembles() if each.population.id == found.id]
+
+
+def _identified(settings: Settings, records: list[EnsembleRecord]) -> dict[str, StoredEnsemble]:
+    """Return, by name, the ensembles that know whose their records are, and whose files are here.
+
+    Raises StoreError.
+    """
+    from terrine_models.teachers.editions import identified
+    from terrine_models.teachers.federation import is_federation
+
+    found = {}
+    for record in records:
+        directory = settings.data_dir / record.current.path
+        if directory.exists() and not is_federation(directory):
+            stored = identified(directory)
+            if stored is not None:
+                found[record.name] = stored
+    return found
 
 
 def _next(
@@ -133,25 +235,38 @@ def _next(
     from terrine_models.storage.manifests import manifest_digest
     from terrine_models.teachers.ensemble import load
 
-    directory = settings.data_dir / living(ledger, name)[0].path
+    directory = settings.data_dir / ledger.ensemble(name).path
     with _alone(directory):
-        record, newest = living(ledger, name)
+        record, newest = with_newest_edition(ledger, name)
         _tidy(settings, record)
         number = newest.number + 1
-        change = make(settings.data_dir / record.current.path, directory / f"edition-{number}")
+        made = directory / f"edition-{number}"
+        change = make(settings.data_dir / record.current.path, made)
         if change is None:
             return EditionChange(newest.number, 0, 0, new=False)
-        made = directory / f"edition-{number}"
         load(made, device="cpu")
         erased, slots = {*newest.erased, *change.slots}, change.manifest.units
-        digest, data = manifest_digest(made), private_data(change.manifest)
         try:
-            ledger.make_edition(name, number, digest, slots, erased, data=data)
-        except Conflict:
+            ledger.make_edition(name, number, manifest_digest(made), slots, erased)
+        except TerrineError:
             _tidy(settings, ledger.ensemble(name))
             raise
         _tidy(settings, ledger.ensemble(name))
         return EditionChange(number, change.people, change.left_out, new=True)
+
+
+def with_newest_edition(ledger: Ledger, name: str) -> tuple[EnsembleRecord, Edition]:
+    """Return an ensemble that people can leave or join, and its newest edition.
+
+    Raises NotFound, and Conflict for an ensemble that does not know whose its records are.
+    """
+    record = ledger.ensemble(name)
+    if record.edition is None or record.person_column is None:
+        raise Conflict(
+            f"{name} does not know whose its records are, so nobody leaves or joins it. "
+            f"{BUILD_AGAIN}"
+        )
+    return record, record.edition
 
 
 def _tidy(settings: Settings, record: EnsembleRecord) -> None:

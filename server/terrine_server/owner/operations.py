@@ -17,11 +17,13 @@ from terrine_server.ledger import (
     EnsembleRecord,
     Ledger,
     NewProject,
-    PrivateData,
+    PopulationRecord,
     ProjectRecord,
+    choose_population,
     connect,
 )
 from terrine_server.owner.cap_advice import explained
+from terrine_server.owner.editions import refuse_forgotten_people
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose
@@ -30,6 +32,7 @@ from terrine_server.planning.remaining import too_few
 from terrine_server.privacy import (
     Account,
     BoundRelease,
+    Cap,
     Mechanism,
     Neighbours,
     NoisyVotes,
@@ -79,18 +82,18 @@ class ProjectQuote:
 
     @property
     def reserved(self) -> int:
-        """Of the ensemble's cap, by all its projects and this one."""
-        return self.ensemble.reserved + self.terms.cap_budget
+        """Of the population's cap, by all its projects and this one."""
+        return self.ensemble.population.reserved + self.terms.cap_budget
 
     @property
     def delta_reserved(self) -> int:
         """Likewise of the additive δ."""
-        return self.ensemble.delta_reserved + self.terms.delta_budget
+        return self.ensemble.population.delta_reserved + self.terms.delta_budget
 
     @property
     def fits(self) -> bool:
         """Whether the cap has room for it."""
-        cap = self.ensemble
+        cap = self.ensemble.population
         return self.reserved <= cap.cap and self.delta_reserved <= cap.delta_cap
 
     @property
@@ -128,12 +131,17 @@ def quote_project(ledger: Ledger, request: ProjectOpen) -> ProjectQuote:
         budget = request.epsilon, request.delta
         if publishing is None:
             quoted = choose(
-                mechanism, *budget, cap_rule=ensemble.rule, pass_rate=request.expected_pass_rate
+                mechanism,
+                *budget,
+                cap_rule=ensemble.population.rule,
+                pass_rate=request.expected_pass_rate,
             )
             terms, spec = quoted.terms, quoted.specification(spec)
             mechanism = quoted.mechanism
         else:
-            terms = quote(mechanism, *budget, cap_rule=ensemble.rule, publishing=publishing)
+            terms = quote(
+                mechanism, *budget, cap_rule=ensemble.population.rule, publishing=publishing
+            )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     return ProjectQuote(ensemble, mechanism, spec, terms)
@@ -185,10 +193,11 @@ def _publishing(
     if request.accounting == "worst_case":
         return None
     check_publishable(mechanism)
-    if ensemble.rdp_order is None:
+    population = ensemble.population
+    if population.rdp_order is None:
         raise ParameterError(
-            f"The cap of the ensemble {ensemble.name} adds up in {ensemble.rule}, where "
-            "published figures do not count. data_dependent needs an ensemble registered with "
+            f"The cap of the population {population.name} adds up in {population.rule}, where "
+            "published figures do not count. data_dependent needs a cap that was declared with "
             'the rule rdp. Use accounting "worst_case" on this one.'
         )
     votes = Votes.synthetic(
@@ -198,7 +207,7 @@ def _publishing(
         classes=len(ensemble.facts.classes),
     )
     budget = {"epsilon": request.epsilon, "delta": request.delta}
-    return propose(spec, votes, **budget, order=ensemble.rdp_order)
+    return propose(spec, votes, **budget, order=population.rdp_order)
 
 
 def register_ensemble(
@@ -207,46 +216,56 @@ def register_ensemble(
     wanted: EnsembleRegister,
     by: Actor | None = None,
 ) -> EnsembleRecord:
-    """Verify an ensemble of the data directory and record it in the ledger, with its cap.
+    """Verify an ensemble of the data directory and record it in the ledger, in its population.
 
-    It shares the cap of ensembles of the same private data. Raises `StoreError` (its files),
-    `InvalidTerms` (the name or the cap), `NotFound` (whose cap it should share) or `Conflict` (it,
-    or one of its imported teachers, is registered already; it shares a cap, and this is another).
+    Raises `StoreError` (its files), `InvalidTerms` (the name or the cap), `NotFound` (the
+    population) or `Conflict` (it, or one of its imported teachers, is registered already; another
+    cap or unit than the population's; somebody in it was forgotten in the population).
     """
     from terrine_models.teachers.federation import is_federation, verified_digest
     from terrine_models.teachers.kinds import load_manifest
 
-    name, budget = wanted.name, (wanted.epsilon, wanted.delta)
-    directory = settings.ensembles_dir / name
-    digest, data = verified_digest(directory), None
+    name, directory = wanted.name, settings.ensembles_dir / wanted.name
+    digest = verified_digest(directory)
+    joined = choose_population(ledger.populations(), wanted.population, disjoint=wanted.disjoint)
+    limit = _wanted_cap(wanted, joined)
     if not is_federation(directory):
         manifest = load_manifest(directory)
-        data = private_data(manifest)
         _refuse_teachers_of_others(ledger, settings, name, manifest)
+        if joined is not None:
+            refuse_forgotten_people(ledger, settings, joined, directory)
         manifest.teacher.inspect(directory, manifest)
     units, facts = _facts(directory)
-    try:
-        if wanted.rule == "rdp":
-            order = cap_order(*budget) if wanted.order is None else wanted.order
-            limit = cap(*budget, order)
-        elif wanted.order is None:
-            limit = cap(*budget)
-        else:
-            raise ParameterError(
-                "A cap in Gaussian DP has no order. Use the rule rdp, or no order."
-            )
-    except ParameterError as error:
-        raise InvalidTerms(str(error)) from error
     path = str(Path("ensembles") / name)
     return ledger.register_ensemble(
-        name, path, digest, facts, units, limit, by, data=data, shares_cap_of=wanted.shares_cap_of
+        name,
+        path,
+        digest,
+        facts,
+        units,
+        limit,
+        by,
+        population=wanted.population,
+        disjoint=wanted.disjoint,
     )
 
 
-def private_data(manifest: Manifest) -> PrivateData | None:
-    """Return what tells the private data of an ensemble, if its manifest does."""
-    known = manifest.data
-    return None if known is None else PrivateData(known.key, frozenset(known.digests))
+def _wanted_cap(wanted: EnsembleRegister, joined: PopulationRecord | None) -> Cap | None:
+    """Return the cap that an owner gives; None if that of the population is to be shared."""
+    if wanted.epsilon is None or wanted.delta is None:
+        return None
+    rule, order = wanted.rule, wanted.order
+    if rule is None and order is None and joined is not None:
+        rule, order = ("gdp" if joined.rdp_order is None else "rdp"), joined.rdp_order
+    budget = wanted.epsilon, wanted.delta
+    try:
+        if rule != "gdp":
+            return cap(*budget, cap_order(*budget) if order is None else order)
+        if order is None:
+            return cap(*budget)
+    except ParameterError as error:
+        raise InvalidTerms(str(error)) from error
+    raise InvalidTerms("A cap in Gaussian DP has no order. Use the rule rdp, or no order.")
 
 
 def _facts(directory: Path) -> tuple[int, EnsembleFacts]:

@@ -59,12 +59,17 @@ class FirstProject:
     """None: teachers are trained."""
     confident: Spec | None = None
     """Of labels alone; None: noisy counts."""
+    joins: bool = False
+    """Whether the cap is there already, and is to be shared."""
 
     @classmethod
-    def of(cls, *, units: int, rows: int, classes: int, epsilon: float) -> FirstProject:
+    def of(
+        cls, *, units: int, rows: int, classes: int, epsilon: float, joined: Cap | None = None
+    ) -> FirstProject:
         """Propose one for private units (records or people), and different public rows, all asked.
 
-        Raises `ParameterError` for what cannot work, which says what would.
+        `joined`: the cap of the population that these units are of, if it is fixed already. Raises
+        `ParameterError` for what cannot work, which says what would.
         """
         epsilon = check_epsilon(epsilon)
         if rows < FEW * classes:
@@ -79,9 +84,9 @@ class FirstProject:
                 f"{units // teachers} can be trained, and at ε = {epsilon:g} noise would drown "
                 f"their votes. It needs {_enough(units, rows, classes, epsilon)}."
             )
-        total = cap(min(CAP * epsilon, MAX_EPSILON), delta)
+        total = cap(min(CAP * epsilon, MAX_EPSILON), delta) if joined is None else joined
         first = cls(units, rows, classes, teachers, epsilon, delta, sigma, total, share=0)
-        return first._reserving()
+        return replace(first, joins=joined is not None)._reserving()
 
     def of_neighbours(self, plan: NeighbourPlan) -> FirstProject:
         """Return the same of units that vote themselves, with nothing trained."""
@@ -91,10 +96,12 @@ class FirstProject:
     def of_confident(self, spec: Spec) -> FirstProject:
         """Return the same of teachers that answer, with labels alone, where they mostly agree.
 
-        Its cap is in Rényi DP, where a test and its maximum are priced together. Raises
+        A new cap is in Rényi DP, where a test and its maximum are priced together. Raises
         `ParameterError` if the budget pays for no query.
         """
-        total = cap(self.cap.epsilon, self.delta, cap_order(self.cap.epsilon, self.delta))
+        total = self.cap
+        if not self.joins:
+            total = cap(self.cap.epsilon, self.delta, cap_order(self.cap.epsilon, self.delta))
         return replace(self, confident=spec, cap=total, share=0)._reserving()
 
     def _reserving(self) -> FirstProject:

@@ -142,10 +142,23 @@ def appending(engine: Engine) -> AbstractContextManager[Connection]:
 
 
 @contextmanager
+def migrating(engine: Engine) -> Iterator[Connection]:
+    """Like `writing`, but SQLite enforces foreign keys only at the end: tables may be rebuilt."""
+    with _transaction(engine, writes=True, rebuilds=True) as connection:
+        yield connection
+        if engine.dialect.name == "sqlite":
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+            if broken is not None:
+                raise LedgerCorrupted(f"A row of {broken[0]} refers to what is not there.")
+
+
+@contextmanager
 def _transaction(
-    engine: Engine, level: str | None = None, writes: bool = False
+    engine: Engine, level: str | None = None, writes: bool = False, rebuilds: bool = False
 ) -> Iterator[Connection]:
     """`level`: PostgreSQL's isolation level. `writes`: on SQLite, it waits for its turn.
+
+    `rebuilds`: SQLite does not enforce foreign keys in it.
 
     One context manager, not one for each step: every request enters several.
     """
@@ -158,16 +171,27 @@ def _transaction(
         with noticed, engine.connect() as connection:
             if engine.dialect.name == "sqlite":
                 connection.info[BEGIN] = _WRITE if writes else "BEGIN"
+                if rebuilds:  # which cannot be said within a transaction
+                    _enforce_foreign_keys(connection, False)
             elif level is not None:
                 connection = connection.execution_options(isolation_level=level)
-            with connection.begin():
-                yield connection
+            try:
+                with connection.begin():
+                    yield connection
+            finally:
+                if rebuilds and engine.dialect.name == "sqlite":
+                    _enforce_foreign_keys(connection, True)
     except SQLAlchemyError as error:
         # `from None`: a driver's error quotes the row, and with it a label not yet paid for.
         raise _explanation(engine, error) from None
     finally:
         if turn is not None:
             turn.release()
+
+
+def _enforce_foreign_keys(connection: Connection, on: bool) -> None:
+    driver: Any = connection.connection.driver_connection
+    driver.execute(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}")
 
 
 def write(

@@ -55,12 +55,7 @@ def first(ensemble: EnsembleRecord) -> Edition:
 
 
 def living(connection: Connection, seals: Seals, ensemble: EnsembleRecord) -> EnsembleRecord:
-    """Return the ensemble with its newest edition, if people can leave it.
-
-    Raises LedgerCorrupted.
-    """
-    if ensemble.facts.kind != NEIGHBOURS and ensemble.cap_id is None:
-        return ensemble  # nobody knows who is in it
+    """Return the ensemble with its newest edition. Raises LedgerCorrupted."""
     row = connection.execute(_NEWEST, {"ensemble": ensemble.id}).one_or_none()
     found = first(ensemble) if row is None else _edition(row, seals, ensemble)
     return replace(ensemble, edition=found)

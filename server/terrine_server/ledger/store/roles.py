@@ -10,9 +10,9 @@ from terrine_server.ledger.store.database import writing
 CHANGES: dict[str, tuple[str, ...]] = {
     "administrative_log": (),
     "charges": (),
-    "ensembles": ("reserved", "delta_reserved", "seal"),
+    "populations": ("reserved", "delta_reserved", "seal"),
+    "ensembles": ("seal",),
     "editions": ("seal",),
-    "private_data": ("edition", "digests", "seal"),
     "log_head": ("key_check", "entries", "head", "seal"),
     "projects": (
         "status",
@@ -47,7 +47,7 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
     **{t: _rights(changes) for t, changes in CHANGES.items()},
 }
 """By table and right: the columns, or () for all of them."""
-SEQUENCES = ("ensembles_id_seq", "projects_id_seq")
+SEQUENCES = ("populations_id_seq", "ensembles_id_seq", "projects_id_seq")
 HISTORY = ("UPDATE", "DELETE", "TRUNCATE", "TRIGGER")
 """With any of these rights on charges, one can change what was paid, or disable its protection."""
 

@@ -21,36 +21,45 @@ from terrine_server.ledger.counts import check_counts, counts_of
 from terrine_server.ledger.records import (
     ChargeRecord,
     EnsembleRecord,
+    PopulationRecord,
     ProjectRecord,
     Publication,
     RequestRecord,
     TokenRecord,
 )
 from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import editions, shared_caps
+from terrine_server.ledger.store import editions
 from terrine_server.ledger.store.log import logged
 from terrine_server.ledger.store.searches import ACCOUNT
 from terrine_server.ledger.store.soundness import (
     UNREADABLE,
     check_account,
-    check_ensemble,
+    check_population,
     check_types,
 )
 from terrine_server.ledger.store.tables import (
     charges,
     ensembles,
-    private_data,
+    populations,
     projects,
     requests,
     tokens,
 )
 from terrine_server.privacy import Terms
 
-# Both tables have columns of the same names, so those of the ensemble get a prefix.
-_ENSEMBLE = "ensemble__"
+# The tables have columns of the same names, so those of an ensemble and its population get a
+# prefix. Those of the cap have the names that they have in a project's terms.
+_ENSEMBLE, _POPULATION = "ensemble__", "population__"
+_CAP = {"epsilon", "delta", "rdp_order", "cap", "delta_cap"}
+_population_labels = {
+    column.name: f"{_ENSEMBLE if column.name in _CAP else _POPULATION}{column.name}"
+    for column in populations.c
+}
 _ensemble_columns = [
     *(column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c),
     logged("ensemble", ensembles.c.name).label(f"{_ENSEMBLE}logged"),
+    *(column.label(_population_labels[column.name]) for column in populations.c),
+    logged("population", populations.c.name).label(f"{_POPULATION}logged"),
 ]
 
 # The columns of a project that may change, and those that identify it.
@@ -62,8 +71,21 @@ terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.load
 
 @cache  # building a query takes longer than running it
 def select_ensembles() -> Select[Any]:
-    """Select all ensembles, by name."""
-    return select(*_ensemble_columns).order_by(ensembles.c.name)
+    """Select all ensembles, by name, each with its population."""
+    return (
+        select(*_ensemble_columns)
+        # Outer: an ensemble whose population is gone is not skipped, but refused as damaged.
+        .outerjoin(populations, ensembles.c.population_id == populations.c.id)
+        .order_by(ensembles.c.name)
+    )
+
+
+@cache
+def select_populations() -> Select[Any]:
+    """Select all populations, by name."""
+    return select(populations, logged("population", populations.c.name).label("logged")).order_by(
+        populations.c.name
+    )
 
 
 @cache
@@ -103,6 +125,7 @@ def select_projects() -> Select[Any]:
         select(projects, _logged, *_last, *_ensemble_columns)
         # Outer: a project whose ensemble is gone is not skipped, but refused as damaged.
         .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
+        .outerjoin(populations, ensembles.c.population_id == populations.c.id)
         .order_by(projects.c.name)
     )
 
@@ -114,20 +137,20 @@ def project_by(*columns: str) -> Select[Any]:
 
 
 def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row[Any] | None:
-    """Fetch an ensemble and lock it until the transaction ends.
+    """Fetch an ensemble, and lock its population until the transaction ends.
 
-    Before it, the one whose row counts what is reserved of the cap that it shares. To lock an
-    ensemble and a project, lock the ensemble first.
+    To lock a population and a project, lock the population first.
     """
-    head = (  # which never changes
-        select(private_data.c.cap_id)
-        .join(ensembles, private_data.c.ensemble_id == ensembles.c.id)
-        .where(condition)
-    )
-    first = ensembles.c.id == connection.execute(head).scalar_one_or_none()
-    connection.execute(select(ensembles.c.id).where(first).with_for_update(key_share=True))
-    connection.execute(select(ensembles.c.id).where(condition).with_for_update(key_share=True))
+    whose = select(ensembles.c.population_id).where(condition)  # which never changes
+    population = connection.execute(whose).scalar_one_or_none()
+    lock_population(connection, population)
     return connection.execute(select_ensembles().where(condition)).one_or_none()
+
+
+def lock_population(connection: Connection, id: int | None) -> None:
+    """Lock a population until the transaction ends."""
+    locked = select(populations.c.id).where(populations.c.id == id)
+    connection.execute(locked.with_for_update(key_share=True))
 
 
 def fetch_project(connection: Connection, seals: Seals, described: str, **by: Any) -> ProjectRecord:
@@ -139,21 +162,8 @@ def fetch_project(connection: Connection, seals: Seals, described: str, **by: An
 
 
 def living(connection: Connection, seals: Seals, project: ProjectRecord) -> ProjectRecord:
-    """Return a project with its ensemble as `living_ensemble`. Raises LedgerCorrupted."""
-    return replace(project, ensemble=living_ensemble(connection, seals, project.ensemble))
-
-
-def living_ensemble(
-    connection: Connection, seals: Seals, ensemble: EnsembleRecord
-) -> EnsembleRecord:
-    """Return an ensemble in its newest edition, and with what is reserved of the cap that it
-    shares. Raises LedgerCorrupted."""
-    group = shared_caps.known(connection, seals, ensemble)
-    if group:
-        head = group[0].cap_id
-        row = connection.execute(ensemble_by("id"), {"id": head}).one()
-        ensemble = shared_caps.shared(group, ensemble, ensemble_record(row, seals))
-    return editions.living(connection, seals, ensemble)
+    """Return a project with its ensemble in its newest edition. Raises LedgerCorrupted."""
+    return replace(project, ensemble=editions.living(connection, seals, project.ensemble))
 
 
 @contextmanager
@@ -174,24 +184,39 @@ def check_logged(kind: str, row: Mapping[str, Any]) -> None:
 def ensemble_record(row: Row[Any], seals: Seals) -> EnsembleRecord:
     """Return the record of a row of `select_ensembles` or `select_projects`. Raises
     LedgerCorrupted."""
-    fields = {
-        name.removeprefix(_ENSEMBLE): value
-        for name, value in row._mapping.items()
-        if name.startswith(_ENSEMBLE)
-    }
+    values = row._mapping
+    fields = {name: values[f"{_ENSEMBLE}{name}"] for name in (*ensembles.c.keys(), "logged")}
+    of = {name: values[label] for name, label in _population_labels.items()}
+    population = population_record({**of, "logged": values[f"{_POPULATION}logged"]}, seals)
     with readable(f"The ensemble {fields['name']!r}"):
         check_types(ensembles.c, fields)
         seals.check("ensembles", fields)
-        check_logged("ensemble", fields)
-        ensemble = EnsembleRecord(
-            **{name: fields[name] for name in fields.keys() - {"seal", "logged", "info"}}
-            | {
-                "manifest_sha256": fields["manifest_sha256"].hex(),
-                "facts": _facts(fields["info"]),
-            }
+        check_logged("ensemble", {**fields, "population": population.name})
+        return EnsembleRecord(
+            id=fields["id"],
+            name=fields["name"],
+            population=population,
+            path=fields["path"],
+            manifest_sha256=fields["manifest_sha256"].hex(),
+            facts=_facts(fields["info"]),
+            units=fields["units"],
+            registered_at=fields["registered_at"],
         )
-        check_ensemble(ensemble)
-    return ensemble
+
+
+def population_record(fields: Mapping[Any, Any], seals: Seals) -> PopulationRecord:
+    """Return the record of a row of `select_populations`. Raises LedgerCorrupted."""
+    with readable(f"The population {fields['name']!r}"):
+        check_types(populations.c, fields)
+        seals.check("populations", fields)
+        check_logged("population", fields)
+        said = fields["disjoint_from"]
+        values = {column.name: fields[column.name] for column in populations.c}
+        values["disjoint_from"] = None if said is None else tuple(json.loads(said))
+        del values["seal"]
+        population = PopulationRecord(**values)
+        check_population(population)
+    return population
 
 
 def _facts(text: str) -> EnsembleFacts:
@@ -270,7 +295,9 @@ def _published(text: str) -> list[Publication]:
     return publications(entries)
 
 
-SPENT = select(projects.c.ensemble_id, *_ACCOUNT)
+SPENT = select(ensembles.c.population_id, *_ACCOUNT).outerjoin(
+    ensembles, projects.c.ensemble_id == ensembles.c.id
+)
 """Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`."""
 
 # key_share: rows that only refer to the project, such as a new token, need not wait.

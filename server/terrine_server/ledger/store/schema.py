@@ -17,11 +17,11 @@ from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import definitions
 from terrine_server.ledger.store.database import (
     appending,
+    migrating,
     reading,
     sqlite_path,
     use_write_ahead_log,
     write,
-    writing,
 )
 from terrine_server.ledger.store.definitions import SchemaDifference
 from terrine_server.ledger.store.log import initialise
@@ -42,14 +42,15 @@ def upgrade(engine: Engine, key: bytes) -> list[str]:
     If they are of this version, restore the parts that somebody removed, as far as SQL can, and
     return their names: what was written meanwhile was not checked by them. Several processes may do
     this at once: one migrates, the others wait for it. Raises SchemaMismatch when the database is
-    newer than this version, LedgerCorrupted when its rows violate a part, and DatabaseUnavailable
-    when it cannot be reached; nothing is half-migrated then.
+    newer than this version, NotSealed when its rows are sealed with another key, LedgerCorrupted
+    when they violate a part or their seals, and DatabaseUnavailable when it cannot be reached;
+    nothing is half-migrated then.
     """
     path = sqlite_path(engine)
     if path is not None:
         _create_file(path)
         use_write_ahead_log(engine)
-    with writing(engine) as connection:
+    with migrating(engine) as connection:
         if path is None:
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK}
@@ -57,8 +58,9 @@ def upgrade(engine: Engine, key: bytes) -> list[str]:
         state = _state(connection)
         if state == "newer":
             raise _newer()
-        _migrate(connection)
-        initialise(connection, Seals(key))
+        seals = Seals(key)
+        _migrate(connection, seals)
+        initialise(connection, seals)
         return _restore(connection) if state == "current" else []
 
 
@@ -122,9 +124,11 @@ def check_definitions(engine: Engine) -> None:
         )
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: Connection, seals: Seals | None = None) -> None:
+    """Run all migrations that are missing. `seals`: of the rows, if there are any."""
     config = _config()
     config.attributes["connection"] = connection
+    config.attributes["seals"] = seals
     with _MIGRATING:
         command.upgrade(config, "head")
 

@@ -15,7 +15,7 @@ from sqlalchemy import Column, LargeBinary
 
 from terrine_protocol import ProjectStatus
 from terrine_server.ledger.epochs import OPENING
-from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
+from terrine_server.ledger.records import PopulationRecord, ProjectRecord
 
 UNREADABLE = (
     ValueError,
@@ -42,11 +42,11 @@ def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
             raise ValueError(f"{column.name} is not of its length")
 
 
-def check_ensemble(ensemble: EnsembleRecord) -> None:
-    """Check that what is reserved of an ensemble is within its cap."""
-    if not 0 <= ensemble.reserved <= ensemble.cap:
+def check_population(population: PopulationRecord) -> None:
+    """Check that what is reserved of a population's cap is within it."""
+    if not 0 <= population.reserved <= population.cap:
         raise ValueError("reserved is not within the cap")
-    if not 0 <= ensemble.delta_reserved <= ensemble.delta_cap:
+    if not 0 <= population.delta_reserved <= population.delta_cap:
         raise ValueError("delta_reserved is not within the cap")
 
 

@@ -105,15 +105,13 @@ def _seal() -> tuple[Column[bytes], CheckConstraint]:
     return Column("seal", _Digest, nullable=False), _digest("seal")
 
 
-ensembles = Table(
-    "ensembles",
+# The people whom records are about, by a name that the owner gave them, and the cap that is for all
+# ensembles of them. `reserved`: by all projects on these.
+populations = Table(
+    "populations",
     metadata,
     Column("id", _Id, primary_key=True),
     Column("name", String(64), nullable=False),
-    Column("path", Text, nullable=False),
-    Column("manifest_sha256", _Digest, nullable=False),
-    Column("info", Text, nullable=False),
-    Column("units", BigInteger, nullable=False),
     Column("epsilon", Float(53), nullable=False),
     Column("delta", Float(53), nullable=False),
     Column("rdp_order", Float(53)),
@@ -121,15 +119,34 @@ ensembles = Table(
     Column("delta_cap", BigInteger, nullable=False),
     Column("reserved", BigInteger, nullable=False),
     Column("delta_reserved", BigInteger, nullable=False),
+    # Of which others the owner said that they have no person in common with this one: names, in
+    # JSON. NULL if nobody said so, since each cap was of an ensemble then.
+    Column("disjoint_from", Text),
+    Column("declared_at", Timestamp, nullable=False),
+    *_seal(),
+    UniqueConstraint("name"),
+    CheckConstraint("reserved BETWEEN 0 AND cap", name="reserved"),
+    CheckConstraint("delta_reserved BETWEEN 0 AND delta_cap", name="delta_reserved"),
+)
+
+ensembles = Table(
+    "ensembles",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("population_id", ForeignKey(populations.c.id), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("manifest_sha256", _Digest, nullable=False),
+    Column("info", Text, nullable=False),
+    Column("units", BigInteger, nullable=False),
     Column("registered_at", Timestamp, nullable=False),
     *_seal(),
     UniqueConstraint("name"),
-    # The same teachers under two names would have two caps.
+    # The same teachers in two populations would have two caps.
     UniqueConstraint("manifest_sha256"),
+    Index("ix_ensembles_population_id", "population_id"),
     _digest("manifest_sha256"),
     CheckConstraint("units >= 1", name="units"),
-    CheckConstraint("reserved BETWEEN 0 AND cap", name="reserved"),
-    CheckConstraint("delta_reserved BETWEEN 0 AND delta_cap", name="delta_reserved"),
 )
 
 projects = Table(
@@ -275,23 +292,6 @@ editions = Table(
     CheckConstraint("number >= 2", name="number"),
     CheckConstraint("units >= 1", name="units"),
     CheckConstraint("slots >= 1", name="slots"),
-)
-
-# Which private data an ensemble has: keyed digests, in JSON, and which key. `cap_id`: the ensemble
-# whose row counts what all of the same private data reserve: see `shared_caps`. `edition`: the last
-# that changed the data.
-private_data = Table(
-    "private_data",
-    metadata,
-    Column("ensemble_id", ForeignKey(ensembles.c.id), primary_key=True),
-    Column("cap_id", ForeignKey(ensembles.c.id), nullable=False),
-    Column("edition", BigInteger, nullable=False),
-    Column("key_check", LargeBinary, nullable=False),
-    Column("digests", Text, nullable=False),
-    *_seal(),
-    Index("ix_private_data_cap_id", "cap_id"),
-    CheckConstraint("length(key_check) IN (0, 32)", name="key_check_length"),
-    CheckConstraint("edition >= 1", name="edition"),
 )
 
 tokens = Table(

@@ -20,13 +20,12 @@ from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.editions import select_editions
-from terrine_server.ledger.store.shared_caps import select_private_data
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
 from terrine_server.ledger.store.tables import (
     administrative_log,
     editions,
     ensembles,
-    private_data,
+    populations,
     projects,
     requests,
     tokens,
@@ -36,9 +35,9 @@ MOST_PROBLEMS = 100
 """The most findings that a report names."""
 
 TABLES = {
+    "population": populations,
     "ensemble": ensembles,
     "edition": editions,
-    "data": private_data,
     "project": projects,
     "token": tokens,
     "request": requests,
@@ -49,12 +48,21 @@ _KIND = {action: kind for kind, actions in ABOUT.items() for action in actions}
 def rows_of(kind: str) -> Select[Any]:
     """Select all rows of a kind of subject, each with its `subject` and all of its facts."""
     match kind:
+        case "population":
+            subject = populations.c.name.label("subject")
+            return select(populations, subject).order_by(populations.c.id)
         case "ensemble":
-            return select(ensembles, ensembles.c.name.label("subject")).order_by(ensembles.c.id)
+            return (
+                select(
+                    ensembles,
+                    ensembles.c.name.label("subject"),
+                    populations.c.name.label("population"),
+                )
+                .outerjoin(populations, ensembles.c.population_id == populations.c.id)
+                .order_by(ensembles.c.id)
+            )
         case "edition":
             return select_editions()
-        case "data":
-            return select_private_data()
         case "project":
             return (
                 select(

@@ -31,7 +31,7 @@ from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
-from terrine_server.ledger.store.tables import ensembles, private_data, projects
+from terrine_server.ledger.store.tables import ensembles, populations, projects
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]
@@ -238,31 +238,31 @@ def whole(value: object) -> int:
 def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
     """Check what is reserved of the cap: budgets of open projects, the spend of closed ones.
 
-    Of all ensembles that share it. That these are the right ones is for the log to say.
+    Of all ensembles of the population. That these are the right ones is for the log to say.
     """
-    own, data = project["ensemble_id"], private_data.c
-    head = connection.execute(select(data.cap_id).where(data.ensemble_id == own)).scalar()
-    sharing = select(data.ensemble_id).where(data.cap_id == head)
+    of = select(ensembles.c.population_id).where(ensembles.c.id == project["ensemble_id"])
+    id = connection.execute(of).scalar()
+    cap = connection.execute(select(populations).where(populations.c.id == id)).mappings().first()
+    if cap is None:
+        yield f"ensemble {project['ensemble__name']}: the population whose cap it has is gone"
+        return
     closed = projects.c.status == "closed"
+    of_it = select(ensembles.c.id).where(ensembles.c.population_id == id)
     cost, delta = connection.execute(
         select(
             func.sum(case((closed, projects.c.cap_spent), else_=projects.c.cap_budget)),
             func.sum(case((closed, projects.c.delta_spent), else_=projects.c.delta_budget)),
-        ).where((projects.c.ensemble_id == own) | projects.c.ensemble_id.in_(sharing))
+        ).where(projects.c.ensemble_id.in_(of_it))
     ).one()
-    counting = select(ensembles).where(ensembles.c.id == (own if head is None else head))
-    cap = connection.execute(counting).mappings().one_or_none()
-    if cap is None:
-        yield f"ensemble {project['ensemble__name']}: what its cap counts is gone"
-        return
     for name, recomputed in [("reserved", cost), ("delta_reserved", delta)]:
         if cap[name] != recomputed:
             yield (
-                f"ensemble {cap['name']}: {name} is {cap[name]}, but its projects make {recomputed}"
+                f"population {cap['name']}: {name} is {cap[name]}, but its projects make "
+                f"{recomputed}"
             )
     for reserved, most in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
         if cap[reserved] > cap[most]:
-            yield f"ensemble {cap['name']}: {reserved} exceeds {most}"
+            yield f"population {cap['name']}: {reserved} exceeds {most}"
 
 
 @lru_cache(maxsize=1024)
