@@ -57,7 +57,7 @@ def main() -> None:
         publishing = propose(spec, expected, epsilon=epsilon, delta=DELTA, order=order)
         with tempfile.TemporaryDirectory() as directory:
             ledger = new_ledger(Path(directory), order)
-            rule = ledger.ensemble("mnist").rule
+            rule = ledger.ensemble("mnist").population.rule
             worst_case = quote(mechanism, epsilon, DELTA, cap_rule=rule)
             plain = ask(
                 ledger, ledger.open_project(NewProject("plain", "mnist", spec, worst_case)), votes

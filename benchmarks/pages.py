@@ -65,7 +65,7 @@ def main() -> bool:
             url = server.url(stack.enter_context(server.database()))
         ledger = open_ledger(url, epsilon=50.0)
         each = options.charges // (options.projects - 1)
-        priced = terms(options.large + 10_000, MECHANISM, ledger.ensembles()[0].rule)
+        priced = terms(options.large + 10_000, MECHANISM, ledger.ensembles()[0].population.rule)
         for number in range(options.projects):
             last = number == options.projects - 1
             project = ledger.open_project(

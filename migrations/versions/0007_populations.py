@@ -233,8 +233,8 @@ def check_seals(table: str, found: Iterable[Mapping[str, Any]]) -> None:
             right = False
         if not right:
             raise LedgerCorrupted(
-                f"A row of {table} was altered or damaged, so nothing was migrated. Restore a "
-                "backup, or check the ledger with the version that wrote it: terrine ledger verify."
+                f"A row of {table} was altered or damaged, so nothing was migrated: check the "
+                "ledger with the version that wrote it, or restore a backup."
             )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from digits import DigitsEnsemble
 from house import House
 from in_process import InProcess
-from leaving import KEY, PEOPLE, build_people, digits
+from leaving import KEY, PEOPLE, build_people, names_of
 from logged import LOG, publisher, signed
 from migrated import SECRET_KEY
 from refusals import holds, says
@@ -16,7 +16,7 @@ from server import GNMAX, installed
 from visitor import Visitor, text_of
 
 from terrine_models.teachers.neighbours import RECORDS
-from terrine_models.teachers.people import record_digests
+from terrine_models.teachers.people import name_digests
 from terrine_protocol import Role
 from terrine_server.admin.opening import SPECS
 from terrine_server.app import create_app
@@ -58,7 +58,7 @@ def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Vis
         assert f"{price.cost:,}" in said
     holds(said, f"{terms.affordable(account):,}", "least")
     holds(said, f"{most_queries(terms, account):,}", "most")
-    taken = (cap.reserved + terms.cap_budget) / cap.cap
+    taken = (cap.population.reserved + terms.cap_budget) / cap.population.cap
     holds(said, f"{taken:.1%}", "cap")
     assert says(said, "student", "little") == (too_few(terms, 10) is not None)
     rich = {"mechanism": "gnmax", "sigma": "40", "epsilon": "20"}
@@ -127,7 +127,7 @@ def test_a_project_is_proposed_as_quickstart_does_and_opened_with_one_confirmati
     record = house.ledger.project("proposed")
     assert record.mechanism == {"name": "noisy_votes", "sigma": sigma}
     assert record.affordable >= 700
-    taken = f"{record.terms.cap_budget / record.ensemble.cap:.1%}"
+    taken = f"{record.terms.cap_budget / record.ensemble.population.cap:.1%}"
     holds(said, taken, "cap")
     for wrong, why in (
         ({"rows": "many"}, "least 100, ten class"),
@@ -178,7 +178,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         holds(text_of(reply), "drown")
         settings.records_key_path.write_bytes(KEY)
         settings.records_key_path.chmod(0o600)
-        editions.forget(house.ledger, settings, name, record_digests(digits(slice(3)), KEY))
+        editions.forget(house.ledger, settings, None, name_digests(names_of(range(3)), KEY))
         page = admin.post("/admin/open", **asked)
         assert page.status_code == 200, "by the newest edition: the files of others are gone"
         holds(text_of(admin.get("/admin/ensembles")), "Edition", 2, "forget", "add")
@@ -252,11 +252,11 @@ def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> N
     record = house.ledger.project("brief")
     returned = record.terms.cap_budget - record.cap_spent
     said = text_of(admin.get("/admin/projects/brief/close"))
-    holds(said, f"{returned / cap.cap:.1%}", "digits", "free")
+    holds(said, f"{returned / cap.population.cap:.1%}", "digits", "free")
     assert house.ledger.project("brief").status == "active", "asking closes nothing"
     assert admin.post("/admin/projects/brief/close").status_code == 303
     assert house.last_logged == ("project-closed", "brief", actor)
-    assert house.ledger.ensemble("digits").reserved == cap.reserved - returned
+    assert house.ledger.ensemble("digits").population.reserved == cap.population.reserved - returned
     holds(text_of(admin.get("/admin/projects/brief/close")), "closed", "already")
     refused = admin.post("/admin/projects/brief/resume")
     assert refused.status_code == 409

@@ -55,7 +55,7 @@ def test_an_approval_says_what_it_means_and_opens_just_that(house: House, admin:
     assert logged == [*opened, ("request-approved", request)]
     record = house.ledger.project("sepsis-year-2")
     assert (record.title, record.purpose) == (MORE["title"], MORE["purpose"])
-    taken = (cap.reserved + record.terms.cap_budget) / cap.cap
+    taken = (cap.population.reserved + record.terms.cap_budget) / cap.population.cap
     holds(said, f"{taken:.1%}", "cap")
     for price in record.terms.prices.values():
         assert f"{price.cost:,}" in said

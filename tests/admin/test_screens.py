@@ -70,8 +70,12 @@ def test_the_overview_says_what_is_spent_reserved_free_and_left(
     said = text_of(admin.get("/admin"))
     ensemble = house.ledger.ensemble("digits")
     spent = sum(p.cap_spent for p in house.ledger.projects())
-    for amount in (spent, ensemble.reserved - spent, ensemble.cap - ensemble.reserved):
-        assert f"{amount / ensemble.cap:.1%}" in said
+    for amount in (
+        spent,
+        ensemble.population.reserved - spent,
+        ensemble.population.cap - ensemble.population.reserved,
+    ):
+        assert f"{amount / ensemble.population.cap:.1%}" in said
     record = house.ledger.project("counted")
     holds(said, f"{record.affordable:,}", "least")
     assert "counted" not in text_of(admin.get("/admin?status=closed"))

@@ -138,7 +138,7 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     world.ask(queries[:40])
     before = world.accounts()
     leaving = saved(world.tmp_path / "leaving.npz", digits(GONE))
-    done = world.run("neighbours", "forget", "people", "--who", leaving, "--yes")
+    done = world.run("ensemble", "forget", "--who", leaving, "--yes")
     holds(done.fine, "Edition", 2, "people", 3)
     # The ledger's own row is of the digest, and its database is elsewhere or in the directory.
     assert holding(world.server.settings.data_dir, *rows) == []
@@ -167,11 +167,12 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     assert world.accounts().tolist() == expected.tolist()
     assert expected[PEOPLE:].max() > 0
 
-    # Again: nothing is done twice.
+    # Again: nobody is there twice, and no record.
     again = world.run("neighbours", "add", "people", coming)
-    holds(again.fine, "added", 3)
-    again = world.run("neighbours", "forget", "people", "--who", leaving, "--yes")
-    holds(again.fine, "left", 3)
+    holds(again.fine, "Edition", 4, "New people", 0)
+    assert len(points(world.directory / "edition-4")) == PEOPLE - 3 + 60
+    again = world.run("ensemble", "forget", "--who", leaving, "--yes")
+    holds(again.fine, "forgotten", "before", 4)
 
     assert student.http.get("/project").json() == told
     pool = world.tmp_path / "pool.npy"
@@ -227,17 +228,21 @@ def test_how_many_there_are_is_published_as_the_month_began(
 def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEnsemble) -> None:
     files = world.server.settings.data_dir
     for data, words in [
-        (digits([3, 1000]), "1 of 2 not people, number 2"),
+        (digits([3, 1000]), "1 of 2 number 2"),
         (digits(slice(PEOPLE)), "Nobody left"),
     ]:
         who = saved(world.tmp_path / "who.npz", data)
-        refused = world.run("neighbours", "forget", "people", "--who", who, "--yes").refused
+        refused = world.run("ensemble", "forget", "--who", who, "--yes").refused
         holds(refused, *words.split())
-    grouped = saved(world.tmp_path / "grouped.npz", digits(MORE), group=np.arange(60))
-    holds(world.run("neighbours", "add", "people", grouped).refused, "records")
+    nameless = world.tmp_path / "nameless.npz"
+    more = digits(MORE)
+    np.savez(nameless, x=more.inputs, y=more.labels, classes=np.array(more.classes))
+    holds(world.run("neighbours", "add", "people", nameless).refused, "group", "people")
+    refused = world.run("ensemble", "forget", "--who", nameless, "--yes").refused
+    holds(refused, "group")
     (files / "records.key").write_bytes(b"another key of somebody else's records")
     who = saved(world.tmp_path / "who.npz", digits(GONE))
-    refused = world.run("neighbours", "forget", "people", "--who", who, "--yes").refused
+    refused = world.run("ensemble", "forget", "--who", who, "--yes").refused
     holds(refused, "records.key", "backup")
     (files / "records.key").unlink()
     holds(world.run("neighbours", "add", "people", who).refused, "backup")
@@ -245,17 +250,23 @@ def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEns
     assert holding(files, points(world.directory)[3].tobytes())
 
 
-def test_nobody_leaves_teachers_that_were_trained_without_a_key(
+def test_nobody_leaves_or_joins_where_nobody_knows_whose_records_are(
     terrine_server: RunningServer, terrine: Terrine, tmp_path: Path, database_url: str
 ) -> None:
+    """Records alone are of nobody: who has an equal one could not be told apart."""
     who = saved(tmp_path / "who.npz", digits(GONE))
     terrine_server.settings.records_key_path.write_bytes(KEY)
-    refused = terrine(
-        *("neighbours", "forget", "digits", "--who", who, "--yes"),
-        TERRINE_DATA_DIR=str(terrine_server.settings.data_dir),
-        TERRINE_DATABASE_URL=database_url,
-    ).refused
-    holds(refused, "digits", "teachers")
+    for words in [
+        ("ensemble", "forget", "--who", who, "--yes"),
+        ("ensemble", "forget", "--who", who, "--records", f"digits={who}", "--yes"),
+        ("neighbours", "add", "digits", who),
+    ]:
+        refused = terrine(
+            *words,
+            TERRINE_DATA_DIR=str(terrine_server.settings.data_dir),
+            TERRINE_DATABASE_URL=database_url,
+        ).refused
+        holds(refused, "column", "group")
     with refuses(Conflict, "digits"):
         terrine_server.ledger.make_edition("digits", 2, "00" * 32, 40, [])
 
@@ -283,10 +294,10 @@ def test_a_ledger_older_than_the_files_removes_nothing(world: World) -> None:
     make_next(GONE, [], world.server.ledger, world.server.settings)
     world.directory.joinpath("edition-2").rename(world.tmp_path / "elsewhere")
     who = saved(world.tmp_path / "who.npz", digits(GONE))
-    refused = world.run("neighbours", "forget", "people", "--who", who, "--yes").refused
+    refused = world.run("ensemble", "forget", "--who", who, "--yes").refused
     assert "edition-2" in refused
     shutil.copytree(world.tmp_path / "elsewhere", world.directory / "edition-2")
-    assert world.run("neighbours", "forget", "people", "--who", who, "--yes").code == 0
+    assert world.run("ensemble", "forget", "--who", who, "--yes").code == 0
 
 
 class KilledError(BaseException):
@@ -359,10 +370,12 @@ def test_killed_at_any_step_it_is_the_old_edition_or_the_new(
         NeighbourEnsemble.load(settings.data_dir / after.current.path)
         make_next(some, more, ledger, settings)
         done = ledger.ensemble("people").current
-        assert ledger.editions("people")[-1].number == number + 1
+        made = ledger.editions("people")[-1].number
+        twice = not leaves and after.edition.number > number
+        assert made == number + 1 + twice, "to add again makes an edition, and adds nothing"
         assert holding(settings.data_dir, *(places[person].tobytes() for person in some)) == []
         left = {path.name for path in directory.iterdir()}
-        assert left == {f"edition-{number + 1}"}
+        assert left == {f"edition-{made}"}
         NeighbourEnsemble.load(settings.data_dir / done.path)
         assert ledger.verify_log().problems == []
         if process.exitcode == 0:

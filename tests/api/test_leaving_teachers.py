@@ -37,11 +37,6 @@ GONE = ["person 3", "person 17"]
 COUNTS = {"name": "noisy_votes", "sigma": 1.0}
 
 
-def saved(path: Path, data: Dataset) -> Path:
-    assert data.people is not None
-    return save(path, data, group=np.array(data.people)[data.groups])
-
-
 @dataclass(frozen=True)
 class World:
     server: RunningServer
@@ -57,10 +52,11 @@ class World:
         )
 
     def forget(self, data: Dataset, *names: str) -> Done:
-        given = saved(self.tmp_path / "private.npz", data)
+        given = save(self.tmp_path / "private.npz", data)
         who = self.tmp_path / "who.npz"
         np.savez(who, group=np.array(names))
-        return self.run("ensemble", "forget", "taught", given, "--who", who, "--yes")
+        records = f"taught={given}"
+        return self.run("ensemble", "forget", "--who", who, "--records", records, "--yes")
 
     @property
     def directory(self) -> Path:
@@ -139,7 +135,7 @@ def test_people_leave_trained_teachers_while_these_serve(
     assert asked, "which tell the editions apart"
     assert labels(student, taught.public[asked]) == [new[query] for query in asked]
 
-    holds(world.forget(pairs(), *GONE).fine, "left", "taught", 2)
+    holds(world.forget(pairs(), *GONE).fine, "forgotten", "taught", 2)
     assert "stay" not in world.forget(pairs(), "person 4").fine
     assert world.server.ledger.ensemble("taught").units == PAIRS
     assert world.run("ledger", "verify", "all").code == 0
@@ -150,7 +146,7 @@ def test_people_leave_trained_teachers_while_these_serve(
 
 
 def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> None:
-    holds(world.forget(pairs(), "nobody").err, 1, "forgotten", "taught")
+    holds(world.forget(pairs(), "nobody").err, 1, "forgotten")
     few = pairs()
     stays = few.groups != 9 if few.groups is not None else None
     assert stays is not None
@@ -162,8 +158,14 @@ def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> N
         few, inputs=few.inputs[stays], labels=few.labels[stays], groups=groups, people=names
     )
     holds(world.forget(less, *GONE).err, 1, "stay")
-    refused = world.run("neighbours", "forget", "taught", "--who", "x", "--yes").refused
-    assert "terrine ensemble forget" in refused
+    who = world.tmp_path / "who.npz"
+    refused = world.run("ensemble", "forget", "--who", who, "--yes").refused
+    holds(refused, "taught", "--records")
+    refused = world.run("ensemble", "forget", "--who", who, "--records", "taught", "--yes").refused
+    holds(refused, "ENSEMBLE=FILE")
+    given = f"others={who}"
+    refused = world.run("ensemble", "forget", "--who", who, "--records", given, "--yes").refused
+    holds(refused, "others")
     assert len(world.server.ledger.editions("taught")) == 1
     assert not list(world.directory.glob("*edition*"))
 
@@ -181,21 +183,21 @@ def test_whatever_dies_in_between_the_next_run_finishes(
 ) -> None:
     ledger, settings = world.server.ledger, world.server.settings
     usual, calls = getattr(module, name), count()
-    who = name_digests(GONE, KEY)
+    who, given = name_digests(GONE, KEY), {"taught": owner.Retraining(pairs())}
 
-    def die(*given: Any, **named: Any) -> Any:
+    def die(*arguments: Any, **named: Any) -> Any:
         if next(calls) < made:  # the one before the edition is made
-            return usual(*given, **named)
+            return usual(*arguments, **named)
         raise KilledError
 
     with monkeypatch.context() as patched:
         patched.setattr(module, name, die)
         with pytest.raises(KilledError):
-            owner.forget_taught(ledger, settings, "taught", who, pairs())
+            owner.forget(ledger, settings, None, who, given)
     assert len(ledger.editions("taught")) == 1 + made
     student = Caller(world.server, world.server.token())
     assert student.label(world.server.ensemble.public[:2]).status_code == 200
-    done = owner.forget_taught(ledger, settings, "taught", who, pairs())
+    done = owner.forget(ledger, settings, None, who, given)["taught"]
     assert done.new is not made
     assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
     assert student.label(world.server.ensemble.public[2:4]).status_code == 200
@@ -225,7 +227,8 @@ def test_killed_at_any_step_it_is_the_old_edition_or_the_new(world: World) -> No
         Ensemble.load(settings.data_dir / after.path, "cpu")
         asked = student.label(world.server.ensemble.public[step : step + 1])
         assert asked.status_code == 200, asked.text
-        owner.forget_taught(ledger, settings, "taught", name_digests([name], KEY), data)
+        who = name_digests([name], KEY)
+        owner.forget(ledger, settings, None, who, {"taught": owner.Retraining(data)})
         done = ledger.ensemble("taught").current
         assert ledger.editions("taught")[-1].number == number + 1
         assert {path.name for path in world.directory.iterdir()} == {f"edition-{number + 1}"}
@@ -236,8 +239,8 @@ def test_killed_at_any_step_it_is_the_old_edition_or_the_new(world: World) -> No
         assert not saw & {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         theirs = data.inputs[2 * step : 2 * step + 2]
         assert holding(settings.data_dir, *(each.tobytes() for each in theirs)) == []
-        who = load_tensors(settings.data_dir / done.path, IDENTITIES, new.files[IDENTITIES])
-        assert not who["present"].numpy()[step].any()
+        left = load_tensors(settings.data_dir / done.path, IDENTITIES, new.files[IDENTITIES])
+        assert not left["present"].numpy()[step].any()
         assert ledger.verify_log().problems == []
         if process.exitcode == 0:
             break

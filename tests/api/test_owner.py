@@ -203,7 +203,7 @@ def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call
     raw = admin.http.post("/projects", content=b'{"epsilon": Infinity, "delta": NaN}')
     assert slug(raw) == "invalid-request"
     assert terrine_server.ledger.projects() == []
-    assert terrine_server.ledger.ensemble("digits").reserved == 0
+    assert terrine_server.ledger.ensemble("digits").population.reserved == 0
     assert admin.http.post("/projects", json=TERMS).status_code == 201
     assert slug(admin.http.post("/projects", json=TERMS)) == "conflict"
 

@@ -32,7 +32,12 @@ from terrine_server.api import students
 from terrine_server.api.services import LabelReply
 from terrine_server.errors import BudgetExhausted, TerrineError
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
-from terrine_server.ledger import ChargedBatch, EnsembleRecord, ProjectRecord
+from terrine_server.ledger import (
+    ChargedBatch,
+    EnsembleRecord,
+    PopulationRecord,
+    ProjectRecord,
+)
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
 from terrine_server.privacy import GaussianNoisyCounts, cap
 
@@ -46,17 +51,23 @@ def ensemble() -> EnsembleRecord:
     return EnsembleRecord(
         id=1,
         name="mnist",
+        population=PopulationRecord(
+            id=1,
+            name="people",
+            epsilon=20.0,
+            delta=1e-5,
+            rdp_order=None,
+            cap=limit.budget,
+            delta_cap=limit.delta_budget,
+            reserved=0,
+            delta_reserved=0,
+            disjoint_from=(),
+            declared_at=NOW,
+        ),
         path="ensembles/mnist",
         manifest_sha256=digest("mnist").hex(),
         facts=FACTS,
         units=RECORDS,
-        epsilon=20.0,
-        delta=1e-5,
-        rdp_order=None,
-        cap=limit.budget,
-        delta_cap=limit.delta_budget,
-        reserved=0,
-        delta_reserved=0,
         registered_at=NOW,
     )
 

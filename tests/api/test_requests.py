@@ -87,7 +87,7 @@ def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
     assert done.status_code == 201, done.text
     approved = RequestApproved.model_validate_json(done.content)
     assert (approved.project.title, approved.project.epsilon) == ("More", 2.0)
-    reserved = study.ledger.ensemble("digits").reserved
+    reserved = study.ledger.ensemble("digits").population.reserved
     assert seen.approval.reserved == reserved, "as it was said before"
     assert approved.token is not None
     told = student.http.get(f"/requests/{info.id}").json()

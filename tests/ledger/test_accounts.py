@@ -45,9 +45,16 @@ def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
     limit = cap(4.0, 1e-5)
     ensemble = ledger.ensemble("mnist")
     assert ledger.ensembles() == [ensemble]
-    assert (ensemble.cap, ensemble.delta_cap) == (limit.budget, limit.delta_budget)
-    assert (ensemble.epsilon, ensemble.delta, ensemble.units) == (4.0, 1e-5, RECORDS)
-    assert (ensemble.reserved, ensemble.delta_reserved) == (0, 0)
+    assert (ensemble.population.cap, ensemble.population.delta_cap) == (
+        limit.budget,
+        limit.delta_budget,
+    )
+    assert (ensemble.population.epsilon, ensemble.population.delta, ensemble.units) == (
+        4.0,
+        1e-5,
+        RECORDS,
+    )
+    assert (ensemble.population.reserved, ensemble.population.delta_reserved) == (0, 0)
     assert ensemble.facts == FACTS
     assert ensemble.manifest_sha256 == digest("mnist").hex()
     with pytest.raises(NotFound):
@@ -74,7 +81,7 @@ def test_a_cap_with_delta_of_one_record_or_more_is_refused(ledger: Ledger, delta
 def test_a_project_with_delta_of_one_record_or_more_is_refused(ledger: Ledger) -> None:
     with refuses(InvalidTerms, "1/60000"):
         ledger.open_project(NewProject("study", "mnist", GNMAX, terms(1, delta=1 / RECORDS)))
-    assert ledger.ensemble("mnist").reserved == 0
+    assert ledger.ensemble("mnist").population.reserved == 0
 
 
 @pytest.mark.parametrize("name", ["", "Study", "-study", "a b", "x" * 65, "étude", "a/b"])
@@ -93,22 +100,24 @@ def test_opening_reserves_and_closing_returns_what_was_not_spent(
 ) -> None:
     project = open_project(ledger, 3, mechanism)
     opened = ledger.ensemble("mnist")
-    assert opened.reserved == project.terms.cap_budget
-    assert opened.delta_reserved == project.terms.delta_budget
+    assert opened.population.reserved == project.terms.cap_budget
+    assert opened.population.delta_reserved == project.terms.delta_budget
 
     after = ledger.charge(project.id, [answered(1)]).project
-    assert ledger.ensemble("mnist").reserved == opened.reserved, "charging reserves no more"
+    assert ledger.ensemble("mnist").population.reserved == opened.population.reserved, (
+        "charging reserves no more"
+    )
 
     closed = ledger.set_status("study", ProjectStatus.CLOSED)
     assert closed.closed_at is not None
     assert closed.ensemble == ledger.ensemble("mnist")
-    assert closed.ensemble.reserved == after.cap_spent == project.terms.worst.cap_cost
-    assert closed.ensemble.delta_reserved == after.delta_spent
+    assert closed.ensemble.population.reserved == after.cap_spent == project.terms.worst.cap_cost
+    assert closed.ensemble.population.delta_reserved == after.delta_spent
     assert ledger.verify("study").ok
 
 
 def test_what_was_returned_can_be_reserved_again(ledger: Ledger) -> None:
-    everything = ledger.ensemble("mnist").cap
+    everything = ledger.ensemble("mnist").population.cap
     whole = replace(terms(1), budget=everything, cap_budget=everything)
     ledger.open_project(NewProject("first", "mnist", GNMAX, whole))
     with pytest.raises(CapExceeded) as refusal:
@@ -121,7 +130,7 @@ def test_what_was_returned_can_be_reserved_again(ledger: Ledger) -> None:
 
 
 def test_the_cap_is_refused_one_unit_above_it(ledger: Ledger) -> None:
-    limit = ledger.ensemble("mnist").cap
+    limit = ledger.ensemble("mnist").population.cap
     with pytest.raises(CapExceeded):
         ledger.open_project(
             NewProject("study", "mnist", GNMAX, replace(terms(1), cap_budget=limit + 1))
@@ -130,7 +139,7 @@ def test_the_cap_is_refused_one_unit_above_it(ledger: Ledger) -> None:
 
 
 def test_additive_deltas_share_the_cap_too(ledger: Ledger) -> None:
-    limit = ledger.ensemble("mnist").delta_cap
+    limit = ledger.ensemble("mnist").population.delta_cap
     share = replace(terms(1, STABLE), delta_budget=limit // 2 + 1)
     ledger.open_project(NewProject("first", "mnist", STABLE, share))
     with pytest.raises(CapExceeded):
@@ -140,7 +149,7 @@ def test_additive_deltas_share_the_cap_too(ledger: Ledger) -> None:
 def test_ensembles_have_caps_of_their_own(ledger: Ledger) -> None:
     register(ledger, "second")
     open_project(ledger, 3, ensemble="second")
-    assert ledger.ensemble("mnist").reserved == 0
+    assert ledger.ensemble("mnist").population.reserved == 0
 
 
 def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
@@ -197,10 +206,10 @@ def test_the_largest_and_the_smallest_amounts_are_counted(each_ledger: Ledger) -
     most = 2**63 - 1
     limit = replace(cap(4.0, 1e-5), delta=1e-25, budget=most, delta_budget=0)
     found = each_ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, most, limit)
-    assert (found.cap, found.delta_cap, found.units) == (most, 0, most)
+    assert (found.population.cap, found.population.delta_cap, found.units) == (most, 0, most)
     limit = replace(cap(4.0, 0.5), budget=0, delta_budget=most)
     found = each_ledger.register_ensemble("f", "path", digest("f").hex(), FACTS, 1, limit)
-    assert (found.cap, found.delta_cap, found.units) == (0, most, 1)
+    assert (found.population.cap, found.population.delta_cap, found.units) == (0, most, 1)
     with refuses(InvalidTerms, 0):
         each_ledger.register_ensemble(
             "g", "path", digest("g").hex(), FACTS, 1, replace(limit, delta=0.0)
@@ -208,13 +217,13 @@ def test_the_largest_and_the_smallest_amounts_are_counted(each_ledger: Ledger) -
 
 
 def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
-    half = ledger.ensemble("mnist").delta_cap // 2
+    half = ledger.ensemble("mnist").population.delta_cap // 2
     share = replace(terms(3, STABLE), delta_budget=half)
     ledger.open_project(NewProject("first", "mnist", STABLE, share))
     ensemble = ledger.ensemble("mnist")
     left = {
-        "available": ensemble.cap - share.cap_budget,
-        "delta_available": ensemble.delta_cap - half,
+        "available": ensemble.population.cap - share.cap_budget,
+        "delta_available": ensemble.population.delta_cap - half,
     }
     for name, required in (("cap_budget", "required"), ("delta_budget", "delta_required")):
         most = left["available" if name == "cap_budget" else "delta_available"]
@@ -226,7 +235,7 @@ def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
         assert refusal.value.extras[required] == most + 1
     whole = replace(share, cap_budget=left["available"], delta_budget=left["delta_available"])
     ledger.open_project(NewProject("second", "mnist", STABLE, whole))
-    assert ledger.ensemble("mnist").reserved == ensemble.cap
+    assert ledger.ensemble("mnist").population.reserved == ensemble.population.cap
 
 
 def test_a_name_is_never_used_twice(ledger: Ledger) -> None:

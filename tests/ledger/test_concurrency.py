@@ -39,7 +39,7 @@ def test_the_same_request_at_once_is_paid_once(each_database_url: str) -> None:
 def test_projects_opened_at_once_never_exceed_the_cap(each_database_url: str) -> None:
     """The cap holds 5 such budgets; 4 processes try 3 each."""
     ledger = open_ledger(each_database_url)
-    cap = ledger.ensemble("mnist").cap
+    cap = ledger.ensemble("mnist").population.cap
     share = replace(terms(1), budget=cap // 5, cap_budget=cap // 5)
     names = [[f"p{process}-{i}" for i in range(3)] for process in range(4)]
     processes = in_processes(
@@ -48,7 +48,7 @@ def test_projects_opened_at_once_never_exceed_the_cap(each_database_url: str) ->
     assert [process.exitcode for process in processes] == [0] * 4
     projects = ledger.projects()
     assert len(projects) == 5
-    assert ledger.ensemble("mnist").reserved == 5 * (cap // 5)
+    assert ledger.ensemble("mnist").population.reserved == 5 * (cap // 5)
     assert all(ledger.verify(project.name).ok for project in projects)
 
 
@@ -62,7 +62,7 @@ def test_one_name_opened_at_once_is_opened_once(each_database_url: str) -> None:
             return error.problem
 
     assert sorted(at_once(6, attempt)) == ["conflict"] * 5 + ["study"]
-    reserved = ledger.ensemble("mnist").reserved
+    reserved = ledger.ensemble("mnist").population.reserved
     assert reserved == ledger.project("study").terms.cap_budget
 
 
@@ -84,7 +84,7 @@ def test_opening_charging_and_closing_at_once_keep_the_books_whole(each_database
     at_once(6, work)
     assert all(ledger.verify(project.name).ok for project in ledger.projects())
     spent = sum(project.cap_spent for project in ledger.projects(status=ProjectStatus.CLOSED))
-    assert ledger.ensemble("mnist").reserved == project.terms.cap_budget + spent
+    assert ledger.ensemble("mnist").population.reserved == project.terms.cap_budget + spent
 
 
 def test_a_project_closed_while_charging_keeps_what_was_paid(each_database_url: str) -> None:
@@ -100,5 +100,5 @@ def test_a_project_closed_while_charging_keeps_what_was_paid(each_database_url: 
                 ledger.charge(project.id, [answered(client)])
 
     at_once(6, work)
-    assert ledger.ensemble("mnist").reserved == ledger.project("study").cap_spent
+    assert ledger.ensemble("mnist").population.reserved == ledger.project("study").cap_spent
     assert ledger.verify("study").ok

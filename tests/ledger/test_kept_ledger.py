@@ -47,7 +47,24 @@ def test_every_project_verifies_and_is_exported_as_it_was(ledger: Ledger, name: 
 def test_the_log_verifies_and_is_exported_as_it_was(ledger: Ledger) -> None:
     ledger.check_sealed()
     assert ledger.verify_log().problems == []
-    assert lasting(ledger.export_log()) == lasting(KEPT["log"])
+    _, *entries = lasting(ledger.export_log())
+    _, *kept = lasting(KEPT["log"])
+    assert entries[: len(kept)] == kept
+    since = [(entry["action"], entry["subject"]) for entry in entries[len(kept) :]]
+    ensembles = ["mnist", "spare", "thousand"]
+    declared = [("population-declared", name) for name in ensembles]
+    assert since == [*declared, *(("ensemble-adopted", name) for name in ensembles)]
+
+
+def test_each_cap_of_then_is_one_of_a_population(ledger: Ledger) -> None:
+    """Nobody can say today whether the people of three ensembles were the same."""
+    found = {each.name: each.population for each in ledger.ensembles()}
+    assert {name: each.name for name, each in found.items()} == {name: name for name in found}
+    registered = [
+        each["detail"] for each in KEPT["log"] if each.get("action") == "ensemble-registered"
+    ]
+    assert [each["cap"] for each in registered] == [each.cap for each in found.values()]
+    assert {each.disjoint_from for each in found.values()} == {None}
 
 
 @pytest.mark.parametrize("name", sorted(KEPT["projects"]))

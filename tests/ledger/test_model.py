@@ -106,7 +106,14 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def register(self) -> None:
         self.ledger.register_ensemble(
-            self.ensemble, "nowhere", digest(self.ensemble).hex(), FACTS, RECORDS, CAP
+            self.ensemble,
+            "nowhere",
+            digest(self.ensemble).hex(),
+            FACTS,
+            RECORDS,
+            CAP,
+            population=self.ensemble,
+            disjoint=True,
         )
 
     def both(self, expected: Callable[[], T], done: Callable[[], U]) -> tuple[T, U] | None:
@@ -212,7 +219,11 @@ class LedgerMachine(RuleBasedStateMachine):
             assert said == (book.total(0), book.total(1), len(book.paid), book.status)
             assert project.spent <= project.terms.budget
         if self.books.projects:
-            assert self.ledger.ensemble(self.ensemble).reserved == self.books.reserved <= CAP.budget
+            assert (
+                self.ledger.ensemble(self.ensemble).population.reserved
+                == self.books.reserved
+                <= CAP.budget
+            )
 
     def teardown(self) -> None:
         for name in self.books.projects:

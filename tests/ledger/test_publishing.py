@@ -281,7 +281,7 @@ def test_a_closed_project_returns_what_its_figures_left(ledger: Ledger) -> None:
     spent = ledger.project("study").cap_spent
     assert spent < TERMS.schedule.counts[0] * TERMS.worst.cap_cost / 2
     ledger.set_status("study", ProjectStatus.CLOSED)
-    assert ledger.ensemble("thousand").reserved == spent
+    assert ledger.ensemble("thousand").population.reserved == spent
     assert ledger.verify("study").ok
 
 

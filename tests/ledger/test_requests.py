@@ -132,7 +132,7 @@ def test_the_same_request_is_open_once_and_nobody_floods(ledger: Ledger) -> None
 def test_admins_who_approve_at_once_open_one_project(
     each_ledger: Ledger, each_database_url: str
 ) -> None:
-    made, before = ask(each_ledger, 1), each_ledger.ensemble("mnist").reserved
+    made, before = ask(each_ledger, 1), each_ledger.ensemble("mnist").population.reserved
 
     def approves(client: int) -> str | None:
         own = Ledger(connect(each_database_url), SECRET_KEY)
@@ -147,7 +147,7 @@ def test_admins_who_approve_at_once_open_one_project(
     assert (decided.status, decided.project) == (RequestStatus.APPROVED, opened)
     assert each_ledger.project_names() == [opened, "study"]
     assert [t.id for t in each_ledger.list_tokens(project=opened)] == [opened]
-    assert each_ledger.ensemble("mnist").reserved == before + terms(2).cap_budget
+    assert each_ledger.ensemble("mnist").population.reserved == before + terms(2).cap_budget
     acts = [entry.action for entry in each_ledger.log(limit=3, newest=True)]
     assert acts == ["project-opened", "token-created", "request-approved"]
     assert each_ledger.verify_log().ok
@@ -156,7 +156,7 @@ def test_admins_who_approve_at_once_open_one_project(
 def test_an_approval_that_opens_nothing_changes_nothing(ledger: Ledger) -> None:
     made = ask(ledger, 1)
     before = everything(ledger)
-    large = replace(terms(2), cap_budget=ledger.ensemble("mnist").cap)
+    large = replace(terms(2), cap_budget=ledger.ensemble("mnist").population.cap)
     acts: list[tuple[type[TerrineError], Callable[[], object]]] = [
         (CapExceeded, lambda: approve(ledger, made.id, "large", large)),
         (Conflict, lambda: approve(ledger, made.id, "study")),

@@ -25,7 +25,7 @@ from terrine_server.ledger.store.tables import (
     editions,
     ensembles,
     metadata,
-    private_data,
+    populations,
     projects,
     requests,
     tokens,
@@ -213,9 +213,9 @@ def test_every_subject_of_the_log_has_actions_and_facts() -> None:
         set(ABOUT)
         == set(FACTS)
         == {
+            "population",
             "ensemble",
             "edition",
-            "data",
             "project",
             "token",
             "request",
@@ -225,9 +225,9 @@ def test_every_subject_of_the_log_has_actions_and_facts() -> None:
     assert about == {a for a in Action if a.partition("-")[0] in FACTS}
     assert set(FACTS["token"]) - {"project"} <= set(tokens.c.keys())
     assert set(FACTS["project"]) - {"ensemble"} <= set(projects.c.keys())
-    assert set(FACTS["ensemble"]) <= set(ensembles.c.keys())
+    assert set(FACTS["population"]) <= set(populations.c.keys())
+    assert set(FACTS["ensemble"]) - {"population"} <= set(ensembles.c.keys())
     assert set(FACTS["edition"]) <= set(editions.c.keys()) - {"slots", "erased"}
-    assert set(FACTS["data"]) - {"cap_of"} <= set(private_data.c.keys()) - {"digests"}
     names = {"token", "token_project", "ensemble", "project"}
     assert set(FACTS["request"]) - names <= set(requests.c.keys())
 

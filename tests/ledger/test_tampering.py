@@ -273,13 +273,19 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
     )
     yield "all tables but the tree: an older backup", older_backup(world)
 
+    digits = {"name": "digits"}
     for column in ("cap", "delta_cap"):
-        doubled = {column: TABLES["ensembles"].c[column] * 2}
-        yield f"ensembles: {column} doubled", change("ensembles", {"name": "mnist"}, **doubled)
+        doubled = {column: TABLES["populations"].c[column] * 2}
+        yield f"populations: {column} doubled", change("populations", digits, **doubled)
     freed = {"reserved": 0, "delta_reserved": 0}
-    yield "ensembles: reservations = 0", change("ensembles", {"name": "mnist"}, **freed)
-    yield "ensembles: older reservations", set_back(world, "ensembles", name="mnist")
-    yield "ensembles: an unused one's cap", change("ensembles", {"name": "spare"}, cap=2**60)
+    yield "populations: reservations = 0", change("populations", digits, **freed)
+    yield "populations: older reservations", set_back(world, "populations", **digits)
+    yield "populations: removed", gone("populations", **digits)
+    second = {"id": 9, "name": "ninth"}
+    yield "populations: a second one", copied(world, "populations", digits, **second)
+    of = {row["name"]: row["id"] for row in world.rows()["populations"]}
+    another = {"population_id": of["people"]}
+    yield "ensembles: another population", change("ensembles", {"name": "spare"}, **another)
     yield "ensembles: an unused one removed", gone("ensembles", name="spare")
     other = {"id": 9, "name": "ninth", "manifest_sha256": digest("ninth")}
     yield "ensembles: a second one", copied(world, "ensembles", {"name": "spare"}, **other)
@@ -324,20 +330,6 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
     yield "unit_accounts: undecipherable", change("unit_accounts", crowd, accounts=b"?")
     yield "unit_accounts: another project's", change("unit_accounts", crowd, project_id=1)
     yield "unit_accounts: removed", gone("unit_accounts", **crowd)
-
-    heads = {row["name"]: row["id"] for row in world.rows()["ensembles"]}
-    spare, people = {"ensemble_id": heads["spare"]}, {"ensemble_id": heads["people"]}
-    yield "private_data: a cap of its own", change("private_data", spare, cap_id=heads["spare"])
-    yield "private_data: another cap", change("private_data", spare, cap_id=heads["people"])
-    (first,) = (row for row in world.of_first_editions if row.items() >= people.items())
-    yield "private_data: of the first edition", change("private_data", people, **first)
-    yield "private_data: no digest", change("private_data", spare, digests="[]", key_check=b"")
-    yield "private_data: removed", gone("private_data", **spare)
-    yield "private_data: the counting one's removed", gone("private_data", cap_id=heads["mnist"])
-    yield (
-        "private_data: a second one",
-        copied(world, "private_data", spare, ensemble_id=heads["thousand"]),
-    )
 
     end = len(world.rows()["administrative_log"])
     yield "administrative_log: the last entry removed", gone("administrative_log", seq=end)
@@ -455,9 +447,12 @@ def plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
+OF_THE_CAP = {"epsilon", "delta", "rdp_order", "cap", "delta_cap"}
 EXPORTED = {
     "projects": set(archive.ACCOUNT_FIELDS) - {"status", "closed_at"} | {"ensemble_id"},
-    "ensembles": {n.removeprefix("ensemble__") for n in TERMS_FIELDS if "__" in n} | {"id"},
+    "populations": OF_THE_CAP,
+    "ensembles": {n.removeprefix("ensemble__") for n in TERMS_FIELDS if "__" in n} - OF_THE_CAP
+    | {"id"},
     "charges": {column.name for column in TABLES["charges"].columns},
 }
 """Columns that whoever has no more than an export can check."""
@@ -530,7 +525,9 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
         return ledger.charge(project.id, voted(project, ["new"])).results
 
     def opens(name: str, ensemble: str) -> object:
-        return ledger.open_project(NewProject(name, ensemble, GNMAX, terms(2))).ensemble.cap
+        return ledger.open_project(
+            NewProject(name, ensemble, GNMAX, terms(2))
+        ).ensemble.population.cap
 
     def verdict() -> object:
         found = http("GET", "/ledger/study/verify", "auditor")
@@ -572,6 +569,7 @@ LISTS = {"/ledger", "/metrics", "/projects", "/ensembles", "/requests", "request
 """They show the rows that are there, if each was sealed at some time."""
 LABELS = ("repeat", "new")
 READERS = {
+    "populations": (*LABELS, "counts", "/budget", "/projects", "/ensembles", "open"),
     "ensembles": (*LABELS, "counts", "/budget", "/ledger/study", "/projects", "open"),
     "projects": (*LABELS, "/budget", "/ledger/study", "/projects", "/requests", "student", "open"),
     "charges": (*LABELS, "counts", "/ledger/study", "/projects"),
@@ -579,7 +577,6 @@ READERS = {
     "unit_accounts": ("new", "/projects"),
     "shadow_accounts": ("new", "/projects"),
     "editions": ("/projects", "/ensembles", "open on spare"),
-    "private_data": ("counts", "/projects", "/ensembles", "tally", "open on spare"),
     "tokens": ("/budget", "student", "moved", "revoked", "other", "auditor", "admin"),
     "requests": ("/requests", "requests"),
     "administrative_log": ("new", "open", "pause"),
@@ -925,6 +922,7 @@ def test_forgeries_of_what_was_published_are_found_and_named(
 
 NOT_IN_THE_BOOKS = {
     "projects": {"status", "closed_at", "title", "purpose", "seal"},
+    "populations": {"disjoint_from", "declared_at", "seal"},
     "ensembles": {"path", "registered_at", "seal"},
     "secret_spends": {"seal"},
     "unit_accounts": {"filled", "accounts", "seal"},
@@ -934,7 +932,7 @@ NOT_IN_THE_BOOKS = {
 which `verify --accounts` recomputes it (tests/api/test_neighbours.py). Files are compared with
 their digest; the rest, such as whether a closed project was reopened, is what the administrative
 log had, which is written anew: a checkpoint shows that."""
-OF_THE_LOG = {"editions", "private_data", "tokens", "requests", "administrative_log", "log_head"}
+OF_THE_LOG = {"editions", "tokens", "requests", "administrative_log", "log_head"}
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ def test_what_closing_keeps_of_the_cap_is_the_least_of_the_allowance_and_the_que
         if queries:
             inputs = np.stack(many(opened.people, queries, name))
             labeling.answer(name, [labeling.check(name, inputs)])
-        before = opened.ledger.ensemble("people").reserved
+        before = opened.ledger.ensemble("people").population.reserved
         opened.ledger.set_status(name, "closed")  # type: ignore[arg-type]
-        kept = opened.ledger.ensemble("people").reserved - (before - terms.cap_budget)
+        kept = opened.ledger.ensemble("people").population.reserved - (before - terms.cap_budget)
         worth = terms.allowance.worth(min(terms.allowance.most, queries), terms.cap_rule)
         assert worth * 1e12 <= kept <= worth * 1e12 + queries + 1
         assert opened.ledger.verify(name).problems == []

@@ -13,14 +13,13 @@ from refusals import refuses
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors
-from terrine_models.teachers.editions import add, forget, forget_taught
+from terrine_models.teachers.editions import add, forget
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import DataFingerprint, ShardTeachers
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.networks import Networks
-from terrine_models.teachers.people import IDENTITIES, known_data, name_digests, record_digests
-from terrine_models.teachers.shards import Shards, teacher_of
+from terrine_models.teachers.people import IDENTITIES, name_digests
+from terrine_models.teachers.shards import teacher_of
 from terrine_models.teachers.training import train_ensemble
 
 PLANE = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
@@ -89,7 +88,6 @@ def test_people_with_names_leave_join_and_bring_more_records(tmp_path: Path) -> 
     assert of_slots(tmp_path / "2") == {unit: before[unit] for unit in (0, 2, 3, 5)}
     coming = persons("agbh", seed=1)
     came = add(tmp_path / "2", tmp_path / "3", dataset(coming), KEY)
-    assert came is not None
     assert (came.people, came.left_out, came.manifest.units) == (2, 1, 8)
     after = of_slots(tmp_path / "3")
     assert after.keys() == {0, 2, 3, 5, 6, 7}
@@ -97,10 +95,40 @@ def test_people_with_names_leave_join_and_bring_more_records(tmp_path: Path) -> 
     assert set(before[0]) < set(after[0])
     assert len(after[0]) == len(before[0]) + len(coming["a"])
     assert {since for own in (after[6], after[7]) for _, _, since in own} == {3}
-    assert add(tmp_path / "3", tmp_path / "4", dataset(coming), KEY) is None
     assert forget(tmp_path / "3", tmp_path / "4", name_digests(["b"], KEY), KEY) is None
     assert not (tmp_path / "4").exists()
     assert load_manifest(tmp_path / "3").teacher.edition == 3  # type: ignore[attr-defined]
+
+
+def test_a_record_that_its_person_has_already_is_not_added_again(tmp_path: Path) -> None:
+    """And whether it is, follows from that person's records alone: of the others in the same file
+    nobody brings anything new, or everybody does."""
+    base, coming = persons("abcdef"), persons("abgh", seed=1)
+    first = built(tmp_path / "1", dataset(base))
+    once = add(first, tmp_path / "2", dataset(coming), KEY)
+    assert once.people == 2
+    before = of_slots(tmp_path / "2")
+    for other in ("nothing", "another record"):
+        again = dict(coming)
+        if other == "another record":
+            again["a"] = [*coming["a"], *persons("a", seed=9)["a"][:1]]
+        made = add(tmp_path / "2", tmp_path / other, dataset(again), KEY)
+        assert (made.people, made.left_out) == (0, 0)
+        after = of_slots(tmp_path / other)
+        assert {u: own for u, own in after.items() if u != 0} == {
+            u: own for u, own in before.items() if u != 0
+        }
+        assert len(after[0]) == len(before[0]) + (other == "another record")
+
+
+def test_who_was_forgotten_before_they_came_stays_out(tmp_path: Path) -> None:
+    """The owner forgets people of a population, also where they have not been yet."""
+    first = built(tmp_path / "1", dataset(persons("abcd")))
+    left = forget(first, tmp_path / "2", name_digests(["z", "b"], KEY), KEY)
+    assert left is not None
+    assert (left.slots, left.people) == ((1,), 1)
+    came = add(tmp_path / "2", tmp_path / "3", dataset(persons("yz", seed=1)), KEY)
+    assert (came.people, came.left_out) == (1, 1)
 
 
 @pytest.mark.parametrize("other", ["nobody's", "of other records", "leaves"])
@@ -127,19 +155,25 @@ def test_nobody_else_s_slot_depends_on_what_one_person_has(tmp_path: Path, other
         assert one != two
 
 
-def test_equal_records_of_nameless_people_are_never_merged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["neighbours", "heads"])
+def test_nobody_is_found_by_a_record(tmp_path: Path, kind: str) -> None:
+    """Seven people have the record that Ada has. To forget her by it would take all of them, in a
+    world where she has it, and none where she has another: seven votes would depend on hers."""
     rows = np.random.default_rng(3).random((12, 6)).astype(np.float32)
-    start = built(tmp_path / "1", nameless(rows))
-    came = add(start, tmp_path / "2", nameless(rows[:3]), KEY)
-    assert came is not None
-    assert came.people == 3
-    assert len(of_slots(tmp_path / "2")) == 15
-    left = forget(tmp_path / "2", tmp_path / "3", record_digests(nameless(rows[:3]), KEY)[1:2], KEY)
-    assert left is not None
-    assert left.slots == (1, 13), "who has the same record cannot be told apart"
-    again = add(tmp_path / "3", tmp_path / "4", nameless(rows[:6]), KEY)
-    assert again is not None
-    assert (again.people, again.left_out) == (5, 1)
+    rows[:7] = rows[0]
+    first, out = tmp_path / "1", tmp_path / "2"
+    if kind == "neighbours":
+        built(first, nameless(rows))
+    else:
+        train_ensemble(nameless(rows), first, name="few", teachers=3, config=HEADS, key=KEY)
+    assert IDENTITIES not in load_manifest(first).files
+    assert not (first / IDENTITIES).exists(), "nor is anything kept by which one could be found"
+    with refuses(StoreError, "column", "group"):
+        forget(first, out, name_digests(["ada"], KEY), KEY, nameless(rows))
+    if kind == "neighbours":
+        with refuses(StoreError, "column", "group"):
+            add(first, out, nameless(rows[:3]), KEY)
+    assert not out.exists()
 
 
 def test_what_stays_of_who_left_is_a_digest_without_a_slot(tmp_path: Path) -> None:
@@ -162,10 +196,12 @@ def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
         add(start, tmp_path / "2", nameless(np.zeros((2, 6), np.float32)), KEY)
     with refuses(DataError, "people"):
         add(start, tmp_path / "2", replace(dataset(persons("gh")), people=None), KEY)
+    with refuses(DataError, "Nobody", "few"):
+        forget(start, tmp_path / "2", name_digests([*"abcdef"], KEY), KEY)
     with refuses(StoreError, "one"):
         forget(start, tmp_path / "2", name_digests(["a"], KEY), b"another key" * 4)
     keyless = built(tmp_path / "keyless", dataset(persons("ab")), key=None)
-    with refuses(StoreError, "key"):
+    with refuses(StoreError, "keyless"):
         forget(keyless, tmp_path / "2", name_digests(["a"], KEY), KEY)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "keyless"]
 
@@ -189,52 +225,6 @@ def test_a_table_s_people_are_named_by_their_column(tmp_path: Path) -> None:
     assert load_people(whole, schema) == ["ada", "bob"]
     assert load_people(alone, schema) == ["bob", "ada"]
     assert load_people(bare, schema, lambda _: None) == ["bob", "ada"]
-
-
-def test_data_are_known_when_they_come_again(tmp_path: Path) -> None:
-    """By another kind of teacher, in another order, or as an edition left them; not by others."""
-    table = persons("abcdef")
-    first = built(tmp_path / "1", dataset(table))
-
-    def trained(name: str, table: Table, key: bytes = KEY) -> DataFingerprint:
-        data = dataset(table)
-        config = Heads(width=6)
-        manifest = train_ensemble(
-            data, tmp_path / name, name=name, teachers=2, config=config, key=key
-        )
-        assert manifest.data is not None
-        return manifest.data
-
-    def same(a: DataFingerprint | None, b: DataFingerprint) -> bool:
-        assert a is not None
-        return bool(set(a.digests) & set(b.digests))
-
-    again = trained("again", dict(reversed(table.items())))
-    assert same(load_manifest(first).data, again)
-    assert not same(load_manifest(first).data, trained("fewer", persons("abcde")))
-    other = trained("other-key", table, b"another key" * 4)
-    assert not same(again, other)
-    assert again.key != other.key
-    forget(first, tmp_path / "2", name_digests(["f"], KEY), KEY)
-    add(tmp_path / "2", tmp_path / "3", dataset(persons("gh")), KEY)
-    newest = load_manifest(tmp_path / "3").data
-    assert same(newest, again), "what they were"
-    assert same(newest, trained("left", persons("abcde"))), "whom forget left"
-    assert same(newest, trained("came", persons("gh"))), "who came"
-    assert same(newest, trained("now", persons("abcdegh"))), "and all of them together"
-
-
-def test_a_file_is_known_whatever_its_schema(tmp_path: Path) -> None:
-    rows = np.random.default_rng(3).random((40, 6)).astype(np.float32)
-    plain, scaled = nameless(rows), nameless(rows[::-1] * np.float32(0.5))
-    found = [
-        known_data(replace(data, sha256=file), record_digests(data, KEY), KEY).digests
-        for data, file in [(plain, "ab" * 32), (scaled, "ab" * 32), (scaled, None), (plain, None)]
-    ]
-    assert set(found[0]) & set(found[1])
-    assert not set(found[0]) & set(found[2])
-    assert set(found[0]) & set(found[3]), "and records, whatever the file"
-    assert "ab" * 32 not in str(found)
 
 
 HEADS, NETWORKS = Heads(width=6), Networks(epochs=2)
@@ -273,16 +263,16 @@ def test_a_teacher_is_trained_anew_without_those_who_left_and_no_other_changes(
         data, first = dataset(table), tmp_path / f"first-{seed}"
         train_ensemble(data, first, name="few", teachers=4, config=config, seed=3, key=KEY)
         second, third = tmp_path / f"second-{seed}", tmp_path / f"third-{seed}"
-        left = forget_taught(first, second, name_digests(gone, KEY), data, KEY)
+        left = forget(first, second, name_digests(gone, KEY), KEY, data)
         assert left is not None
         assert (left.slots, left.people) == (tuple(names.index(name) for name in gone), 2)
         before, after = teachers_of(first), teachers_of(second)
         for name, each in after.items():
             same = [np.array_equal(a, b) for a, b in zip(before[name], each, strict=True)]
             assert all(same[i] for i in range(4) if i not in touched), name
-        assert forget_taught(second, third, name_digests(gone, KEY), data, KEY) is None
+        assert forget(second, third, name_digests(gone, KEY), KEY, data) is None
         rest = people_of(data, "abdfghijkl")
-        assert forget_taught(second, third, name_digests("a", KEY), rest, KEY) is not None
+        assert forget(second, third, name_digests("a", KEY), KEY, rest) is not None
         assert not (
             teachers_of(third)["weights" if config is HEADS else next(iter(after))] == 0
         ).all()
@@ -296,32 +286,6 @@ def test_a_teacher_is_trained_anew_without_those_who_left_and_no_other_changes(
         assert all(same) == equal
 
 
-def test_nameless_records_are_forgotten_where_they_are(tmp_path: Path) -> None:
-    rows = np.random.default_rng(5).random((12, 6)).astype(np.float32)
-    rows[7] = rows[1]  # two people with one record, of one label
-    data = nameless(rows)
-    first, second = tmp_path / "1", tmp_path / "2"
-    train_ensemble(data, first, name="few", teachers=3, config=HEADS, seed=3, key=KEY)
-    who = record_digests(nameless(rows[:2]), KEY)[1:]
-    left = forget_taught(first, second, who, data, KEY)
-    assert left is not None
-    assert left.slots == (1, 7), "both, as nothing tells them apart"
-    without = np.setdiff1d(np.arange(12), [1, 7])
-    owner = teacher_of(12, 3, 3)
-    shards = Shards(
-        data,
-        {i: np.array([row for row in without if owner[row] == i]) for i in range(3)},
-        3,
-        HEADS.feature_map(data, None),
-        None,
-    )
-    kind = load_manifest(first).teacher
-    assert isinstance(kind, ShardTeachers)
-    expected = kind.train(shards, range(3))
-    for name, each in teachers_of(second).items():
-        assert np.array_equal(each, expected[name].numpy())
-
-
 def test_who_cannot_be_forgotten_in_trained_teachers_is_said(tmp_path: Path) -> None:
     table = persons("abcdef")
     data, first, out = dataset(table), tmp_path / "1", tmp_path / "2"
@@ -330,16 +294,16 @@ def test_who_cannot_be_forgotten_in_trained_teachers_is_said(tmp_path: Path) -> 
     def refused(
         *held: object,
         who: str = "a",
-        given: Dataset = data,
+        given: Dataset | None = data,
         key: bytes = KEY,
         by: type[Exception] = DataError,
     ) -> None:
         with refuses(by, *held):
-            forget_taught(first, out, name_digests(who, KEY), given, key)
+            forget(first, out, name_digests(who, KEY), key, given)
         assert not out.exists()
         assert not list(tmp_path.glob(".2*"))
 
-    refused(1, 2, "few", who="ax")
+    refused("few", "records", given=None)
     owner = teacher_of(6, 3, 0)
     of_one = "".join(name for name, teacher in zip("abcdef", owner, strict=True) if not teacher)
     refused("shards", 1, "few", who=of_one)
@@ -347,5 +311,5 @@ def test_who_cannot_be_forgotten_in_trained_teachers_is_said(tmp_path: Path) -> 
     refused("group", given=nameless(data.inputs[:3].astype(np.float32)))
     refused("key", key=b"another key" * 4, by=StoreError)
     train_ensemble(data, tmp_path / "keyless", name="few", teachers=3, config=HEADS)
-    with refuses(StoreError, "key"):
-        forget_taught(tmp_path / "keyless", out, name_digests("a", KEY), data, KEY)
+    with refuses(StoreError, "keyless"):
+        forget(tmp_path / "keyless", out, name_digests("a", KEY), KEY, data)

@@ -18,7 +18,6 @@ from terrine_server.ledger import (
     EnsembleRecord,
     Ledger,
     NewProject,
-    PrivateData,
     ProjectRecord,
     Proposal,
     connect,
@@ -106,26 +105,22 @@ def open_ledger(url: str, epsilon: float = 20.0, key: bytes = SECRET_KEY) -> Led
 def register(
     ledger: Ledger,
     name: str,
-    epsilon: float = 20.0,
-    data: PrivateData | None = None,
-    shares_cap_of: str | None = None,
+    epsilon: float | None = 20.0,
     facts: EnsembleFacts = FACTS,
+    population: str | None = None,
 ) -> EnsembleRecord:
+    """Register an ensemble, in a population of its own unless one is named."""
+    known = {each.name for each in ledger.populations()}
     return ledger.register_ensemble(
         name,
         f"ensembles/{name}",
         digest(name).hex(),
         facts,
         RECORDS,
-        cap(epsilon, 1e-5),
-        data=data,
-        shares_cap_of=shares_cap_of,
+        None if epsilon is None else cap(epsilon, 1e-5),
+        population=population or name,
+        disjoint=(population or name) not in known,
     )
-
-
-def private(*parts: object, key: object = "records") -> PrivateData:
-    """Data that are known by any of these."""
-    return PrivateData(digest(key).hex(), frozenset(digest(part).hex() for part in parts))
 
 
 @contextmanager

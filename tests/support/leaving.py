@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from sqlalchemy import event
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import NeighbourSettings, build
-from terrine_models.teachers.people import name_digests, record_digests
+from terrine_models.teachers.people import name_digests
 from terrine_server.ledger import Ledger, connect, handle
 from terrine_server.owner import editions
 from terrine_server.settings import Settings
@@ -32,11 +33,26 @@ WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 
 
 def digits(rows: slice | list[int]) -> Dataset:
+    """Digits, each of which is a person, whose name is `digit` and its number."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
     images, labels = found.images.astype(np.uint8), found.target.astype(np.int64)
-    return Dataset(images[rows], labels[rows], DIGITS, SPEC, name="digits")
+    numbers = np.arange(len(images))[rows] if isinstance(rows, slice) else np.array(rows)
+    return Dataset(
+        images[rows],
+        labels[rows],
+        DIGITS,
+        SPEC,
+        name="digits",
+        groups=np.arange(len(numbers)),
+        group_column="group",
+        people=names_of(numbers),
+    )
+
+
+def names_of(numbers: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"digit {number}" for number in numbers)
 
 
 def build_people(out: Path, ensemble: DigitsEnsemble) -> DigitsEnsemble:
@@ -53,9 +69,11 @@ def build_people(out: Path, ensemble: DigitsEnsemble) -> DigitsEnsemble:
     return replace(ensemble, directory=out, manifest=manifest)
 
 
-def save(path: Path, data: Dataset, **more: Any) -> Path:
+def save(path: Path, data: Dataset) -> Path:
     """The file that an owner gives."""
-    np.savez(path, x=data.inputs, y=data.labels, classes=np.array(data.classes), **more)
+    assert data.people is not None
+    group, classes = np.array(data.people)[data.groups], np.array(data.classes)
+    np.savez(path, x=data.inputs, y=data.labels, group=group, classes=classes)
     return path
 
 
@@ -95,8 +113,8 @@ def next_but_die(data_dir: str, url: str, leaving: list[int], coming: list[int],
 
 def forget_taught_but_die(data_dir: str, url: str, name: str, step: int) -> None:
     """Forget somebody in trained teachers, and be killed just before what one step writes."""
-    who, data = name_digests([name], KEY), pairs()
-    editions.forget_taught(*dying(data_dir, url, step), "taught", who, data)
+    who, given = name_digests([name], KEY), {"taught": editions.Retraining(pairs())}
+    editions.forget(*dying(data_dir, url, step), None, who, given)
 
 
 def in_one_month(patch: pytest.MonkeyPatch) -> None:
@@ -143,6 +161,6 @@ def make_next(
     leaving: list[int], coming: list[int], ledger: Ledger, settings: Settings
 ) -> editions.EditionChange:
     if leaving:
-        who = record_digests(digits(leaving), KEY)
-        return editions.forget(ledger, settings, "people", who)
+        who = name_digests(names_of(leaving), KEY)
+        return editions.forget(ledger, settings, None, who)["people"]
     return editions.add(ledger, settings, "people", digits(coming))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from between import come_between
-from books import GNMAX, abstained, answered, digest, private, register, terms
+from books import FACTS, GNMAX, RECORDS, abstained, answered, digest, terms
 from migrated import SECRET_KEY
 from neighbour_workers import replica
 from neighbouring import numbered
@@ -37,6 +37,7 @@ from terrine_server.ledger import (
     upgrade,
 )
 from terrine_server.ledger.store.turns import turn
+from terrine_server.privacy import cap
 
 
 def migrate(url: str) -> None:
@@ -204,6 +205,14 @@ def open_projects_on(url: str, names: list[str], terms: Any, ensemble: str) -> N
         ledger.open_project(NewProject(f"{names[0]}-again", ensemble, GNMAX, terms))
 
 
-def register_data(url: str, name: str, data: str) -> None:
-    """Register an ensemble of these private data."""
-    register(Ledger(connect(url), SECRET_KEY), name, data=private(data))
+def register_in(url: str, name: str, population: str | None) -> None:
+    """Register an ensemble, in this population or the default one, with a cap."""
+    Ledger(connect(url), SECRET_KEY).register_ensemble(
+        name,
+        f"ensembles/{name}",
+        digest(name).hex(),
+        FACTS,
+        RECORDS,
+        cap(20.0, 1e-5),
+        population=population,
+    )

@@ -37,7 +37,7 @@ class Machine:
 
     def student(self, project: str, queries: int, ensemble: str = "digits") -> dict[str, str]:
         """Return the headers of a student whose new project pays for exactly `queries`."""
-        quoted = terms(queries, NOISY, self.ledger.ensemble(ensemble).rule)
+        quoted = terms(queries, NOISY, self.ledger.ensemble(ensemble).population.rule)
         self.ledger.open_project(NewProject(project, ensemble, NOISY, quoted))
         return self.bearer(Role.STUDENT, project)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from books import FACTS, RECORDS, digest, private
+from books import FACTS, RECORDS, digest
 from migrated import SECRET_KEY, migrated
 from numpy.typing import NDArray
 from sqlalchemy import select
@@ -148,6 +148,7 @@ def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
             "kind": "neighbours",
             "teachers": PEOPLE,
             "classes": ["no", "yes"],
+            "group_column": "patient",
             "input": InputSpec(shape=[shape], dtype="uint8", low=0, high=255),
         }
     )
@@ -158,7 +159,8 @@ def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
         facts,
         RECORDS,
         CAP,
-        data=private("people"),
+        population="people",
+        disjoint=True,
     )
 
 

@@ -41,7 +41,14 @@ def publishing_ledger(url: str) -> Ledger:
     ledger = Ledger(migrated(url), SECRET_KEY)
     info = FACTS.model_copy(update={"teachers": TEACHERS})
     ledger.register_ensemble(
-        "thousand", "ensembles/thousand", digest("thousand").hex(), info, RECORDS, CAP
+        "thousand",
+        "ensembles/thousand",
+        digest("thousand").hex(),
+        info,
+        RECORDS,
+        CAP,
+        population="thousand",
+        disjoint=True,
     )
     return ledger
 

@@ -102,12 +102,15 @@ class Replicas:
         """
         if name == "people":
             spec = PEOPLE | {"queries": queries}
-            facts, rule = self.ledger.ensemble(name).facts, self.ledger.ensemble(name).rule
+            facts, rule = (
+                self.ledger.ensemble(name).facts,
+                self.ledger.ensemble(name).population.rule,
+            )
             mechanism = build_mechanism(spec, teachers=facts.teachers, classes=len(facts.classes))
             agreed = choose(mechanism, 8.0, 1e-6, cap_rule=rule).terms
             self.ledger.open_project(NewProject(name, name, spec, agreed))
         else:
-            agreed = terms(queries, NOISY, self.ledger.ensemble("digits").rule)
+            agreed = terms(queries, NOISY, self.ledger.ensemble("digits").population.rule)
             self.ledger.open_project(NewProject(name, "digits", NOISY, agreed))
         tokens = Tokens(self.ledger, load_secret_key(self._settings.secret_key_path))
         return tokens.create(TokenCreate(role=Role.STUDENT, project=name)).token

@@ -18,7 +18,6 @@ from books import (
     counted,
     digest,
     open_project,
-    private,
     register,
     terms,
 )
@@ -55,12 +54,19 @@ class World:
     def __init__(self, url: str) -> None:
         self.url = url
         ledger = self.prepared()
-        register(ledger, "mnist", data=private("digits"))
+        register(ledger, "mnist", population="digits")
         thousand = FACTS.model_copy(update={"teachers": TEACHERS})
         ledger.register_ensemble(
-            "thousand", "ensembles/thousand", digest("thousand").hex(), thousand, RECORDS, CAP
+            "thousand",
+            "ensembles/thousand",
+            digest("thousand").hex(),
+            thousand,
+            RECORDS,
+            CAP,
+            population="thousand",
+            disjoint=True,
         )
-        register(ledger, "spare", data=private("digits"))
+        register(ledger, "spare", population="digits")
         study = self.open_study()
         self.prices = {str(outcome): p.cost for outcome, p in study.terms.prices.items()}
         for name in ("other", "done", "resting"):
@@ -84,10 +90,7 @@ class World:
         ledger.charge(ledger.project("other").id, [answered("other")])
         ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
         self.ask_crowd(ledger, crowd)
-        self.of_first_editions = self.rows()["private_data"]
-        ledger.make_edition(
-            "people", 2, digest("two").hex(), PEOPLE, [3], data=private("people", "fewer")
-        )
+        ledger.make_edition("people", 2, digest("two").hex(), PEOPLE, [3])
         self.before = self.rows()
         self.ask_crowd(ledger, crowd, last=4)
         ledger.charge(study.id, [answered("last")])

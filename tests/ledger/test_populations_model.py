@@ -1,4 +1,4 @@
-"""Whatever is registered, opened, charged and closed: no private data give more than one cap."""
+"""Whatever is registered, opened, charged and closed: no population has more than one cap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import count
 
 import hypothesis.strategies as st
 import pytest
-from books import CONFIDENT, FACTS, RECORDS, digest, private, terms
+from books import CONFIDENT, FACTS, RECORDS, digest, terms
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -33,31 +33,31 @@ outcomes = st.sampled_from([VoteOutcome.ANSWERED, VoteOutcome.ABSTAINED])
 
 
 @dataclass(eq=False)
-class People:
-    """Some private data with one cap: what they are known by, and the projects of all ensembles."""
+class Population:
+    """What is known of a population: its ensembles, and the projects on all of them."""
 
-    parts: set[str] = field(default_factory=set)
+    name: str
     ensembles: list[str] = field(default_factory=list)
     books: Books = field(default_factory=lambda: Books(CAP.budget))
 
 
-class SharedCaps(RuleBasedStateMachine):
-    """Does the same to a real ledger and to books of one cap for each group of people."""
+class Populations(RuleBasedStateMachine):
+    """Does the same to a real ledger and to books of one cap for each population."""
 
     url: str
     ledger: Ledger
 
     def __init__(self) -> None:
         super().__init__()
-        self.groups: list[People] = []
-        self.of_project: dict[str, People] = {}
+        self.groups: list[Population] = []
+        self.of_project: dict[str, Population] = {}
         self.run = f"{next(NUMBERS)}"
 
     @initialize()
     def some(self) -> None:
-        self.register({0, 1}, None)
+        self.registered(0, CAP, disjoint=True)
 
-    def group_of(self, ensemble: str) -> People:
+    def group_of(self, ensemble: str) -> Population:
         return next(each for each in self.groups if ensemble in each.ensembles)
 
     def an_ensemble(self, number: int) -> str:
@@ -67,26 +67,23 @@ class SharedCaps(RuleBasedStateMachine):
     def a_project(self, number: int) -> str:
         return list(self.of_project)[number % len(self.of_project)]
 
-    @rule(parts=st.sets(st.integers(0, 5), max_size=2), shares=st.none() | pick)
-    def register(self, parts: set[int], shares: int | None) -> None:
-        """An ensemble of data that may be known in part, or of whom the owner says whose they are.
+    @rule(number=st.integers(0, 3), disjoint=st.booleans(), given=st.booleans())
+    def register(self, number: int, disjoint: bool, given: bool) -> None:
+        """An ensemble of a population that is there, or new; with its cap, or none."""
+        self.registered(number, CAP if given else None, disjoint)
 
-        Data of two caps are refused.
-        """
-        self.registered(parts, shares, CAP)
+    @rule(number=st.integers(0, 3))
+    def raise_the_cap(self, number: int) -> None:
+        """People who have a cap are registered with a larger one, which is refused."""
+        self.registered(number, ANOTHER, disjoint=False)
 
-    @rule(number=pick, part=st.integers(0, 5))
-    def raise_the_cap(self, number: int, part: int) -> None:
-        """The same people are registered with a larger cap, which is refused."""
-        self.registered({part}, number, ANOTHER)
-
-    def registered(self, parts: set[int], shares: int | None, wanted: Cap) -> None:
-        stated = None if shares is None else self.an_ensemble(shares)
-        known = {f"{self.run} {part}" for part in parts}
-        found = [each for each in self.groups if each.parts & known]
-        if stated is not None and self.group_of(stated) not in found:
-            found.append(self.group_of(stated))
-        name = f"e{next(NUMBERS)}"
+    def registered(self, number: int, wanted: Cap | None, disjoint: bool) -> None:
+        population, name = f"p{self.run}-{number}", f"e{next(NUMBERS)}"
+        found = next((each for each in self.groups if each.name == population), None)
+        if found is None:
+            sound = disjoint and wanted is CAP
+        else:
+            sound = not disjoint and wanted is not ANOTHER
         try:
             made = self.ledger.register_ensemble(
                 name,
@@ -95,19 +92,18 @@ class SharedCaps(RuleBasedStateMachine):
                 FACTS,
                 RECORDS,
                 wanted,
-                data=private(*known) if known else None,
-                shares_cap_of=stated,
+                population=population,
+                disjoint=disjoint,
             )
-        except errors.Conflict:
-            assert len(found) > 1 or (found and wanted is ANOTHER)
+        except (errors.Conflict, errors.NotFound, errors.InvalidTerms):
+            assert not sound
             return
-        assert len(found) < 2
-        if not found:
-            self.groups.append(People())
-            found = self.groups[-1:]
-        assert set(made.shares_with) == set(found[0].ensembles)
-        found[0].parts |= known
-        found[0].ensembles.append(name)
+        assert sound
+        if found is None:
+            found = Population(population)
+            self.groups.append(found)
+        assert made.population.name == population
+        found.ensembles.append(name)
 
     @rule(number=pick, affords=st.integers(1, 6))
     def open(self, number: int, affords: int) -> None:
@@ -176,7 +172,8 @@ class SharedCaps(RuleBasedStateMachine):
             assert taken == people.books.reserved <= CAP.budget
             for name in people.ensembles:
                 ensemble = self.ledger.ensemble(name)
-                assert (ensemble.reserved, ensemble.cap) == (taken, CAP.budget)
+                found = ensemble.population
+                assert (found.reserved, found.cap) == (taken, CAP.budget)
 
     def teardown(self) -> None:
         for name in self.of_project:
@@ -186,8 +183,8 @@ class SharedCaps(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [4, pytest.param(30, marks=pytest.mark.nightly)])
-def test_no_private_data_give_more_than_one_cap(database_url: str, examples: int) -> None:
-    class Machine(SharedCaps):
+def test_no_population_has_more_than_one_cap(database_url: str, examples: int) -> None:
+    class Machine(Populations):
         url, ledger = database_url, Ledger(migrated(database_url), SECRET_KEY)
 
     run_state_machine_as_test(
