@@ -110,7 +110,7 @@ PROBLEMS: dict[str, ProblemType] = {
             "cap-exceeded",
             409,
             "The ensemble's cap does not allow this budget",
-            "Projects share the cap of their ensemble, because students can collude.",
+            "Projects share the cap of their population, because students can collude.",
         ),
         (
             "budget-exhausted",

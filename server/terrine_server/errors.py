@@ -11,7 +11,7 @@
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
     │   └── ConcurrentUpdate           another request paid for a query first; it is voted on again
-    ├── CapExceeded             the ensemble's cap does not allow this budget
+    ├── CapExceeded             the population's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
     ├── ProjectPaused
     ├── ProjectClosed

@@ -229,8 +229,10 @@ def test_adult_needs_no_word(terrine: Terrine, hospital: Path, shared_data: Path
     assert "32561" in terrine(*train, *known).fine
 
 
-def test_what_is_made_of_the_same_people_shares_a_cap(terrine: Terrine, hospital: Path) -> None:
-    """Other labels, other columns, another kind, and after its first files are gone."""
+def test_all_that_is_made_in_a_data_directory_shares_one_cap(
+    terrine: Terrine, hospital: Path
+) -> None:
+    """Other labels, other columns, a row less, and after the first files are gone."""
     terrine("init")
     for name, label in (("one", "readmitted"), ("two", "ward")):
         schema = ("ensemble", "schema", "sample.csv", "--label", label, "--out", f"{name}.json")
@@ -238,21 +240,33 @@ def test_what_is_made_of_the_same_people_shares_a_cap(terrine: Terrine, hospital
     train = ("ensemble", "train", "stays.csv", "--teachers", 20, "--name")
     assert terrine(*train, "one", "--schema", "one.json").code == 0
     register = ("--epsilon", 3, "--delta", "1e-5")
-    assert "share" not in terrine("ensemble", "register", "one", *register).fine
-    assert "shared" not in terrine("ensemble", "list").fine
+    said = terrine("ensemble", "register", "one", *register).fine
+    holds(said, "population", "people")
+    assert "shares" not in said
     shutil.rmtree(hospital / "data" / "ensembles" / "one")
+    lines = (hospital / "stays.csv").read_text().splitlines(keepends=True)
+    (hospital / "stays.csv").write_text("".join(lines[:-1]))
     assert terrine(*train, "two", "--schema", "two.json").code == 0
     refused = terrine("ensemble", "register", "two", "--epsilon", 2, "--delta", "1e-5").refused
-    holds(refused, "two", "one", "cap")
-    assert "--epsilon 3.0 --delta 1e-05 --rule rdp:7.62" in refused
-    said = terrine("ensemble", "register", "two", *register).fine
-    holds(said, "cap", "one")
-    holds(terrine("ensemble", "list").fine, "shared")
+    holds(refused, "two", "people", "cap", "rdp")
+    said = terrine("ensemble", "register", "two").fine
+    holds(said, "people", "shares", "one")
+    assert terrine(*train, "staff", "--schema", "one.json").code == 0
+    other = ("ensemble", "register", "staff", "--population", "staff")
+    holds(terrine(*other, *register).refused, "people", "--disjoint")
+    holds(terrine(*other, "--disjoint", "--epsilon", 2).refused, "delta")
+    said = terrine(*other, "--disjoint", "--epsilon", 2, "--delta", "1e-5").fine
+    holds(said, "population", "staff")
     rows = json.loads(terrine("--json", "ensemble", "list").out)
-    assert [row["shares_cap_with"] for row in rows] == [["two"], ["one"]]
+    assert [(row["name"], row["population"], row["epsilon"]) for row in rows] == [
+        ("one", "people", 3.0),
+        ("staff", "staff", 2.0),
+        ("two", "people", 3.0),
+    ]
     log = json.loads(terrine("--json", "log", "show").out)
-    shared = [each for each in log if each["action"] == "data-recorded"]
-    assert [each["detail"]["cap_of"] for each in shared] == ["one", "one"]
+    declared = [each for each in log if each["action"] == "population-declared"]
+    stated = [(each["subject"], each["detail"]["disjoint_from"]) for each in declared]
+    assert sorted(stated) == [("people", "[]"), ("staff", '["people"]')]
     key = (hospital / "data" / "records.key").read_text()
     files = [path for path in hospital.rglob("*") if path.is_file() and path.name != "records.key"]
     assert not [path for path in files if key.encode() in path.read_bytes()]

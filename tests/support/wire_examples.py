@@ -189,7 +189,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "delta": 1e-5,
         "rule": "rdp",
         "order": 12.5,
-        "shares_cap_of": "digits-2",
+        "population": "patients",
+        "disjoint": True,
     },
     "EnsembleAccount": ENSEMBLE
     | {
@@ -200,7 +201,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "reserved": 10**11,
         "delta_cap": 10**12,
         "delta_reserved": 10**11,
-        "shares_cap_with": ["digits-2"],
+        "population": "patients",
     },
     "ProjectOpen": {
         "name": "study",

@@ -212,7 +212,7 @@ def test_killed_at_any_step_the_same_command_continues(
     assert [each.name for each in books.projects(None, 10)] == ["digits"]
     assert len(books.list_tokens()) == 1
     actions = [line.get("action") for line in books.export_log()]
-    made = ["ensemble-registered", "data-recorded", "project-opened", "token-created"]
+    made = ["population-declared", "ensemble-registered", "project-opened", "token-created"]
     assert actions[2:] == made
 
 
