@@ -172,7 +172,6 @@ def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call
         (mechanism("immutable", c=1, sigma=4, gamma=1), "invalid-terms"),
         (mechanism("immutable", c=1, gamma=0.2, pricing="as_published"), "invalid-request"),
         (mechanism("stable", sigma=8, delta_per_query=0.5), "invalid-terms"),
-        (mechanism("stable_svt", epsilon_per_epoch=1.0), "invalid-request"),
         ({"epsilon": -1}, "invalid-request"),
         ({"epsilon": 0}, "invalid-request"),
         ({"epsilon": 1e9}, "invalid-request"),

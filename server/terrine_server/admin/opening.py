@@ -242,8 +242,6 @@ def _proposed(services: Services, ensemble: EnsembleRecord, given: Fields) -> di
         if isinstance(value, str):
             raise ParameterError(f"To propose parameters, {key} must be known: give a number.")
         terms.append(float(value))
-    if mechanism not in SPECS:
-        raise ParameterError("There is no proposal for this mechanism. Enter its parameters.")
     epsilon, delta = terms
     if mechanism == NEIGHBOURS:
         queries = number(given.get("queries", ""))
