@@ -97,7 +97,6 @@ PROJECT: dict[str, Any] = {
     "delta_split": SPLIT,
     "rule": {"name": "gdp", "order": None},
     "prices": {"answered": PRICE},
-    "opening": None,
     "publishing": PUBLISHING | {"order": 10.0, "z": 4.9, "price": PRICE},
     "choice": CHOICE,
     "opened_at": "2026-01-02T03:04:05Z",
