@@ -231,9 +231,9 @@ def bought(material: Material, counts: Ints, epsilon: float, seeds: int) -> None
         )
         labels, account = np.full(len(pool), -1), Account()
         for row, outcome, label in zip(order, released.outcomes, released.labels, strict=True):
-            if not quoted.terms.admits(account, opens=False):
+            if not quoted.terms.admits(account):
                 break
-            account = account.plus(quoted.terms.price(VoteOutcome(outcome), opens=False))
+            account = account.plus(quoted.terms.price(VoteOutcome(outcome)))
             if outcome == VoteOutcome.ANSWERED:
                 labels[row] = label
         labels_bought.append(int((labels >= 0).sum()))

@@ -34,16 +34,13 @@ from terrine_server.privacy import (
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceNoisyMax,
-    Mechanism,
     VoteOutcome,
-    additive_delta,
     build_mechanism,
     epsilon_from_gdp,
     epsilon_from_rdp,
     gdp_budget,
     gdp_squared,
     rdp,
-    rdp_budget,
 )
 from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.privacy.published.noisy_max import gnmax_rdp, lnmax_rdp
@@ -258,9 +255,8 @@ def reproduce_near_zero() -> None:
 
 
 def answers_at_equal_epsilon() -> None:
-    """Answers until the budget is spent: mean over 20 orders of the queries, batches of 1,000."""
+    """Answers until the budget is spent."""
     delta = 1e-5
-    orders = 1 + np.geomspace(0.01, 100 / delta, 2000)  # beyond 1/delta: basic composition
     for name, sigma in (("mnist_1000", 48.0), ("mnist_2000", 96.0)):
         data = recorded(name)
         if data is None:
@@ -275,33 +271,6 @@ def answers_at_equal_epsilon() -> None:
             stable = build_mechanism(spec, teachers=teachers, classes=10)
             share = np.mean(stable.release(votes).outcomes == VoteOutcome.ANSWERED)
             line(f"    stable, sigma={sigma:g}", "answers", f"{asked * share:,.0f}")
-            for each in (0.5, 1.0, 2.0):
-                if each > epsilon:
-                    continue
-                spec = {"name": "stable_svt", "epsilon_per_epoch": each,
-                        "delta_per_query": 1e-10, "answers_per_epoch": 100}  # fmt: skip
-                sparse = build_mechanism(spec, teachers=teachers, classes=10)
-                assert sparse.opening is not None
-                budget = rdp_budget(orders, epsilon, delta * 0.95)
-                afford = math.floor(np.max(budget / rdp(sparse.opening, orders)))
-                epochs = min(afford, math.floor(delta / 20 / additive_delta(sparse.opening)))
-                mean = np.mean([answers_within(sparse, epochs, votes, seed) for seed in range(20)])
-                what = f"    stable_svt, {epochs} epochs of epsilon={each:g}"
-                line(what, "answers", f"{mean:,.0f}")
-
-
-def answers_within(mechanism: Mechanism, epochs: int, votes: Votes, seed: int) -> int:
-    """Query in the order given by `seed` until the epochs, or the queries, are used up."""
-    queries, answers = np.random.default_rng(seed).permutation(votes), 0
-    for start in range(0, len(queries), 1_000):
-        released = mechanism.release(queries[start : start + 1_000])
-        assert released.epochs is not None
-        paid = released.epochs < epochs
-        answers += int(np.sum(released.outcomes[paid] == VoteOutcome.ANSWERED))
-        epochs -= int(released.epochs[-1]) + 1
-        if epochs <= 0:
-            break
-    return answers
 
 
 def main() -> None:

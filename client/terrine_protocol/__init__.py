@@ -9,7 +9,6 @@ field for vote counts, but for the noisy ones that a project of noisy_votes or n
 from terrine_protocol.base import (
     DeltaSplitInfo,
     Name,
-    Opening,
     Outcome,
     PriceInfo,
     ProjectStatus,
@@ -53,7 +52,6 @@ from terrine_protocol.mechanisms import (
     NoisyVotesSpec,
     Sigma,
     StableSpec,
-    StableSVTSpec,
     Threshold,
 )
 from terrine_protocol.problems import PROBLEMS, Problem, ProblemType
@@ -124,7 +122,6 @@ __all__ = [
     "Name",
     "NeighboursSpec",
     "NoisyVotesSpec",
-    "Opening",
     "Outcome",
     "PriceInfo",
     "Problem",
@@ -152,7 +149,6 @@ __all__ = [
     "RuleInfo",
     "SecretSpend",
     "Sigma",
-    "StableSVTSpec",
     "StableSpec",
     "TableSchema",
     "Threshold",

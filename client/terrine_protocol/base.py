@@ -136,12 +136,3 @@ class PriceInfo(Reply):
 
     cost: Annotated[int, Field(ge=0, description="Units of 1e-12 of the rule's quantity.")]
     delta: Annotated[int, Field(ge=0, description="Units of 1e-18 of δ.")]
-
-
-Opening = Annotated[
-    PriceInfo | None,
-    Field(
-        description="For stable_svt: what the first query of an epoch pays besides its own price. "
-        "An epoch ends with its request, with an abstention or with its last answer."
-    ),
-]

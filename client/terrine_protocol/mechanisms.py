@@ -164,28 +164,6 @@ class StableSpec(Wire):
     ]
 
 
-class StableSVTSpec(Wire):
-    """Releases exact winners, charged per epoch, which an abstention ends (sparse vector)."""
-
-    name: Literal["stable_svt"]
-    epsilon_per_epoch: Annotated[
-        float,
-        Field(strict=True, gt=0, allow_inf_nan=False, description="Pure ε of an epoch."),
-    ]
-    delta_per_query: Annotated[
-        float, Field(strict=True, gt=0, lt=1, description="Chance that an unstable winner passes.")
-    ]
-    answers_per_epoch: Annotated[
-        int,
-        Field(
-            strict=True,
-            ge=1,
-            le=1_000_000,
-            description="An epoch ends after so many; its δ is delta_per_query for each of them.",
-        ),
-    ]
-
-
 class OtherSpec(Wire):
     """A mechanism that another package registered on the server, called OWNER.NAME."""
 
@@ -210,7 +188,6 @@ MechanismSpec = Annotated[
     | Annotated[InteractiveGNMaxSpec, Tag("interactive_gnmax")]
     | Annotated[ImmutableSpec, Tag("immutable")]
     | Annotated[StableSpec, Tag("stable")]
-    | Annotated[StableSVTSpec, Tag("stable_svt")]
     | Annotated[OtherSpec, Tag("OWNER.NAME")],
     Discriminator(_tag),
 ]
@@ -224,7 +201,6 @@ MECHANISM_SPECS: dict[str, type[Wire]] = {
     "interactive_gnmax": InteractiveGNMaxSpec,
     "immutable": ImmutableSpec,
     "stable": StableSpec,
-    "stable_svt": StableSVTSpec,
 }
 """By name: what each mechanism of `MechanismSpec` takes."""
 

@@ -12,7 +12,6 @@ from terrine_protocol.base import (
     PROTECTS,
     DeltaSplitInfo,
     Name,
-    Opening,
     Outcome,
     PriceInfo,
     ProjectStatus,
@@ -331,7 +330,6 @@ class ProjectInfo(Reply):
         list[BaselinePricesInfo] | None,
         Field(exclude_if=absent, description="Prices of queries with a baseline, ascending."),
     ] = None
-    opening: Opening = None
     publishing: Annotated[PublishingTerms | None, Field(description="For data_dependent.")] = None
     choice: Annotated[
         ChoiceInfo | None,

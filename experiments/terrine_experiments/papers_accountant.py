@@ -25,9 +25,7 @@ from terrine_server.privacy.accounting.events import (
     LaplaceArgmax,
     LaplaceNoisyMax,
     NeighbourCounts,
-    SparseVectorEpoch,
     StabilityTest,
-    WithinEpoch,
 )
 from terrine_server.privacy.budget.quoting import split_delta
 
@@ -72,10 +70,6 @@ def published_rdp(event: CostEvent, orders: Floats) -> Floats:
             return _pure(2 * gamma * shift, orders)
         case LaplaceArgmax(gamma):
             return _pure(2 * gamma, orders)
-        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
-            return _pure(epsilon_threshold + epsilon_query, orders)
-        case WithinEpoch():
-            return np.zeros_like(orders)
         case _:
             assert_never(event)
 

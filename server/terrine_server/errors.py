@@ -10,7 +10,7 @@
     ├── Forbidden               a valid token that may not do that
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
-    │   └── ConcurrentUpdate           another request paid for a query first; it is voted on again
+    │   └── ConcurrentUpdate           accounts of people moved meanwhile; it is voted on again
     ├── CapExceeded             the population's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
     ├── ProjectPaused
@@ -91,7 +91,7 @@ class Conflict(TerrineError): ...
 
 
 class ConcurrentUpdate(Conflict):
-    """Another request paid for one of the queries while they were voted on: vote again."""
+    """Another request moved the accounts of people, or people left or came, while they voted."""
 
 
 class CapExceeded(TerrineError): ...

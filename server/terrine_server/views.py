@@ -155,7 +155,6 @@ def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
         rule=terms.rule,
         prices=terms.prices,
         by_baseline=list(terms.by_baseline) or None,
-        opening=terms.opening,
         publishing=_publishing(record),
         choice=terms.choice,
         opened_at=record.opened_at,

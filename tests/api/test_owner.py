@@ -157,9 +157,6 @@ def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call
         return {"mechanism": {"name": name} | parameters}
 
     confident = {"threshold": 25, "sigma1": 8.0, "sigma2": 4.0}
-    epochs = {"epsilon_per_epoch": 0.5, "delta_per_query": 1e-9, "answers_per_epoch": 4}
-    by_votes = mechanism("stable_svt", **epochs | {"epsilon_per_epoch": 3.0})
-    by_votes["accounting"] = "data_dependent"
     cases: list[tuple[dict[str, Any], str]] = [
         (mechanism("gnmax", sigma=0), "invalid-request"),
         (mechanism("gnmax", sigma=-1), "invalid-request"),
@@ -175,15 +172,6 @@ def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call
         (mechanism("immutable", c=1, sigma=4, gamma=1), "invalid-terms"),
         (mechanism("immutable", c=1, gamma=0.2, pricing="as_published"), "invalid-request"),
         (mechanism("stable", sigma=8, delta_per_query=0.5), "invalid-terms"),
-        (
-            mechanism("stable_svt", **epochs),
-            "invalid-terms",
-        ),  # no vote of 40 teachers is clear enough
-        (mechanism("stable_svt", **epochs | {"answers_per_epoch": 0}), "invalid-request"),
-        (mechanism("stable_svt", **epochs | {"answers_per_epoch": 2.5}), "invalid-request"),
-        (mechanism("stable_svt", **epochs | {"epsilon_per_epoch": 0}), "invalid-request"),
-        (mechanism("stable_svt", **epochs | {"epsilon_per_epoch": 6.0}), "invalid-terms"),
-        (by_votes, "invalid-terms"),
         ({"epsilon": -1}, "invalid-request"),
         ({"epsilon": 0}, "invalid-request"),
         ({"epsilon": 1e9}, "invalid-request"),

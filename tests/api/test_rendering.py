@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from books import CLASSES, COUNTED, EPOCHS, FACTS, GNMAX, IMMUTABLE, LNMAX, RECORDS, digest, terms
+from books import CLASSES, COUNTED, FACTS, GNMAX, IMMUTABLE, LNMAX, RECORDS, digest, terms
 from caller import Caller
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,7 +96,7 @@ def project(mechanism: dict[str, Any]) -> ProjectRecord:
 
 
 NAMES = [f"class {label}" for label in range(CLASSES)]
-PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, EPOCHS, IMMUTABLE)]
+PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, IMMUTABLE)]
 COUNTING = replace(project(COUNTED), events={"answered": GaussianNoisyCounts(400.0).to_json()})
 NAMED = replace(
     PROJECTS[0],

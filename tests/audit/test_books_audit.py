@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from books import (
     CONFIDENT,
-    EPOCHS,
     GNMAX,
     IMMUTABLE,
     LNMAX,
@@ -38,10 +37,9 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def open_and_charge(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> None:
     project = ledger.open_project(NewProject(name, "mnist", mechanism, opened))
-    epoch = None if opened.opening is None else 0
-    queries = [answered(f"{name} 1", epoch=epoch), answered(f"{name} 2", epoch=epoch)]
+    queries = [answered(f"{name} 1"), answered(f"{name} 2")]
     if VoteOutcome.ABSTAINED in opened.prices:
-        queries.append(abstained(f"{name} 3", epoch=epoch))
+        queries.append(abstained(f"{name} 3"))
     ledger.charge(project.id, queries)
 
 
@@ -49,7 +47,7 @@ def found(ledger: Ledger) -> list[AuditFinding]:
     return list(audit_books(ledger))
 
 
-@pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, EPOCHS, IMMUTABLE])
+@pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, IMMUTABLE])
 def test_sound_books_pass(ledger: Ledger, mechanism: dict[str, Any]) -> None:
     open_and_charge(ledger, "study", mechanism, terms(3, mechanism))
     (finding,) = found(ledger)
@@ -78,20 +76,6 @@ def test_a_price_list_below_the_mechanism_is_found_although_the_books_verify(
     assert finding.verdict == "exceeded"
     holds(finding.evidence, 1, what)
     assert "0 projects" in summary.evidence
-
-
-@pytest.mark.parametrize("what", ["cost", "delta", "cap_cost"])
-def test_too_low_a_price_for_opening_an_epoch_is_found(ledger: Ledger, what: str) -> None:
-    opened = terms(3, EPOCHS)
-    assert opened.opening is not None
-    least = 2 if what == "delta" else 1  # the opening and its query each pay one draw of δ
-    cheap = replace(opened.opening, **{what: getattr(opened.opening, what) - least})
-    open_and_charge(ledger, "study", EPOCHS, replace(opened, opening=cheap))
-    assert ledger.verify("study").ok
-    finding, _ = found(ledger)
-    assert finding.verdict == "exceeded"
-    holds(finding.evidence, 1, what)
-    assert "entry 2" not in finding.evidence
 
 
 def test_a_budget_above_what_epsilon_and_delta_allow_is_found(ledger: Ledger) -> None:

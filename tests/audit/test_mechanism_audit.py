@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import holds
-from scipy.stats import binomtest
 from small_worlds import mutated
 
 from terrine_server.audit import noise
@@ -40,7 +39,6 @@ from terrine_server.privacy import (
 from terrine_server.privacy.mechanisms import MECHANISMS
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.mechanisms.stable import StableArgmax
-from terrine_server.privacy.mechanisms.stable_svt import StableSVT
 from terrine_server.privacy.noise import NoiseTable
 
 pytestmark = pytest.mark.statistical
@@ -164,38 +162,6 @@ def test_only_neighbouring_votes_are_compared(case: Case) -> None:
                 continue
             assert sum(one) == sum(other) == case.teachers
             assert sorted(moved[moved != 0]) == [-1, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("queries", "few"),
-    [
-        (((19, 0),) * 3, 500),
-        pytest.param(BY_TITLE["stable_svt"].worst[-1][0], 10_000, marks=pytest.mark.nightly),
-    ],
-    ids=["unanimous", "at the threshold"],
-)
-def test_requests_that_begin_with_an_epoch_look_like_the_first_of_a_call(
-    queries: Request, few: int
-) -> None:
-    """In one long call, many requests begin while an epoch of an earlier one is open.
-
-    Most of those with three unanimous queries then see it end before their last, which no first one
-    does; of those with queries at the threshold, one in 300 shows what no first one does. In ten
-    times as many of a long call as alone, either is missed less than once in 10¹² times.
-    """
-    case, long = BY_TITLE["stable_svt"], 10 * few
-    mechanism = case.build()
-    together = observe(mechanism, case, queries, long)
-    alone: Counter[Seen] = Counter()
-    for _ in range(few):
-        alone += observe(mechanism, case, queries, 1)
-    assert (together.total(), alone.total()) == (long, few)
-    outcomes = together.keys() | alone.keys()
-    for outcome in outcomes:
-        both = together[outcome] + alone[outcome]
-        share = long / (long + few)
-        assert binomtest(together[outcome], both, share).pvalue > LEVEL / len(outcomes)
 
 
 class TestPlantedDefects:
@@ -356,30 +322,6 @@ class TestPlantedDefects:
             lambda table, shape: np.broadcast_to(sample(table, (shape[0], 1)), shape),
         )
         assert caught(title)
-
-    @pytest.mark.slow
-    def test_a_sparse_vector_without_noise_on_its_threshold(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Without it every answer costs privacy, not only the abstention."""
-        replace_sampler(monkeypatch, lambda table, shape: sample(table, shape) * [[1], [0]])
-        assert caught("stable_svt", 2 * DRAWS)
-
-    @pytest.mark.slow
-    def test_a_sparse_vector_without_noise_on_its_queries(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        replace_sampler(monkeypatch, lambda table, shape: sample(table, shape) * [[0], [1]])
-        assert caught("stable_svt", DRAWS // 2)
-
-    @pytest.mark.slow
-    def test_a_sparse_vector_that_is_too_lenient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def release(self: StableSVT, counts: Any, *_: Any) -> Released:
-            return honest(replace(self, delta_per_query=0.2), counts)
-
-        honest = StableSVT.release
-        monkeypatch.setattr(StableSVT, "release", release)
-        assert caught("stable_svt", DRAWS // 2)
 
     def test_a_stability_test_that_is_too_lenient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def release(self: StableArgmax, counts: Any, *_: Any) -> Any:

@@ -47,7 +47,6 @@ HOSTILE = '<script>alert("x")</script>'
 ALWAYS = {
     "Whether anything else was ever released from these records",
     "Whether a person has several of the 1,200 records of digits",
-    "Since when an authority's clock says that this history was there",
     "Machines other than this one",
 }
 AUDIT: dict[str, Any] = {

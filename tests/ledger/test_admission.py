@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from books import CONFIDENT, EPOCHS, STABLE, abstained, answered, digest, terms, unvoted
+from books import CONFIDENT, GNMAX, STABLE, abstained, answered, digest, terms
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuses
 
 from terrine_protocol import Outcome
-from terrine_server.errors import ConcurrentUpdate
 from terrine_server.labeling.pipeline import possible
 from terrine_server.ledger import RecordedCharges
 from terrine_server.ledger.charging.admission import admit
-from terrine_server.ledger.records import Proposal, Result
+from terrine_server.ledger.records import Proposal
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 from terrine_server.privacy.budget.terms import BaselinePrices
 
@@ -167,115 +165,6 @@ def test_a_query_is_admitted_and_paid_at_the_price_of_its_baseline(
     assert len(admission.entries) <= possible(offered, Account())
 
 
-# -------------------------------------------------------------------------------- epochs
-
-BY_EPOCH = terms(1, EPOCHS)
-MOST = int(EPOCHS["answers_per_epoch"])  # type: ignore[call-overload]
-
-
-def drawn(request: list[tuple[int, bool]], recorded: dict[bytes, Result]) -> list[Proposal]:
-    """What the mechanism makes of a request: queries, and whether each would be answered."""
-    made: list[Proposal] = []
-    epoch = answers = 0
-    seen = set(recorded)
-    for query, passed in request:
-        key = digest(query)
-        if key in seen:
-            made.append(unvoted(query))
-            continue
-        seen.add(key)
-        outcome = VoteOutcome.ANSWERED if passed else VoteOutcome.ABSTAINED
-        made.append(Proposal(key, key, outcome, 3 if passed else None, epoch=epoch))
-        answers += passed
-        if not passed or answers == MOST:
-            epoch, answers = epoch + 1, 0
-    return made
-
-
-requests = st.lists(
-    st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=12), max_size=8
-)
-
-
-@given(requests=requests, epochs=st.integers(0, 6), draws=st.integers(0, 30))
-def test_whatever_is_asked_and_answered_every_epoch_is_paid_and_the_budget_holds(
-    requests: list[list[tuple[int, bool]]], epochs: int, draws: int
-) -> None:
-    """Whoever picks the queries and what becomes of them: against a reckoning by hand."""
-    opening = BY_EPOCH.opening
-    assert opening is not None
-    offered = replace(
-        BY_EPOCH, budget=epochs * opening.cost, delta_budget=epochs * opening.delta + draws
-    )
-    account, recorded = Account(), dict[bytes, Result]()
-    left, delta_left = offered.budget, offered.delta_budget
-    for request in requests:
-        batch = drawn(request, recorded)
-        admission = admit(offered, account, RecordedCharges(recorded, {}), batch)
-        answers_left, refusing = 0, False
-        entries = iter(admission.entries)
-        for proposal, result in zip(batch, admission.results, strict=True):
-            if result.replayed:
-                continue
-            opens = answers_left == 0
-            cost = opening.cost if opens else 0
-            delta = 1 + (opening.delta if opens else 0)
-            refusing = refusing or proposal.outcome is None or left < cost or delta_left < delta
-            assert (result.outcome is Outcome.REFUSED) == refusing
-            if not refusing:
-                entry = next(entries)
-                assert (entry.price.cost, entry.price.delta) == (cost, delta)
-                assert entry.opens == opens
-                left, delta_left = left - cost, delta_left - delta
-                answers_left = (MOST if opens else answers_left) - 1
-                if result.outcome is Outcome.ABSTAINED:
-                    answers_left = 0
-                recorded[proposal.query_digest] = result
-        assert next(entries, None) is None
-        account = admission.account
-        assert (account.spent, account.delta_spent) == (
-            offered.budget - left,
-            offered.delta_budget - delta_left,
-        )
-        assert left >= 0
-        assert delta_left >= 0
-        if not offered.admits(account):
-            assert offered.affordable(account) == 0
-
-
-def test_the_last_epoch_of_a_budget_is_answered_to_its_end() -> None:
-    batch = [answered(k, epoch=k // MOST) for k in range(MOST + 1)]
-    admission = admit(BY_EPOCH, Account(), RecordedCharges({}, {}), batch)
-    assert [entry.opens for entry in admission.entries] == [True, False, False]
-    assert admission.results[-1].outcome is Outcome.REFUSED
-    assert admission.account.spent == BY_EPOCH.budget
-
-
-def test_no_epoch_outlives_its_request() -> None:
-    first = admit(BY_EPOCH, Account(), RecordedCharges({}, {}), [answered(1, epoch=0)])
-    second = admit(BY_EPOCH, first.account, RecordedCharges({}, {}), [answered(2, epoch=0)])
-    assert second.results[0].outcome is Outcome.REFUSED
-
-
-def test_a_replay_neither_opens_an_epoch_nor_pays_for_one() -> None:
-    before = {digest("old"): Result(Outcome.ANSWERED, 3, 1, replayed=True)}
-    batch = [unvoted("old"), answered(1, epoch=0), unvoted("old"), answered(2, epoch=0), unvoted(1)]
-    admission = admit(BY_EPOCH, Account(), RecordedCharges(before, {}), batch)
-    assert [r.replayed for r in admission.results] == [True, False, True, False, True]
-    assert [entry.opens for entry in admission.entries] == [True, False]
-
-
-def test_a_query_that_was_drawn_and_is_recorded_meanwhile_is_drawn_again() -> None:
-    """Its draw decided where later epochs start. Whether an opening is charged would tell of it."""
-    meanwhile = {digest(2): Result(Outcome.ANSWERED, 3, 1, replayed=True)}
-    batch = [answered(1, epoch=0), answered(2, epoch=0), answered(3, epoch=0)]
-    with pytest.raises(ConcurrentUpdate):
-        admit(terms(3, EPOCHS), Account(), RecordedCharges(meanwhile, {}), batch)
-
-
-@pytest.mark.parametrize(("offered", "epoch"), [(BY_EPOCH, None), (PRICED, 0)])
-def test_nothing_is_released_that_is_not_of_the_price_lists_kind(
-    offered: Terms, epoch: int | None
-) -> None:
-    with refuses(ValueError, "epoch"):
-        admit(offered, Account(), RecordedCharges({}, {}), [answered(1, epoch=epoch)])
+def test_nothing_is_released_that_has_no_price() -> None:
+    with refuses(ValueError, "price", "abstained"):
+        admit(terms(3, GNMAX), Account(), RecordedCharges({}, {}), [abstained(1)])

@@ -6,41 +6,17 @@ import json
 from typing import Any
 
 import pytest
-from books import EPOCHS, answered, open_project, unguarded, unvoted
+from books import answered, open_project, unguarded
 from forging import kind, rebuild, rows_of
-from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, text, update
 
-from terrine_server.errors import ConcurrentUpdate, LedgerCorrupted
-from terrine_server.ledger import Ledger, QueryDigest, connect
+from terrine_server.errors import LedgerCorrupted
+from terrine_server.ledger import Ledger
 from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.ledger.verifying import walk
 from terrine_server.ledger.verifying.checks import whole
-
-
-@pytest.mark.parametrize("looked_up", [False, True], ids=["at once", "and looked up before"])
-def test_no_epoch_goes_on_from_queries_of_a_request_that_came_first(
-    ledger: Ledger, database_url: str, looked_up: bool
-) -> None:
-    """Two requests share an epoch. The first was answered by another server meanwhile:
-    how far the epoch has come depends on what was drawn for it and is thrown away, so the second
-    cannot be answered with it. Without the guard it would be, and pay for an opening of its own."""
-    project = open_project(ledger, 5, EPOCHS)
-    first_batch = [answered(1, epoch=0), answered(2, epoch=0)]
-    other = [answered(3, epoch=0)]
-    asked = [QueryDigest(p.query_digest, p.input_digest) for p in (*first_batch, *other)]
-    record = ledger.look_up("study", asked) if looked_up else None
-    first = Ledger(connect(database_url), SECRET_KEY).charge(project.id, first_batch)
-    with pytest.raises(ConcurrentUpdate):
-        ledger.charge_group(project.id, [first_batch, other], record)
-    after = ledger.project("study")
-    assert after.account == first.project.account, "nothing of the group was charged"
-    assert [r.seq for r in ledger.charge(project.id, [unvoted(1), unvoted(2)]).results] == [
-        r.seq for r in first.results
-    ]
-    assert ledger.verify("study").ok
 
 
 def reopened(connection: Connection, **changes: int) -> None:

@@ -192,12 +192,6 @@ def test_stable_is_opened_where_its_bit_is_cheapest() -> None:
             "sigma2": 150.0,
             "confidence": 0.9,
         },
-        {
-            "name": "stable_svt",
-            "epsilon_per_epoch": 0.5,
-            "delta_per_query": 1e-10,
-            "answers_per_epoch": 100,
-        },
     ],
     ids=lambda spec: spec["name"],
 )

@@ -256,7 +256,7 @@ def test_more_publications_help_where_they_are_cheap() -> None:
 # ------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("name", sorted(MECHANISMS.keys() - {"stable_svt", "neighbours"}))
+@pytest.mark.parametrize("name", sorted(MECHANISMS.keys() - {"neighbours"}))
 @pytest.mark.parametrize("teachers", [1, 2, 10, 5000])
 def test_the_default_grid_fits_ensembles_of_any_size(name: str, teachers: int) -> None:
     specs = specifications(name, teachers, DELTA, {})
@@ -270,11 +270,6 @@ def test_the_default_grid_fits_ensembles_of_any_size(name: str, teachers: int) -
         except ParameterError:
             pass
     assert built or name == "stable"  # one or two teachers can never pass its test
-
-
-def test_a_mechanism_whose_queries_share_a_price_is_not_planned() -> None:
-    with refuses(ParameterError, "stable_svt"):
-        plan("stable_svt", [synthetic(1000, Consensus(0.9))], delta=DELTA, epsilon=2.0)
 
 
 def test_one_teacher_gets_a_plan_or_a_reason() -> None:

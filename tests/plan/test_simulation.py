@@ -35,12 +35,6 @@ SPECS: list[Mapping[str, object]] = [
         "sigma2": 25.0,
         "confidence": 0.9,
     },
-    {
-        "name": "stable_svt",
-        "epsilon_per_epoch": 1.0,
-        "delta_per_query": 1e-9,
-        "answers_per_epoch": 30,
-    },
 ]
 
 
@@ -71,7 +65,6 @@ def test_a_simulation_is_admitted_and_charged_as_the_ledger_would(
             input_digest=sha256(bytes([row % 256, row // 256])).digest(),
             outcome=outcome,
             label=None if label < 0 else int(label),
-            epoch=None if drawn.epochs is None else int(drawn.epochs[row]),
             baseline=int(baselines[row]),
         )
         for row, (outcome, label) in enumerate(zip(drawn.outcomes, drawn.labels, strict=True))

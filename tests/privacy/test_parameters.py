@@ -19,12 +19,6 @@ BOOSTED: Spec = {"name": "immutable", "c": 2, "sigma": 3.0}
 LAPLACE_BOOSTED: Spec = {"name": "immutable", "c": 2, "gamma": 0.3}
 STABLE: Spec = {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02}
 COUNTS: Spec = {"name": "noisy_votes", "sigma": 3.0}
-EPOCHS: Spec = {
-    "name": "stable_svt",
-    "epsilon_per_epoch": 6.0,
-    "delta_per_query": 0.02,
-    "answers_per_epoch": 3,
-}
 
 GAUSSIAN = "the discrete Gaussian's table and price are proven in this range."
 WIDTHS = "the noise has scale 1/gamma, and its table is limited to scales of 0.02 to 1000 votes."
@@ -58,14 +52,6 @@ CHANGES: list[tuple[Spec, str, Any, str]] = [
     (STABLE, "sigma", 0.4, f"sigma = 0.4 is not between 0.5 and 10000: {GAUSSIAN}"),
     (STABLE, "delta_per_query", 1.0, "delta_per_query = 1 must lie strictly between 0 and 1."),
     (COUNTS, "sigma", 0.4, f"sigma = 0.4 is not between 0.5 and 10000: {GAUSSIAN}"),
-    (EPOCHS, "delta_per_query", 0, "delta_per_query = 0 must lie strictly between 0 and 1."),
-    (
-        EPOCHS,
-        "answers_per_epoch",
-        0,
-        "must end, and δ is reserved for all of its answers.",
-    ),
-    (EPOCHS, "epsilon_per_epoch", 101, "scale 3/ε, and its table is limited to scales of 1000."),
 ]
 
 
@@ -96,8 +82,6 @@ def test_a_refusal_says_what_was_given_and_why_it_is_refused(
         (INTERACTIVE, {"confidence": 1}),
         (LAPLACE_BOOSTED, {"c": 0}),
         (LAPLACE_BOOSTED, {"c": 10**9}),
-        (EPOCHS, {"answers_per_epoch": 1}),
-        (EPOCHS, {"answers_per_epoch": 1_000_000, "epsilon_per_epoch": 100}),
     ],
 )
 def test_parameters_at_the_ends_of_their_ranges_are_allowed(spec: Spec, changes: Spec) -> None:

@@ -27,9 +27,7 @@ from terrine_server.privacy import (
     GaussianThreshold,
     LaplaceArgmax,
     LaplaceNoisyMax,
-    SparseVectorEpoch,
     StabilityTest,
-    WithinEpoch,
     additive_delta,
     build_mechanism,
     cap,
@@ -49,7 +47,6 @@ from terrine_server.privacy.accounting.joint import (
     outcome_costs,
     release_cells,
 )
-from terrine_server.privacy.mechanisms.stable_svt import log_tail
 from terrine_server.privacy.published.noisy_max import (
     gnmax_rdp,
     laplace_log_tails,
@@ -90,8 +87,6 @@ EVENTS: tuple[CostEvent, ...] = (
     LaplaceArgmax(0.3),
     LaplaceArgmax(2.0),
     LaplaceArgmax(30.0),
-    SparseVectorEpoch(0.2, 0.4, 60, 100, 1e-5),
-    WithinEpoch(),
     Composition((GaussianNoisyMax(4.0), StabilityTest(2.0, 9, 24, 1e-6))),
     confident(1.0),
     confident(0.5),
@@ -173,25 +168,22 @@ SPECS: tuple[Mapping[str, Any], ...] = (
     {"name": "immutable", "c": 2, "gamma": 0.3},
     {"name": "stable", "sigma": 1.5, "delta_per_query": 1e-6},
     {"name": "noisy_votes", "sigma": 6.0},
-    {
-        "name": "stable_svt",
-        "epsilon_per_epoch": 3.0,
-        "delta_per_query": 1e-6,
-        "answers_per_epoch": 4,
-    },
 )
 
 
 def terms(mechanism: Mapping[str, Any], limit: Any) -> list[float]:
     built = build_mechanism(mechanism, teachers=50, classes=4)
     quoted = quote(built, 9.0, 1e-4, cap_rule=limit.rule)
-    prices = [*quoted.prices.values(), *([quoted.opening] if quoted.opening else [])]
     return [
         quoted.budget,
         quoted.delta_budget,
         quoted.cap_budget,
         quoted.affordable(Account()),
-        *(part for price in prices for part in (price.cost, price.delta, price.cap_cost)),
+        *(
+            part
+            for price in quoted.prices.values()
+            for part in (price.cost, price.delta, price.cap_cost)
+        ),
         quoted.epsilon_spent(quoted.budget // 3),
     ]
 
@@ -217,7 +209,6 @@ CASES: Mapping[str, Callable[[], list[float]]] = {
         *floats(rdp(LaplaceArgmax(30.0), [1.5, 8.0])),
         *(gdp_squared(LaplaceArgmax(gamma)) for gamma in (0.001, 0.05, 1.0, 8.0, 50.0)),
     ],
-    "the worst of Laplace noise": lambda: [log_tail(0.1, k) for k in (0, 1, 7, 90)],
     "budgets": lambda: [
         gdp_budget(epsilon, delta) for epsilon in (1e-4, 0.5, 8.0, 90.0) for delta in (0.3, 1e-9)
     ],

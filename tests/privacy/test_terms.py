@@ -17,7 +17,6 @@ from refusals import refuses
 from reference.costs import ORDERS
 from terrine_server.privacy import (
     Account,
-    BoundRelease,
     Mechanism,
     ParameterError,
     Rule,
@@ -53,12 +52,6 @@ SPECS: list[Spec] = [
     {"name": "immutable", "c": 2, "gamma": 0.05},
     {"name": "immutable", "c": 2, "sigma": 40.0},
     {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10},
-    {
-        "name": "stable_svt",
-        "epsilon_per_epoch": 0.8,
-        "delta_per_query": 1e-10,
-        "answers_per_epoch": 20,
-    },
 ]
 every_mechanism = pytest.mark.parametrize("spec", SPECS, ids=str)
 
@@ -76,7 +69,7 @@ def test_terms_survive_a_round_trip_through_json(spec: Spec) -> None:
 @every_mechanism
 def test_a_project_has_one_rule(spec: Spec) -> None:
     terms = quote(build(spec), 4.0, 1e-5)
-    laplace = spec["name"] in ("lnmax", "stable_svt") or "gamma" in spec
+    laplace = "gamma" in spec
     assert terms.rule.name == ("rdp" if laplace else "gdp")
     assert (terms.rule.order is not None) == laplace
 
@@ -99,9 +92,6 @@ def test_rounding_is_never_in_our_favour(spec: Spec, epsilon: float, log_delta: 
     assert terms.budget <= available * COST
     assert terms.budget >= available * COST * (1 - Fraction(3, 10**9)) - 1
     priced = [(terms.prices[outcome], event) for outcome, event in mechanism.events().items()]
-    if mechanism.opening is not None and terms.opening is not None:
-        priced.append((terms.opening, mechanism.opening))
-    assert (mechanism.opening is None) == (terms.opening is None)
     for price, event in priced:
         exact = (
             gdp_squared(event) if terms.rule.order is None else float(rdp(event, terms.rule.order))
@@ -179,7 +169,7 @@ def test_a_project_reserves_enough_of_the_cap_for_all_it_may_answer(spec: Spec) 
 
 @given(st.floats(0.1, 90), st.floats(1.0, 1.1), st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3]))
 def test_more_epsilon_never_buys_less(epsilon: float, factor: float, delta: float) -> None:
-    for spec in (SPECS[0], SPECS[2], SPECS[6], SPECS[7]):
+    for spec in (SPECS[0], SPECS[2], SPECS[6]):
         try:
             less = quote(build(spec), epsilon, delta).affordable(Account())
         except ParameterError:
@@ -219,29 +209,15 @@ def test_orders_reach_from_almost_one_to_beyond_one_in_delta() -> None:
     assert search_order(1.0, 1e-5, lambda order: 1.0) > 1e5
 
 
-def test_the_first_query_of_an_epoch_pays_for_it_and_the_others_only_their_draw() -> None:
-    terms = quote(build(SPECS[7]), 4.0, 1e-5)
-    assert terms.opening is not None
-    for outcome, own in terms.prices.items():
-        assert (own.cost, own.delta, own.cap_cost) == (0, 1, 0)
-        assert terms.price(outcome, opens=False) == own
-        assert terms.price(outcome, opens=True) == own + terms.opening == terms.worst
-
-
-def test_an_open_epoch_goes_on_where_no_other_could_be_opened() -> None:
-    """The open epoch is already paid. Whether it is still open follows from its outcomes."""
-    terms = quote(build(SPECS[7]), 4.0, 1e-5)
-    spent = Account(terms.budget)
-    assert terms.affordable(spent) == 0
-    assert not terms.admits(spent)
-    assert terms.admits(spent, opens=False)
-    assert not terms.admits(Account(terms.budget, terms.delta_budget), opens=False)
-
-
-def test_epochs_have_no_data_dependent_analysis() -> None:
-    publication = BoundRelease(order=8.0, beta=0.01, sigma=20.0, z=5.0)
-    with refuses(ParameterError, "stable_svt"):
-        quote(build(SPECS[7]), 4.0, 1e-5, cap_rule=Rule("rdp", 8.0), publishing=(publication, [5]))
+def test_terms_are_read_as_older_versions_wrote_them_and_never_without_a_price() -> None:
+    terms = quote(build(SPECS[1]), 4.0, 1e-5)
+    written = terms.to_json()
+    assert Terms.from_json({**written, "opening": None}) == terms
+    unknown = {"cost": 1, "delta": 1, "cap_cost": 1}
+    with refuses(ValueError, "opening"):
+        Terms.from_json({**written, "opening": unknown})
+    with pytest.raises(TypeError):
+        Terms.from_json({**written, "closing": unknown})
 
 
 @pytest.mark.parametrize(("gamma", "epsilon"), [(0.5, 3.001), (2.0, 4.001), (5.0, 10.001)])
@@ -284,9 +260,8 @@ def test_the_papers_own_project_costs_what_the_design_says() -> None:
 
 
 def test_only_stability_takes_a_twentieth_of_delta() -> None:
-    stable = quote(build(SPECS[7]), 8.0, 1e-5).split
+    stable = quote(build(SPECS[6]), 8.0, 1e-5).split
     assert stable.stability == pytest.approx(5e-7)
-    assert quote(build(SPECS[7]), 8.0, 1e-5).split == stable
     assert quote(build(SPECS[1]), 8.0, 1e-5).split.stability == 0
     assert stable.sampler == pytest.approx(1e-8)
     assert stable.publication == 0
@@ -365,10 +340,7 @@ def test_even_baselines_have_lower_prices_where_test_and_maximum_are_priced_toge
     terms = quote(mechanism, 3.0, 1e-5, rule=rule, cap_rule=rule)
     assert terms.baselines == (0, 12, 25)
     assert [terms.priced_baseline(b) for b in (0, 11, 12, 24, 25, 125)] == [0, 0, 12, 12, 25, 25]
-    worst = [
-        max(terms.price(outcome, opens=False, baseline=b).cost for outcome in terms.prices)
-        for b in terms.baselines
-    ]
+    worst = [max(terms.price(outcome, b).cost for outcome in terms.prices) for b in terms.baselines]
     assert terms.worst.cost == worst[0] > worst[1] > worst[2] == terms.room.cost
     assert Terms.from_json(json.loads(json.dumps(terms.to_json()))) == terms
 
@@ -376,7 +348,7 @@ def test_even_baselines_have_lower_prices_where_test_and_maximum_are_priced_toge
     capped = quote(mechanism, 3.0, 1e-5, rule=rule, cap_rule=Rule("rdp", 4.0))
     for baseline in capped.baselines:
         for outcome in capped.prices:
-            price = capped.price(outcome, opens=False, baseline=baseline)
+            price = capped.price(outcome, baseline)
             assert capped.cap_budget * price.cost >= capped.budget * price.cap_cost
 
     apart = quote(build_mechanism(SPECS[3], teachers=250, classes=10), 3.0, 1e-5, rule=rule)

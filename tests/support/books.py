@@ -57,12 +57,6 @@ COUNTED = {"name": "noisy_votes", "sigma": 400.0}
 """Noisy counts, tens of thousands of them."""
 LNMAX = {"name": "lnmax", "gamma": 0.05}
 STABLE = {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10}
-EPOCHS = {
-    "name": "stable_svt",
-    "epsilon_per_epoch": 1.0,
-    "delta_per_query": 1e-10,
-    "answers_per_epoch": 3,
-}
 IMMUTABLE = {"name": "immutable", "c": 1, "gamma": 0.05}
 
 
@@ -70,12 +64,10 @@ def digest(text: object) -> bytes:
     return hashlib.sha256(str(text).encode()).digest()
 
 
-def answered(
-    query: object, label: int = 3, given: object = None, epoch: int | None = None
-) -> Proposal:
+def answered(query: object, label: int = 3, given: object = None) -> Proposal:
     """A query that the teachers answered; `given` is its input, if the query has more than that."""
     whole = digest(query if given is None else given)
-    return Proposal(digest(query), whole, VoteOutcome.ANSWERED, label, epoch=epoch)
+    return Proposal(digest(query), whole, VoteOutcome.ANSWERED, label)
 
 
 def counted(query: object, draw: object = "") -> Proposal:
@@ -86,9 +78,9 @@ def counted(query: object, draw: object = "") -> Proposal:
     return Proposal(whole, whole, VoteOutcome.ANSWERED, label, counts=counts)
 
 
-def abstained(query: object, given: object = None, epoch: int | None = None) -> Proposal:
+def abstained(query: object, given: object = None) -> Proposal:
     whole = digest(query if given is None else given)
-    return Proposal(digest(query), whole, VoteOutcome.ABSTAINED, None, epoch=epoch)
+    return Proposal(digest(query), whole, VoteOutcome.ABSTAINED, None)
 
 
 def unvoted(query: object, given: object = None) -> Proposal:

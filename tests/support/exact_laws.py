@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 Law = dict[tuple[str, int], float]
-RequestLaw = dict[tuple[tuple[int, str, int], ...], float]
 Pmf = NDArray[np.float64]  # probabilities of −K, …, K
 
 
@@ -87,46 +86,6 @@ def law(
     passed = tail(gaussian_pmf(spec["sigma1"]), spec["threshold"] - v)
     answers = _answers(noisy_max_law(votes, gaussian_pmf(spec["sigma2"])))
     return {otherwise: 1 - passed} | {key: passed * p for key, p in answers.items()}
-
-
-def request_law(spec: Mapping[str, Any], rows: Sequence[Sequence[int]]) -> RequestLaw:
-    """The joint law of the results of `stable_svt` for the queries of one request.
-
-    Maps (epoch, outcome, label) of every query to a probability.
-    """
-    pmf = laplace_pmf(spec["epsilon_per_epoch"] / 3)
-    reach, most = len(pmf) // 2, spec["answers_per_epoch"]
-    w = next(k for k in range(1, reach) if difference_tail(pmf, k + 1) <= spec["delta_per_query"])
-    above = np.cumsum(pmf[::-1])[::-1]  # Pr[ν ≥ k], k = −K, …, K
-
-    joint: RequestLaw = {}
-    # A state: results so far, epoch, its answers, and Pr[results, ρ] for each ρ of the open epoch.
-    states = [((), 0, 0, pmf)]
-    for votes in rows:
-        first, second = sorted(votes, reverse=True)[:2]
-        distance = max(0, math.floor((first - second - 1) / 2))
-        needed = w + np.arange(-reach, reach + 1) - distance + 1  # ν ≥ needed passes
-        passes = np.where(needed > reach, 0.0, above[np.clip(needed + reach, 0, 2 * reach)])
-        passes = np.where(needed <= -reach, 1.0, passes)
-        grown: list[Any] = []
-        for seen, epoch, answers, mass in states:
-            yes = (*seen, (epoch, "answered", list(votes).index(first)))
-            no = (*seen, (epoch, "abstained", -1))
-            if answers + 1 == most:
-                grown.append((yes, epoch + 1, 0, pmf * (mass @ passes)))
-            else:
-                grown.append((yes, epoch, answers + 1, mass * passes))
-            grown.append((no, epoch + 1, 0, pmf * (mass @ (1 - passes))))
-        states = grown
-    for seen, _, _, mass in states:
-        joint[seen] = joint.get(seen, 0.0) + float(mass.sum())
-    return joint
-
-
-def difference_tail(pmf: Pmf, k: int) -> float:
-    """Pr[Y − Y′ ≥ k] of two independent draws, by convolution."""
-    difference = np.convolve(pmf, pmf[::-1])
-    return float(difference[len(pmf) - 1 + k :].sum())
 
 
 def _answers(probabilities: Sequence[float]) -> Law:

@@ -8,7 +8,6 @@ import numpy as np
 from books import (
     CONFIDENT,
     COUNTED,
-    EPOCHS,
     FACTS,
     GNMAX,
     LNMAX,
@@ -72,7 +71,6 @@ class World:
         for name in ("other", "done", "resting"):
             open_project(ledger, 3, LNMAX, name=name)
         noisy = open_project(ledger, 10, COUNTED, name="counted")
-        epochs = open_project(ledger, 2, EPOCHS, name="epochs")
         crowd = self.open_crowd(ledger)
         ledger.open_project(NewProject("unused", "mnist", GNMAX, terms(3), "Unused", "To learn"))
         secret, schedule = open_published(ledger, "secret"), published_terms().schedule
@@ -86,7 +84,6 @@ class World:
         last = [abstained("a"), answered("b", 4), answered("c", 5), abstained("d")]
         ledger.charge(study.id, last)
         ledger.charge(noisy.id, [counted(1), counted(2), counted(3)])
-        ledger.charge(epochs.id, [answered(query, epoch=query // 3) for query in range(5)])
         ledger.charge(ledger.project("other").id, [answered("other")])
         ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
         self.ask_crowd(ledger, crowd)

@@ -37,8 +37,6 @@ router = APIRouter(prefix=f"{ROOT}/open")
 
 SPECS = MECHANISM_SPECS
 """By name: how each mechanism is specified."""
-PLANNED = set(SPECS) - {"stable_svt"}
-"""Mechanisms whose parameters can be proposed."""
 MOST_ROWS = 10_000_000
 """Public rows that a form may propose a project for."""
 WORDS = ("title", "purpose")
@@ -166,7 +164,6 @@ def terms_form(ledger: Ledger, done: RefusedForm) -> dict[str, Any]:
         },
         "mechanism": mechanism if spec else "",
         "parameters": list(_parameters(spec.model_fields)) if spec else [],
-        "proposes": mechanism in PLANNED,
         "preview": done.preview,
         "problems": done.problems,
     }
@@ -221,7 +218,7 @@ def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
     mechanism, ensemble, terms = quoted.mechanism, quoted.ensemble, quoted.terms
     cap = next(c for c in caps(ledger) if c.population.id == ensemble.population.id)
     answered = right = None
-    if mechanism.opening is None and terms.allowance is None:
+    if terms.allowance is None:
         expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
         answered, right = expected.answered, expected.accuracy
     return TermsPreview(
@@ -245,8 +242,6 @@ def _proposed(services: Services, ensemble: EnsembleRecord, given: Fields) -> di
         if isinstance(value, str):
             raise ParameterError(f"To propose parameters, {key} must be known: give a number.")
         terms.append(float(value))
-    if mechanism not in PLANNED:
-        raise ParameterError("There is no proposal for this mechanism. Enter its parameters.")
     epsilon, delta = terms
     if mechanism == NEIGHBOURS:
         queries = number(given.get("queries", ""))

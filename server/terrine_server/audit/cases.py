@@ -2,8 +2,8 @@
 
 The cases have few teachers and little noise, so that one vote shows: prices are formulas in the
 parameters, and tests/privacy proves them for all parameters. Neighbours differ in one vote of each
-query. For every mechanism whose noise does not outlive a query, the worst neighbours lie on a path
-from a defeat to a unanimous win. With more than two classes, a few more are drawn at random.
+query. The worst lie on a path from a defeat to a unanimous win. With more than two classes, a few
+more are drawn at random.
 
 What noisy counts reveal of two neighbours lies in the two counts that differ, and in these, since
 the likelihood ratio of Gaussian noise is monotone in it, in their difference alone. So such a case
@@ -101,23 +101,6 @@ def _replaced(
     return (cast([0, 0]), cast([0, 1])), (cast([0, 0]), cast([0]))
 
 
-def _epochs() -> tuple[tuple[Request, Request], ...]:
-    """Return requests to 19 teachers that reveal most about a mechanism with epochs.
-
-    Some have four queries with a little less agreement and a fifth with a little more, which makes
-    an epoch that ends with the fifth less likely for both kinds of noise. They lie at the threshold
-    of `stable_svt` below, and where it would be if votes counted twice. In the others one vote
-    decides the winner, with and without a query before.
-    """
-    split = (10, 9), (9, 10)
-    levels = ((17, 2), (18, 1)), ((13, 6), (14, 5))
-    return (
-        _single(*split),
-        (((18, 1), split[0]), ((17, 2), split[1])),
-        *(((more,) * 4 + (less,), (less,) * 4 + (more,)) for less, more in levels),
-    )
-
-
 CASES = (
     Case("lnmax", {"name": "lnmax", "gamma": 0.5}, 19, _path(19)),
     Case("gnmax", {"name": "gnmax", "sigma": 2.0}, 19, _path(19)),
@@ -144,17 +127,6 @@ CASES = (
         student=(0.5, 0.5),
     ),
     Case("stable", {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02}, 19, _path(19)),
-    Case(
-        "stable_svt",
-        {
-            "name": "stable_svt",
-            "epsilon_per_epoch": 3.0,
-            "delta_per_query": 0.002,
-            "answers_per_epoch": 5,
-        },
-        19,
-        _epochs(),
-    ),
     Case(
         "immutable, Laplace",
         {"name": "immutable", "c": 1, "gamma": 1.0},

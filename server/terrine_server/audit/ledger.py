@@ -15,7 +15,7 @@ from functools import lru_cache
 from terrine_server.audit.worst_votes import needed_by_answer, needed_share, shown
 from terrine_server.findings import AuditFinding, Part
 from terrine_server.ledger import Ledger, ProjectRecord
-from terrine_server.ledger.epochs import events_of
+from terrine_server.ledger.records import events_of
 from terrine_server.owner.verification import verify_project
 from terrine_server.privacy import (
     Account,
@@ -87,8 +87,6 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
     )
     if set(terms.prices) != set(quoted.prices):
         yield "its price list has other outcomes than its mechanism"
-    if (terms.opening is None) != (quoted.opening is None):
-        yield "its price list and its mechanism disagree on whether opening an epoch has a price"
     if terms.rule != quoted.rule:
         yield f"its rule is {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
         return
@@ -118,7 +116,7 @@ def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
     if not isinstance(answer, ConfidentMax):
         return
     for baseline in terms.baselines:
-        paid = {o: terms.price(o, opens=False, baseline=baseline) for o in terms.prices}
+        paid = {o: terms.price(o, baseline) for o in terms.prices}
         charged = paid[VoteOutcome.ANSWERED], paid[VoteOutcome.ABSTAINED]
         event = replace(answer, baseline=baseline)
         needed, votes = needed_share(event, *charged, order)

@@ -28,7 +28,6 @@ from terrine_server.privacy import (
     Released,
     Rule,
     VoteOutcome,
-    additive_delta,
     gdp_squared,
     quote,
     rdp,
@@ -93,12 +92,8 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
     """Return what each price on the mechanism's price list covers.
 
     The price of the most expensive outcome covers everything that a query reveals. If an outcome
-    costs less, its price must cover the bit that distinguishes it from an answer. If there are
-    epochs, the price of opening one covers everything that it reveals.
+    costs less, its price must cover the bit that distinguishes it from an answer.
     """
-    if (opening := mechanism.opening) is not None:
-        epoch = Promise("ε", float(rdp(opening, INFINITE)), additive_delta(opening))
-        return [Aspect("", epoch, lambda seen: seen)]
     terms = quote(mechanism, epsilon=100.0, delta=0.5)  # the prices do not depend on the budget
     kinds = mechanism.events().values()
     if any(isinstance(event, LaplaceArgmax) for event in kinds):
@@ -189,9 +184,7 @@ def _audit(
 def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> Counter[Seen]:
     """Count the outcomes of `draws` requests with the same votes and fresh system randomness.
 
-    One call releases many requests in sequence. If noise outlives a query, a request counts only
-    if an epoch begins with it, and only up to the end of that epoch. Such a request is like the
-    first one of a call, whatever came before. The first `draws` of them are counted.
+    One call releases many requests in sequence; the first `draws` of them are counted.
     """
     length = len(request)
     size = min(draws, AT_A_TIME // length)
@@ -201,27 +194,19 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
     seen: Counter[Seen] = Counter()
     while (missing := draws - seen.total()) > 0:
         released = mechanism.release(votes, student)
-        epochs = np.arange(size).repeat(length) if released.epochs is None else released.epochs
-        fresh = np.diff(epochs, prepend=-1)[::length] > 0
-        epochs = epochs.reshape(size, length)
-        visible = epochs == epochs[:, :1]
-
         shown = _shown(released)
         low = int(shown.min())
         values = int(shown.max()) - low + 1
-        width = len(possible) * values + 1
+        width = len(possible) * values
         kinds = np.zeros_like(shown)
         for i, kind in enumerate(possible[1:], start=1):
             kinds[released.outcomes == kind] = i
-        codes = kinds * values + shown - low + 1
-        codes = np.where(visible, codes.reshape(size, length), 0)
+        codes = (kinds * values + shown - low).reshape(size, length)
         _, first, counts = np.unique(
-            (codes @ width ** np.arange(length))[fresh][:missing],
-            return_index=True,
-            return_counts=True,
+            (codes @ width ** np.arange(length))[:missing], return_index=True, return_counts=True
         )
-        for start, count in zip(np.flatnonzero(fresh)[first] * length, counts, strict=True):
-            rows = range(start, start + int(visible[start // length].sum()))
+        for start, count in zip(first * length, counts, strict=True):
+            rows = range(start, start + length)
             outcome = tuple((str(released.outcomes[r]), int(shown[r])) for r in rows)
             seen[outcome] += int(count)
     return seen

@@ -101,16 +101,13 @@ class Transcripts:
         weights = {
             answer: round(STEPS * math.log(here / there)) for answer, (here, there) in laws.items()
         }
-        prices = {
-            outcome: terms.price(VoteOutcome(outcome), opens=False, baseline=0)
-            for _, outcome, _ in laws
-        }
+        prices = {outcome: terms.price(VoteOutcome(outcome)) for _, outcome, _ in laws}
         ended = Masses(0, np.zeros((2, 1)))
         states = {_Place(Account(), 0, None, None): Masses(0, np.ones((2, 1)))}
         while states:
             later: dict[_Place, Masses] = {}
             for place, masses in states.items():
-                if not terms.admits(place.account, opens=False, baseline=0):
+                if not terms.admits(place.account):
                     ended = ended.plus(masses)
                     continue
                 shares = following(place.decided)

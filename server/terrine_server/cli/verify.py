@@ -11,18 +11,9 @@ from terrine_server.cli.console import console, errors, fail, opened_ledger, wri
 from terrine_server.progress import entries_bar
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from terrine_protocol import LogVerification, Verification
     from terrine_server.ledger import Ledger
 
-Certificate = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="PEM with the root of the time-stamping authority, and certificates in between.",
-    ),
-]
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
 
 
@@ -50,7 +41,6 @@ def verify(
             help="A checkpoint of any time, which log and ledger must continue. Repeat it.",
         ),
     ] = None,
-    tsa_certificate: Certificate = None,
     accounts: Annotated[
         Path | None,
         typer.Option(
@@ -79,8 +69,6 @@ def verify(
         fail("An export is held against the log by docs/check_log.py: leave --file out.")
     if logged and project not in (None, "all"):
         fail("--policy and --checkpoint are of the log of all projects: leave the project out.")
-    if tsa_certificate is not None and not checkpoint:
-        fail("--tsa-certificate is for the time stamps of checkpoints: name one by --checkpoint.")
     if file is not None:
         with entries_bar(errors, file.name) as progress:
             found = verify_export(file, progress)
@@ -88,7 +76,7 @@ def verify(
     else:
         intact = _verify_ledger(project or "all")
         if logged:
-            intact = _verify_tree(policy, checkpoint or [], tsa_certificate) and intact
+            intact = _verify_tree(policy, checkpoint or []) and intact
         if accounts is not None:
             intact = _verify_accounts(project or "all", accounts) and intact
     if not intact:
@@ -99,15 +87,6 @@ def checkpoint(
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: standard output.")
     ] = None,
-    timestamp: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Time-stamping authority (RFC 3161) that says when: its reply is kept beside "
-            "--output, as FILE.tsr.",
-        ),
-    ] = None,
-    tsa_certificate: Certificate = None,
 ) -> None:
     """Write a checkpoint of the ledger as it is now: log what is new, and sign the log.
 
@@ -115,18 +94,9 @@ def checkpoint(
     entry of now. Keep the file where nobody who can write to the database can reach it. A server
     does the same every few seconds, and serves its last one at `/checkpoint`.
     """
-    from terrine_server.owner import timestamps
     from terrine_server.owner.checkpoints import sign_now
     from terrine_server.settings import Settings
 
-    if timestamp is None and tsa_certificate is not None:
-        fail("--tsa-certificate goes with --timestamp URL.")
-    if timestamp is not None and (output is None or tsa_certificate is None):
-        fail(
-            "--timestamp needs --output FILE, beside which the time stamp is kept, and "
-            "--tsa-certificate FILE, by which it is checked now, when another can still be had."
-        )
-    authority = None if tsa_certificate is None else timestamps.load_authority(tsa_certificate)
     note = sign_now(opened_ledger(), Settings())
     with writing(output) as file:
         file.write(note)
@@ -134,11 +104,6 @@ def checkpoint(
         size = note.splitlines()[1]
         line = f"Wrote a checkpoint of {size} entries to {output}."
         console.print(line, highlight=False, soft_wrap=True)
-    if timestamp is not None and authority is not None and output is not None:
-        reply = timestamps.stamp(note.encode(), timestamp, authority)
-        stamped = output.with_name(output.name + timestamps.SUFFIX)
-        stamped.write_bytes(reply)
-        console.print(f"Its time stamp is {stamped}.", highlight=False, soft_wrap=True)
 
 
 def _verify_ledger(project: str) -> bool:
@@ -161,7 +126,7 @@ def _verify_ledger(project: str) -> bool:
     return intact
 
 
-def _verify_tree(path: Path | None, checkpoints: list[Path], tsa_certificate: Path | None) -> bool:
+def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     from terrine_protocol.files import read
     from terrine_protocol.transparency.notes import LARGEST
     from terrine_server.owner.checkpoints import load_policy, own_policy
@@ -171,9 +136,7 @@ def _verify_tree(path: Path | None, checkpoints: list[Path], tsa_certificate: Pa
     if policy is None:
         fail("Here is no key of a log, nor a policy that names one: give --policy.")
     earlier = {str(each): read(each, LARGEST).decode(errors="replace") for each in checkpoints}
-    stamped, wrong = _verify_stamps(checkpoints, tsa_certificate)
-    found = opened_ledger().check_tree(policy, earlier, stamped)
-    found.problems += wrong
+    found = opened_ledger().check_tree(policy, earlier)
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
     by = ", ".join(sorted(found.cosigned)) or "nobody"
     line = f"transparency log: {verdict}, {found.size} entries, cosigned by {by}"
@@ -183,37 +146,6 @@ def _verify_tree(path: Path | None, checkpoints: list[Path], tsa_certificate: Pa
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
     return found.ok
-
-
-def _verify_stamps(
-    checkpoints: list[Path], tsa_certificate: Path | None
-) -> tuple[dict[str, datetime], list[str]]:
-    """Check the time stamps of checkpoints; return when each was there, and what is wrong."""
-    from terrine_protocol.files import read
-    from terrine_protocol.transparency.notes import LARGEST
-    from terrine_server.owner import timestamps
-
-    replies = {path: path.with_name(path.name + timestamps.SUFFIX) for path in checkpoints}
-    stamped: dict[str, datetime] = {}
-    if tsa_certificate is None:
-        for reply in filter(Path.exists, replies.values()):
-            line = f"{reply} was not checked: name its authority by --tsa-certificate"
-            console.print(line, highlight=False, soft_wrap=True)
-        return stamped, []
-    authority, wrong = timestamps.load_authority(tsa_certificate), []
-    for path, reply in replies.items():
-        if not reply.exists():
-            wrong.append(f"{path} has no time stamp: {reply} is not there")
-            continue
-        try:
-            when = timestamps.check(read(reply, LARGEST), read(path, LARGEST), authority)
-        except timestamps.TimestampError as error:
-            wrong.append(f"{reply}: {error}")
-            continue
-        stamped[str(path)] = when
-        line = f"{path} was there on {when:%Y-%m-%d at %H:%M:%S} UTC, by its time stamp"
-        console.print(line, highlight=False, soft_wrap=True)
-    return stamped, wrong
 
 
 def _say_missing(ledger: Ledger, project: str) -> None:

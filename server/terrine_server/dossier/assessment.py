@@ -84,8 +84,8 @@ def _parameters(facts: Facts) -> Iterator[AssessedBlock]:
             for each in facts.ensembles
         )
         + f". Advised is 1/n² and no more than {SUSPICIOUS:g}; the service enforces 1/n.",
-        "The ledger's caps. How mechanisms here use δ: they fail gracefully, but for `stable` and "
-        "`stable_svt`, whose tests may release an exact winner with probability δ.",
+        "The ledger's caps. How mechanisms here use δ: they fail gracefully, but for `stable`, "
+        "whose test may release an exact winner with probability δ.",
     )
     yield AssessedBlock(
         block,

@@ -122,12 +122,6 @@ def _unchecked_log(facts: Facts) -> Iterator[Unchecked]:
             f"{', '.join(last.missing)} did not cosign the last checkpoint",
             "Ask them, and compare with the checkpoint in this dossier.",
         )
-    yield Unchecked(
-        "Since when an authority's clock says that this history was there",
-        "time stamps (RFC 3161) lie beside checkpoints that the owner kept, wherever that is",
-        "Ask for one. `terrine ledger checkpoint --timestamp` makes it, and `terrine ledger verify "
-        "--checkpoint FILE --tsa-certificate PEM` checks it (docs/transparency.md).",
-    )
 
 
 def _unchecked_audit(facts: Facts) -> Iterator[Unchecked]:

@@ -302,7 +302,6 @@ class Labeling:
                     counted = meter_of(project).places(outcome, votes[rows], theirs)
                     for row, place in zip(rows, counted, strict=True):
                         places[row] = place
-            epochs = released.epochs
             proposals = {
                 index: Proposal(
                     query_digest=digests[index].query,
@@ -310,7 +309,6 @@ class Labeling:
                     outcome=released.outcomes[row],
                     label=labels[row],
                     places=places[row],
-                    epoch=None if epochs is None else int(epochs[row]),
                     counts=None
                     if released.counts is None
                     else tuple(released.counts[row].tolist()),

@@ -80,9 +80,8 @@ class Payments(DatabaseHandle):
 
         A query that was paid before, or that occurs twice, is replayed for free. New ones are paid
         in order while one more at the worst price is certain to fit; then all new ones are refused.
-        The first paid query of each epoch also pays for opening it. Raises ProjectPaused,
-        ProjectClosed, InvalidQuery (no query), ConcurrentUpdate (a query of an epoch was paid
-        meanwhile), and BudgetExhausted when every query was refused.
+        Raises ProjectPaused, ProjectClosed, InvalidQuery (no query), and BudgetExhausted when
+        every query was refused.
         """
         (answer,) = self.charge_group(project_id, [proposals])
         if isinstance(answer, TerrineError):

@@ -15,9 +15,8 @@ from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accounts
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
-from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.handle import DatabaseHandle
-from terrine_server.ledger.records import Edition, EnsembleRecord, ProjectRecord
+from terrine_server.ledger.records import Edition, EnsembleRecord, ProjectRecord, events_of
 from terrine_server.ledger.store import editions, log, rows
 from terrine_server.ledger.store.database import reading
 from terrine_server.ledger.store.tables import editions as editions_table
@@ -322,9 +321,7 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
         )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
-    same_prices = set(built.events()) == set(terms.prices)
-    same_epochs = (built.opening is None) == (terms.opening is None)
-    if not (same_prices and same_epochs):
+    if set(built.events()) != set(terms.prices):
         raise InvalidTerms(f"The terms were not quoted for the mechanism {built.name}.")
     return events_of(built)
 

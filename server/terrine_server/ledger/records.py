@@ -12,6 +12,7 @@ RecordedCharges     earlier charges that answer queries
 ProjectSnapshot     what is on record for requests before they are paid
 Publication         a published bound on a data-dependent project's spend
 ChargeRecord        one entry
+EntryFields         what the entries of a project have in common
 TokenRecord         a token without its secret
 RequestRecord       what somebody asks the data owner for, and what was decided
 History             how a project's budget was spent over its entries and days
@@ -27,8 +28,19 @@ from math import hypot
 from typing import Any
 
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
+from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
-from terrine_server.privacy import GDP, Account, Accounts, Cap, Rule, Terms, VoteOutcome
+from terrine_server.privacy import (
+    GDP,
+    Account,
+    Accounts,
+    Cap,
+    Mechanism,
+    Price,
+    Rule,
+    Terms,
+    VoteOutcome,
+)
 
 SHARED = "shared"
 """The kind of an ensemble whose owners split their votes between two servers: see `labeling`."""
@@ -148,7 +160,7 @@ class ProjectRecord:
     status: ProjectStatus
     mechanism: Mapping[str, Any]
     events: Mapping[str, Any]
-    """The cost event of each outcome and, where there are epochs, of opening one, as JSON."""
+    """The cost event of each outcome, as JSON."""
     terms: Terms
     spent: int
     delta_spent: int
@@ -195,8 +207,7 @@ class ProjectRecord:
     def exhausted(self) -> bool:
         """Whether what is left pays for no further query, however cheap."""
         terms, account = self.terms, self.account
-        opens, baseline = terms.opening is not None, terms.baselines[-1]
-        return not terms.due(account) and not terms.admits(account, opens, baseline)
+        return not terms.due(account) and not terms.admits(account, terms.baselines[-1])
 
     def counts_due(self, outcome: str) -> int | None:
         """How many noisy counts an entry with this outcome has; None where it has none."""
@@ -233,10 +244,9 @@ class Proposal:
 
     `outcome` is None for a query that was not voted on, which can only be replayed or refused, or,
     if it is `exhausted`, is answered so: by public rows, hardly anybody near it can vote any more.
-    `places`: where a data-dependent project counts it in its tally; secret. `epoch`: its epoch in
-    the mechanism's release; None if the mechanism has no epochs. `counts`: noisy counts that are
-    released with the label; None if the mechanism releases none. `baseline`: the least number of
-    votes that the query's baseline has for a class; 0 if it has no baseline.
+    `places`: where a data-dependent project counts it in its tally; secret. `counts`: noisy
+    counts that are released with the label; None if the mechanism releases none. `baseline`: the
+    least number of votes that the query's baseline has for a class; 0 if it has no baseline.
     """
 
     query_digest: bytes
@@ -244,7 +254,6 @@ class Proposal:
     outcome: VoteOutcome | None
     label: int | None
     places: tuple[int, ...] = field(default=(), repr=False)
-    epoch: int | None = None
     counts: Counts | None = field(default=None, repr=False)
     baseline: int = 0
     exhausted: bool = False
@@ -352,6 +361,53 @@ class ChargeRecord:
     event: Mapping[str, Any]
     hash: str
     counts: Counts | None = None
+
+
+def events_of(mechanism: Mechanism) -> dict[str, Any]:
+    """Return the cost event of each outcome, as JSON."""
+    return {str(outcome): event.to_json() for outcome, event in mechanism.events().items()}
+
+
+def entry_event(events: Mapping[str, Any], outcome: str, baseline: int = 0) -> Mapping[str, Any]:
+    """Return the cost event of an entry. `baseline`: see `Terms.price`."""
+    event: Mapping[str, Any] = events[outcome]
+    return {**event, "baseline": baseline} if baseline else event
+
+
+class EntryFields:
+    """Builds the `chain.KIND_FIELDS` of a project's entries: all but number, time and query."""
+
+    def __init__(self, project: ProjectRecord) -> None:
+        self._mechanism = canonical_json(project.mechanism)
+        self._events = dict(project.events)
+        if project.terms.schedule is not None:
+            self._events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
+        self._recorded: dict[tuple[str, int], str] = {}
+
+    def fields(
+        self,
+        outcome: str,
+        price: Price,
+        label: int | None,
+        figure: int | None = None,
+        *,
+        baseline: int = 0,
+    ) -> tuple[str | int | None, ...]:
+        """Return an entry's fields. Raises KeyError for an outcome without a cost event."""
+        recorded = self._recorded.get((outcome, baseline))
+        if recorded is None:
+            recorded = canonical_json(entry_event(self._events, outcome, baseline))
+            self._recorded[outcome, baseline] = recorded
+        return (
+            str(outcome),
+            label,
+            figure,
+            price.cost,
+            price.delta,
+            price.cap_cost,
+            self._mechanism,
+            recorded,
+        )
 
 
 @dataclass(frozen=True)

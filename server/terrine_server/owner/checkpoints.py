@@ -307,9 +307,7 @@ class _Witness:
                     f"the witness has cosigned {self._seen} leaves, and this log has {size}: the "
                     "database is older than what was published"
                 )
-            body = _body(self._seen, ledger, note, size).encode()
-            status, kind, raw = posted(self._url, body)
-            answer = raw.decode("utf-8", "replace")
+            status, kind, answer = self._post(_body(self._seen, ledger, note, size))
             if status == 409 and kind.startswith(SIZE_TYPE):
                 self._seen = number(answer.removesuffix("\n"))
                 continue
@@ -326,22 +324,18 @@ class _Witness:
             raise NoteError("the answer has no cosignature with the witness's key")
         raise NoteError("the witness says another size each time")
 
-
-def posted(url: str, body: bytes, kind: str | None = None) -> tuple[int, str, bytes]:
-    """Post a body of this media type; return status, media type and body of the answer.
-
-    No more is read than a note may have. Raises httpx.HTTPError or InvalidURL, and NoteError.
-    """
-    headers = {} if kind is None else {"Content-Type": kind}
-    with httpx.stream(
-        "POST", url, content=body, headers=headers, timeout=PATIENCE_SECONDS
-    ) as response:
-        answer, due = bytearray(), time.monotonic() + PATIENCE_SECONDS
-        for part in response.iter_bytes():
-            answer += part
-            if len(answer) > LARGEST or time.monotonic() > due:
-                raise NoteError("the answer is too long, or comes too slowly")
-        return response.status_code, response.headers.get("content-type", ""), bytes(answer)
+    def _post(self, body: str) -> tuple[int, str, str]:
+        """Return status, media type and text of the answer, of which a note's length is read."""
+        with httpx.stream(
+            "POST", self._url, content=body.encode(), timeout=PATIENCE_SECONDS
+        ) as response:
+            answer, due = bytearray(), time.monotonic() + PATIENCE_SECONDS
+            for part in response.iter_bytes():
+                answer += part
+                if len(answer) > LARGEST or time.monotonic() > due:
+                    raise NoteError("the answer is too long, or comes too slowly")
+            kind = response.headers.get("content-type", "")
+            return response.status_code, kind, answer.decode("utf-8", "replace")
 
 
 def _body(seen: int, ledger: Ledger, note: Note, size: int) -> str:

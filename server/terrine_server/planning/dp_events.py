@@ -25,9 +25,7 @@ from terrine_server.privacy.accounting.events import (
     LaplaceArgmax,
     LaplaceNoisyMax,
     NeighbourCounts,
-    SparseVectorEpoch,
     StabilityTest,
-    WithinEpoch,
 )
 from terrine_server.privacy.parameters import ParameterError
 
@@ -66,11 +64,9 @@ def dp_event(event: CostEvent) -> DpEvent:
             return dp.SelfComposedDpEvent(dp.LaplaceDpEvent(1 / gamma), 2)
         case ConfidentMax():
             return dp_event(event.parts)
-        case WithinEpoch():
-            return dp.NoOpDpEvent()
         case Composition(events):
             return dp.ComposedDpEvent([dp_event(part) for part in events])
-        case StabilityTest() | SparseVectorEpoch():
+        case StabilityTest():
             raise ParameterError(
                 f"dp_accounting has no event for {type(event).__name__}, which has a δ of its own."
             )

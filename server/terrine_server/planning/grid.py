@@ -42,11 +42,6 @@ def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[f
         case "stable":
             each = [split_delta([], delta).conversion / 20 / queries for queries in (50, 500, 5000)]
             return {"sigma": sigmas, "delta_per_query": _distinct(each)}
-        case "stable_svt":
-            raise ParameterError(
-                "stable_svt cannot be planned: the cost of its queries depends on their order and "
-                "on how many come in one request, which levels of consensus do not describe."
-            )
         case "neighbours":
             raise ParameterError(
                 "neighbours cannot be planned from a number of teachers: what it answers depends "

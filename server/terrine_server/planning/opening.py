@@ -156,7 +156,7 @@ def expected_answers(terms: Terms, pass_rate: float) -> float:
     A query is admitted while the most expensive outcome fits, so a remainder may be left.
     """
     others = [p.cost for outcome, p in terms.prices.items() if outcome != VoteOutcome.ANSWERED]
-    if not others or terms.opening is not None:
+    if not others:
         return terms.affordable(Account())
     mean = pass_rate * terms.prices[VoteOutcome.ANSWERED].cost + (1 - pass_rate) * max(others)
     queries = (terms.budget - terms.worst.cost) / mean + 1
@@ -190,7 +190,7 @@ def expected_pass_rate(mechanism: Mechanism) -> float:
 
     1 where there is no forecast, or nothing but answers.
     """
-    if VoteOutcome.ABSTAINED not in mechanism.events() or mechanism.opening is not None:
+    if VoteOutcome.ABSTAINED not in mechanism.events():
         return 1.0
     votes = Votes.synthetic(
         DEFAULT_CONSENSUS, teachers=mechanism.teachers, classes=mechanism.classes
@@ -233,8 +233,6 @@ def _variants(
         else:
             share = _best_share(mechanism, found, pass_rate, shares, costs_by_share)[1]
         return [*variants, (replace(mechanism, answer_share=share), Rule("rdp", found))]
-    if mechanism.opening is not None:
-        return variants
     rates = dict.fromkeys(events, 1 - pass_rate) | {VoteOutcome.ANSWERED: pass_rate}
 
     def mean(order: float) -> float:

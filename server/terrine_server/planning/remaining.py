@@ -22,7 +22,7 @@ def too_few(terms: Terms, classes: int) -> str | None:
 
 
 def most_queries(terms: Terms, account: Account) -> int | None:
-    """Return how many further queries fit if each has its cheapest outcome and none opens an epoch.
+    """Return how many further queries fit if each has its cheapest outcome.
 
     None if nothing limits them beforehand: a published figure may give back all that was spent.
     """

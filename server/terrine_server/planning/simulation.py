@@ -62,17 +62,15 @@ def simulate(
     quoted = choose(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=pass_rate)
     terms, drawn = quoted.terms, quoted.mechanism.release(np.asarray(votes), probabilities, entropy)
     queries = len(drawn.labels)
-    epochs = [None] * queries if drawn.epochs is None else drawn.epochs.tolist()
     baselines = [0] * queries
     if isinstance(mechanism, InteractiveGNMax) and probabilities is not None:
         least = mechanism.canonical_baseline(probabilities).min(axis=1).tolist()
         baselines = [terms.priced_baseline(baseline) for baseline in least]
-    account, epoch = Account(), None
-    for outcome, its_epoch, baseline in zip(drawn.outcomes, epochs, baselines, strict=True):
-        opens = its_epoch != epoch
-        if not terms.admits(account, opens, baseline):
+    account = Account()
+    for outcome, baseline in zip(drawn.outcomes, baselines, strict=True):
+        if not terms.admits(account, baseline):
             break
-        account, epoch = account.plus(terms.price(outcome, opens, baseline)), its_epoch
+        account = account.plus(terms.price(outcome, baseline))
     paid = np.arange(queries) < account.queries
     return Simulation(
         labels=np.where(paid, drawn.labels, -1),

@@ -20,9 +20,7 @@ from terrine_server.privacy.accounting.events import (
     LedgerEvent,
     NeighbourCounts,
     PublishedBound,
-    SparseVectorEpoch,
     StabilityTest,
-    WithinEpoch,
     event_from_json,
 )
 from terrine_server.privacy.budget.prices import Price, price

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from terrine_protocol import Outcome
-from terrine_server.errors import ConcurrentUpdate
 from terrine_server.ledger.records import Proposal, RecordedCharges, Result
 from terrine_server.privacy import Account, Price, Terms
 
@@ -22,7 +21,7 @@ EXHAUSTED = Result(Outcome.EXHAUSTED, label=None, seq=None, replayed=False)
 class NewEntry:
     """A new entry, numbered `seq`: the charge for a query's `proposal`, or a published `figure`.
 
-    `opens`: whether it also pays for opening an epoch. `baseline`: that of its price list.
+    `baseline`: that of its price list.
     """
 
     seq: int
@@ -30,7 +29,6 @@ class NewEntry:
     price: Price
     proposal: Proposal | None = None
     figure: int | None = None
-    opens: bool = False
     baseline: int = 0
 
 
@@ -66,30 +64,21 @@ def admit(
     long as one more with its baseline is certain to fit, at the worst price. From the first new one
     that does not fit, or that was not voted on, all new ones are refused. One that is exhausted
     costs nothing, and is so while another could be paid for. For a data-dependent
-    project, a figure of its `secret` spend is published wherever the terms say. The first paid
-    query of each epoch also pays for opening it; no epoch continues after its batch. Raises
-    ValueError for an outcome that is not on the price list, and for an epoch that is missing or has
-    no price: nothing unpriced is ever released. Raises ConcurrentUpdate if a query with an epoch is
-    on record: its draw decides where the next epoch starts, so it can be neither returned nor left
-    out.
+    project, a figure of its `secret` spend is published wherever the terms say. Raises ValueError
+    for an outcome that is not on the price list: nothing unpriced is ever released.
     """
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
     known = RecordedCharges(queries, answered_inputs)
     results: list[Result] = []
     entries: list[NewEntry] = []
-    refusing, epoch = False, None
+    refusing = False
     for proposal in proposals:
         earlier = known.find(proposal.query_digest, proposal.input_digest)
         if earlier is not None:
-            if proposal.epoch is not None:
-                raise ConcurrentUpdate(
-                    "Another request paid for one of these queries. Send them again."
-                )
             results.append(replace(earlier, replayed=True))
             continue
-        opens = proposal.epoch != epoch
         baseline = terms.priced_baseline(proposal.baseline)
-        fits = terms.admits(account, opens, baseline)
+        fits = terms.admits(account, baseline)
         if proposal.exhausted and fits:
             results.append(EXHAUSTED)
             continue
@@ -99,10 +88,7 @@ def admit(
             continue
         if proposal.outcome not in terms.prices:
             raise ValueError(f"{proposal.outcome!r} is not on the project's price list")
-        if (proposal.epoch is None) != (terms.opening is None):
-            raise ValueError("a query has an epoch where epochs are paid for, and only there")
-        outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, opens, baseline)
-        epoch = proposal.epoch
+        outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, baseline)
         account = terms.capped(account.plus(price))
         result = Result(outcome, proposal.label, account.charges, False, proposal.counts)
         queries[proposal.query_digest] = result
@@ -115,7 +101,6 @@ def admit(
                 outcome,
                 price,
                 proposal=proposal,
-                opens=opens,
                 baseline=baseline,
             )
         )

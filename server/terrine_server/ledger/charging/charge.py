@@ -28,9 +28,9 @@ from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accoun
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
-from terrine_server.ledger.epochs import EntryFields
 from terrine_server.ledger.records import (
     ChargedBatch,
+    EntryFields,
     ProjectRecord,
     ProjectSnapshot,
     Proposal,
@@ -154,9 +154,7 @@ def _entries(
         else:
             query = input = publication_digest(project.genesis, len(published))
             published.append((new.seq, new.figure))
-        kind = kinds.fields(
-            new.outcome, new.price, new.opens, label, new.figure, baseline=new.baseline
-        )
+        kind = kinds.fields(new.outcome, new.price, label, new.figure, baseline=new.baseline)
         framed = frame_kind(*kind) + frame_counts(counts)
         head = hashed(head, new.seq, time, query, input, framed)
         entries.append((new.seq, query, input, *kind, counts, head))

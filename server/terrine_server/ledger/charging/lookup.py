@@ -15,8 +15,8 @@ from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.chain import frame_counts, frame_kind, hasher, iso
 from terrine_server.ledger.counts import check_counts, counts_of
-from terrine_server.ledger.epochs import EntryFields
 from terrine_server.ledger.records import (
+    EntryFields,
     ProjectRecord,
     ProjectSnapshot,
     QueryDigest,
@@ -100,26 +100,20 @@ class _Paid:
         return Result(Outcome(entry.outcome), entry.label, seq, True, counts, entry.hash.hex())
 
     def _kinds(self, outcome: str, label: int | None) -> list[bytes]:
-        """Return the frames that an entry with this outcome may have.
-
-        It may open an epoch, or have any of the baselines that are priced.
-        """
+        """Return the frames of an entry with this outcome: one for each baseline that is priced."""
         framed = self._framed.get((outcome, label))
         if framed is None:
             terms, kinds = self._project.terms, EntryFields(self._project)
-            variants = [(False, baseline) for baseline in terms.baselines]
-            variants += [(True, 0)] if terms.opening is not None else []
             framed = [
                 frame_kind(
                     *kinds.fields(
                         outcome,
-                        terms.price(VoteOutcome(outcome), *variant),
-                        variant[0],
+                        terms.price(VoteOutcome(outcome), baseline),
                         label,
-                        baseline=variant[1],
+                        baseline=baseline,
                     )
                 )
-                for variant in variants
+                for baseline in terms.baselines
             ]
             self._framed[outcome, label] = framed
         return framed

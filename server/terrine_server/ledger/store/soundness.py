@@ -14,7 +14,6 @@ from typing import Any
 from sqlalchemy import Column, LargeBinary
 
 from terrine_protocol import ProjectStatus
-from terrine_server.ledger.epochs import OPENING
 from terrine_server.ledger.records import PopulationRecord, ProjectRecord
 
 UNREADABLE = (
@@ -72,9 +71,6 @@ def check_account(project: ProjectRecord) -> None:
         if terms.schedule is not None:
             settled += account.published * getattr(terms.schedule.price, price)
         least = settled + queries * getattr(terms.least, price)
-        if terms.opening is not None:
-            longest = int(project.events[OPENING]["most"])
-            least += -(-queries // longest) * getattr(terms.opening, price)
         most = settled + queries * getattr(terms.worst, price)
         if name == "cap_spent" and terms.allowance is not None:
             least = min(least, budget)  # which no number of queries exceeds

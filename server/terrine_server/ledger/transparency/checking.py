@@ -52,27 +52,18 @@ class LogCheck:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A checkpoint to hold the tree against. `cosigned`: when a witness first saw it.
-
-    `stamped`: when it was there at the latest, by a time stamp. It may have been old then.
-    """
+    """A checkpoint to hold the tree against. `cosigned`: when a witness first saw it."""
 
     what: str
     checkpoint: Checkpoint
     cosigned: datetime | None
-    stamped: datetime | None = None
 
 
 def check(
-    connection: Connection,
-    policy: Policy,
-    current: str | None,
-    earlier: Mapping[str, str],
-    stamped: Mapping[str, datetime] | None = None,
+    connection: Connection, policy: Policy, current: str | None, earlier: Mapping[str, str]
 ) -> LogCheck:
     """Check the tree, its `current` checkpoint, and `earlier` ones, by what they are called.
 
-    `stamped`: when those of the earlier ones that have a time stamp were there at the latest.
     The connection's transaction must read one snapshot throughout.
     """
     found = LogCheck(size=tree.size(connection))
@@ -80,7 +71,7 @@ def check(
     if head is None or current is None:
         found.problems.append("no checkpoint was ever signed: does a server with a key run?")
         return found
-    seen = list(_checkpoints(policy, current, earlier, stamped or {}, found))
+    seen = list(_checkpoints(policy, current, earlier, found))
     for each in seen:
         if each.checkpoint.size > found.size:
             found.problems.append(
@@ -100,11 +91,7 @@ def check(
 
 
 def _checkpoints(
-    policy: Policy,
-    current: str,
-    earlier: Mapping[str, str],
-    stamped: Mapping[str, datetime],
-    found: LogCheck,
+    policy: Policy, current: str, earlier: Mapping[str, str], found: LogCheck
 ) -> Iterator[_Seen]:
     try:
         opened = policy.opened(Note.parse(current))
@@ -119,8 +106,7 @@ def _checkpoints(
             keys = [log.key for log in policy.logs if log.key.name == checkpoint.origin]
             if not note.signers(keys):
                 raise NoteError("no log of the policy signed it")
-            cosigned = _first(policy.cosigned(note))
-            yield _Seen(f"the checkpoint {what}", checkpoint, cosigned, stamped.get(what))
+            yield _Seen(f"the checkpoint {what}", checkpoint, _first(policy.cosigned(note)))
         except NoteError as error:
             found.problems.append(f"the checkpoint {what}: {error}")
 
@@ -179,18 +165,19 @@ def _out_of_time(
     if not isinstance(created_at, datetime):
         return
     for each in seen:
+        if each.cosigned is None:
+            continue
         logged = position < each.checkpoint.size
-        if not logged and each.cosigned is not None and created_at + SLACK < each.cosigned:
+        if not logged and created_at + SLACK < each.cosigned:
             yield (
                 f"{where} has the time {created_at:%Y-%m-%d %H:%M:%S}, but {each.what} was "
                 "cosigned without it later: it is back-dated"
             )
-        for when, how in ((each.cosigned, "cosigned"), (each.stamped, "stamped")):
-            if logged and when is not None and created_at - SLACK > when:
-                yield (
-                    f"{where} has the time {created_at:%Y-%m-%d %H:%M:%S}, but {each.what} was "
-                    f"{how} with it before"
-                )
+        if logged and created_at - SLACK > each.cosigned:
+            yield (
+                f"{where} has the time {created_at:%Y-%m-%d %H:%M:%S}, but {each.what} was "
+                "cosigned with it before"
+            )
 
 
 def _pages(connection: Connection) -> Iterator[Sequence[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from datetime import datetime
 
 from sqlalchemy import Connection, Update, select, update
 
@@ -127,20 +126,12 @@ class Transparency(DatabaseHandle):
                 after = row.position
                 yield row.source, row.seq, row.entry
 
-    def check_tree(
-        self,
-        policy: Policy,
-        earlier: Mapping[str, str],
-        stamped: Mapping[str, datetime] | None = None,
-    ) -> LogCheck:
-        """Hold the tree against the ledger's entries, its checkpoint and `earlier` ones.
-
-        `stamped`: when some of those were there at the latest, by a time stamp.
-        """
+    def check_tree(self, policy: Policy, earlier: Mapping[str, str]) -> LogCheck:
+        """Hold the tree against the ledger's entries, its checkpoint and `earlier` ones."""
         with snapshot(self._engine) as connection:
             head = tree.head(connection)
             current = None if head is None else head.checkpoint
-            return check(connection, policy, current, earlier, stamped)
+            return check(connection, policy, current, earlier)
 
     def _source(self, connection: Connection, project: str | None) -> tree.EntrySource:
         if project is None:

@@ -27,7 +27,7 @@ from terrine_server.ledger.charging import (
     unit_accounts,
 )
 from terrine_server.ledger.counts import check_counts, counted_outcomes, counts_of
-from terrine_server.ledger.epochs import Epochs, entry_event
+from terrine_server.ledger.records import entry_event
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -57,7 +57,6 @@ class Rules:
         self.terms = terms
         self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
         self.events = dict(events)
-        self.epochs = Epochs(events)
         self.counted = counted_outcomes(events)
         self.account = Account()
         self.published: list[tuple[int, int]] = []
@@ -68,8 +67,8 @@ class Rules:
 
     @property
     def steady(self) -> bool:
-        """Whether what is required of an entry never depends on earlier ones."""
-        return self.terms.schedule is None and self.terms.opening is None
+        """Whether no entry depends on earlier ones, as the publications of a schedule do."""
+        return self.terms.schedule is None
 
     def add(self, entry: Raw, times: int) -> None:
         """Add equal entries, `times` of them, to the account of `steady` rules."""
@@ -83,13 +82,6 @@ class Rules:
             fresh=True,
         )
         self.account = self.terms.capped(added)
-
-    def opens(self, entry: Raw) -> bool:
-        """Whether an entry must pay for opening an epoch, or says that it does."""
-        if self.terms.opening is None or entry["outcome"] not in self.prices:
-            return False
-        opened = entry_event(self.events, entry["outcome"], opens=True)
-        return self.epochs.must_open(entry) or _parsed(entry["event"]) == opened
 
     def baseline(self, entry: Raw) -> int:
         """Return the baseline that an entry says it was priced at, if any is priced; otherwise 0.
@@ -105,7 +97,6 @@ class Rules:
         due = self.terms.due(self.account)
         paid = Price(*(whole(entry[name]) for name in ("cost", "delta", "cap_cost")))
         self.outcomes[entry["outcome"]] += 1
-        self.epochs.follow(entry, self.opens(entry))
         if entry["outcome"] != Outcome.PUBLISHED:
             if due:
                 yield "a publication was due before it"
@@ -150,17 +141,16 @@ def check_balance(
 
 
 def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterator[str]:
-    """Check that the terms allow an entry, by its `chain.KIND_FIELDS` and the entries before."""
+    """Check that the terms allow an entry, by its `chain.KIND_FIELDS`."""
     outcome, label = entry["outcome"], entry["label"]
     price = rules.prices.get(outcome)
     if price is None:
         yield f"outcome {outcome!r} is not on the project's price list"
         return
-    opens, baseline = rules.opens(entry), rules.baseline(entry)
+    baseline = rules.baseline(entry)
     if outcome != Outcome.PUBLISHED:
-        price = rules.terms.price(VoteOutcome(outcome), opens, baseline)
-    what = f"{outcome!r}, opening an epoch," if opens else repr(outcome)
-    what += f" with a baseline of {baseline}" if baseline else ""
+        price = rules.terms.price(VoteOutcome(outcome), baseline)
+    what = repr(outcome) + (f" with a baseline of {baseline}" if baseline else "")
     if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
         price.cost,
         price.delta,
@@ -176,7 +166,7 @@ def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterato
         yield f"{outcome}, yet has a figure"
     if entry["mechanism"] != project["mechanism"]:
         yield "mechanism is not the project's"
-    if _parsed(entry["event"]) != entry_event(rules.events, outcome, opens, baseline):
+    if _parsed(entry["event"]) != entry_event(rules.events, outcome, baseline):
         yield f"cost event is not that of {what}"
 
 

@@ -155,8 +155,7 @@ class _LedgerWalk:
                 if len(kinds) == _KINDS:
                     _count(rules, kinds)
                 kind = kinds[shared] = _Kind(shared)
-                if steady:
-                    kind.problems = list(check_entry(project, rules, classes, kind.fields))
+                kind.problems = list(check_entry(project, rules, classes, kind.fields))
             kind.count += 1
             try:
                 intact = (
@@ -177,12 +176,9 @@ class _LedgerWalk:
                 intact = False  # a value of a type that is never written
             if not intact:
                 yield f"entry {seq}: altered, or not the one that followed the entry before it"
-            if steady:
-                problems = kind.problems
-            else:
-                fields = {**kind.fields, "seq": seq, "created_at": created_at}
-                problems = [*check_entry(project, rules, classes, fields)]
-                problems += rules.follow(fields)
+            problems = kind.problems
+            if not steady:
+                problems = [*problems, *rules.follow({**kind.fields, "seq": seq})]
             for problem in problems:
                 yield f"entry {seq}: {problem}"
             if counts is not None or kind.fields["outcome"] in rules.counted:

@@ -22,9 +22,7 @@ from terrine_server.privacy.accounting.events import (
     LaplaceArgmax,
     LaplaceNoisyMax,
     NeighbourCounts,
-    SparseVectorEpoch,
     StabilityTest,
-    WithinEpoch,
 )
 from terrine_server.privacy.accounting.gaussian import gaussian_argmax_rdp
 from terrine_server.privacy.accounting.joint import outcome_costs
@@ -51,10 +49,6 @@ def gdp_squared(event: CostEvent) -> float:
             return _pure_gdp(2 * gamma * shift) ** 2
         case LaplaceArgmax(gamma):
             return min(max(argmax_gdp(gamma), _pure_gdp(gamma)), _pure_gdp(2 * gamma)) ** 2
-        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
-            return _pure_gdp(epsilon_threshold + epsilon_query) ** 2
-        case WithinEpoch():
-            return 0.0
         case ConfidentMax():
             return gdp_squared(event.parts)
         case Composition(events):
@@ -88,11 +82,6 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
             answer = np.vectorize(argmax_rdp, otypes=[np.float64])(gamma, alpha)
             least, most = _pure_rdp(gamma, alpha), _pure_rdp(2 * gamma, alpha)
             return np.minimum(np.maximum(answer, least), most)
-        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
-            # Dwork & Roth 2014, Theorem 3.23; proved for integers in docs/privacy/stable_svt.md.
-            return _pure_rdp(epsilon_threshold + epsilon_query, alpha)
-        case WithinEpoch():
-            return np.zeros_like(alpha)
         case ConfidentMax():
             return np.array([_joint_rdp(event, float(a)) for a in alpha.flat]).reshape(alpha.shape)
         case Composition(events):
@@ -104,7 +93,7 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
 def additive_delta(event: CostEvent) -> float:
     """Return the δ that the event itself adds, besides the δ of the conversion."""
     match event:
-        case StabilityTest(delta=delta) | SparseVectorEpoch(delta=delta):
+        case StabilityTest(delta=delta):
             return delta
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return 0.0
@@ -112,7 +101,7 @@ def additive_delta(event: CostEvent) -> float:
             return 0.0
         case LaplaceNoisyMax() | LaplaceArgmax() | GaussianArgmax():
             return 0.0
-        case WithinEpoch() | ConfidentMax():
+        case ConfidentMax():
             return 0.0
         case Composition(events):
             return sum(additive_delta(part) for part in events)

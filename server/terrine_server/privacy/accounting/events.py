@@ -89,27 +89,6 @@ class StabilityTest(_Json):
 
 
 @dataclass(frozen=True)
-class SparseVectorEpoch(_Json):
-    """Bits [d + ν > threshold + ρ], d moves by ≤ 1, until one is 0 or `most` of them are 1.
-
-    Each 1 comes with the exact winner. ρ is discrete Laplace noise of scale 1/epsilon_threshold,
-    drawn once; each ν is discrete Laplace noise of scale 2/epsilon_query. `delta` bounds the
-    probability that a winner that a neighbour could change passes anywhere in the epoch.
-    """
-
-    epsilon_threshold: float
-    epsilon_query: float
-    threshold: int
-    most: int
-    delta: float
-
-
-@dataclass(frozen=True)
-class WithinEpoch(_Json):
-    """A query that the open `SparseVectorEpoch` has already paid for."""
-
-
-@dataclass(frozen=True)
 class LaplaceNoisyMax(_Json):
     """argmax(counts + discrete Laplace of scale 1/gamma); two counts move by ≤ `shift` votes."""
 
@@ -176,8 +155,6 @@ CostEvent = (
     | NeighbourCounts
     | GaussianThreshold
     | StabilityTest
-    | SparseVectorEpoch
-    | WithinEpoch
     | LaplaceNoisyMax
     | LaplaceArgmax
     | ConfidentMax
@@ -193,8 +170,6 @@ _KINDS: dict[str, type[LedgerEvent]] = {
     "neighbour_counts": NeighbourCounts,
     "gaussian_threshold": GaussianThreshold,
     "stability_test": StabilityTest,
-    "sparse_vector_epoch": SparseVectorEpoch,
-    "within_epoch": WithinEpoch,
     "laplace_noisy_max": LaplaceNoisyMax,
     "laplace_argmax": LaplaceArgmax,
     "confident_max": ConfidentMax,

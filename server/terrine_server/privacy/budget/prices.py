@@ -29,11 +29,6 @@ class Price:
     delta: int
     cap_cost: int
 
-    def __add__(self, other: Price) -> Price:
-        return Price(
-            self.cost + other.cost, self.delta + other.delta, self.cap_cost + other.cap_cost
-        )
-
 
 def price(event: CostEvent | PublishedBound, rule: Rule, cap_rule: Rule = GDP) -> Price:
     """Return what a ledger entry for `event` debits under `rule`, rounded up."""

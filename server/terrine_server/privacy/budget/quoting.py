@@ -87,9 +87,8 @@ def quote(
     Raises `ParameterError` if the budget is malformed or does not pay for a single query.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
-    events, opening = mechanism.events(), mechanism.opening
-    kinds = [*events.values(), *([] if opening is None else [opening])]
-    split = split_delta(kinds, delta, publishing=publishing is not None)
+    events = mechanism.events()
+    split = split_delta(events.values(), delta, publishing=publishing is not None)
     shares = (split.stability, split.publication, split.sampler)
     delta_budget = sum(floor_units(share, DELTA_UNITS) for share in shares)
     if isinstance(mechanism, Neighbours) and publishing is None:
@@ -100,14 +99,12 @@ def quote(
         rule = Rule("rdp", publishing[0].order)
         schedule = _check_schedule(mechanism, rule, cap_rule, split, *publishing)
     elif rule is None:
-        rule = opening_rule(kinds, epsilon, split.conversion)
+        rule = opening_rule(events.values(), epsilon, split.conversion)
     budget = _budget(rule, epsilon, split.conversion)
     prices = {outcome: price(event, rule, cap_rule) for outcome, event in events.items()}
     by_baseline = _by_baseline(mechanism, prices, rule, cap_rule)
     lists = [prices, *(each.prices for each in by_baseline)]
-    own_opening = None if opening is None else price(opening, rule, cap_rule)
     every = [one for each in lists for one in each.values()]
-    every += [] if own_opening is None else [own_opening]
     terms = Terms(
         epsilon=epsilon,
         delta=delta,
@@ -119,7 +116,6 @@ def quote(
         prices=prices,
         cap_budget=budget if rule == cap_rule else _at_most(budget, every),
         schedule=schedule,
-        opening=own_opening,
         by_baseline=by_baseline,
     )
     if terms.affordable(Account()) < 1:
@@ -199,11 +195,6 @@ def split_delta(
 
 def check_publishable(mechanism: Mechanism) -> None:
     """Raise `ParameterError` if the mechanism has no known data-dependent analysis."""
-    if mechanism.opening is not None:
-        raise ParameterError(
-            f"{mechanism.name} has no data-dependent analysis: an epoch is paid when it opens and "
-            "costs the same for any queries. Use worst_case."
-        )
     counted = (GaussianNoisyCounts, NeighbourCounts)
     if any(isinstance(event, counted) for event in mechanism.events().values()):
         raise ParameterError(

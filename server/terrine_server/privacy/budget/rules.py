@@ -22,9 +22,7 @@ from terrine_server.privacy.accounting.events import (
     LaplaceArgmax,
     LaplaceNoisyMax,
     NeighbourCounts,
-    SparseVectorEpoch,
     StabilityTest,
-    WithinEpoch,
 )
 
 
@@ -95,11 +93,11 @@ def _orders(delta: float) -> NDArray[np.float64]:
 
 def _gains_from_rdp(event: CostEvent) -> bool:
     match event:
-        case LaplaceNoisyMax() | LaplaceArgmax() | ConfidentMax() | SparseVectorEpoch():
+        case LaplaceNoisyMax() | LaplaceArgmax() | ConfidentMax():
             return True
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return False
-        case GaussianArgmax() | StabilityTest() | WithinEpoch() | NeighbourCounts():
+        case GaussianArgmax() | StabilityTest() | NeighbourCounts():
             return False
         case Composition(events):
             return any(map(_gains_from_rdp, events))

@@ -115,9 +115,8 @@ class Terms:
     """Everything that decides whether a query is admitted and what it pays.
 
     `cap_budget` is what the project reserves of its ensemble's cap, in the units of `cap_rule`.
-    `schedule` is None if every query always counts at its worst case. `opening` is what the first
-    query of an epoch pays on top of its own price, None if there are no epochs. `by_baseline`:
-    prices of queries with a baseline, ascending; none of them has epochs or a schedule.
+    `schedule` is None if every query always counts at its worst case. `by_baseline`:
+    prices of queries with a baseline, ascending; none of them has a schedule.
     `allowance`: of every unit, for `neighbours` alone. Then the budget is that of `queries`, each
     at one price, and what is taken of the cap never exceeds `cap_budget`, the price of it all.
     """
@@ -132,15 +131,14 @@ class Terms:
     prices: Mapping[VoteOutcome, Price]
     cap_budget: int
     schedule: Schedule | None = None
-    opening: Price | None = None
     choice: RuleChoice | None = None
     by_baseline: tuple[BaselinePrices, ...] = ()
     allowance: Allowance | None = None
 
     @cached_property
     def worst(self) -> Price:
-        """The most that any query can cost, component by component, including opening an epoch."""
-        return most(self._opening_prices.values())
+        """The most that any query can cost, component by component."""
+        return self._worst_of[0]
 
     @cached_property
     def least(self) -> Price:
@@ -151,7 +149,7 @@ class Terms:
     @cached_property
     def room(self) -> Price:
         """What must be left for any query at all: what one with the highest baseline may cost."""
-        return self._worst_of[self.baselines[-1]] if self.by_baseline else self.worst
+        return self._worst_of[self.baselines[-1]]
 
     @cached_property
     def baselines(self) -> tuple[int, ...]:
@@ -165,21 +163,19 @@ class Terms:
         """Return the largest of the `baselines` that a query with this one has."""
         return max(each for each in self.baselines if each <= baseline)
 
-    def price(self, outcome: VoteOutcome, opens: bool, baseline: int = 0) -> Price:
+    def price(self, outcome: VoteOutcome, baseline: int = 0) -> Price:
         """Return what a query with this outcome debits.
 
-        `opens`: whether it opens an epoch. `baseline`: one of the `baselines`; raises KeyError if
-        it is not.
+        `baseline`: one of the `baselines`; raises KeyError if it is not.
         """
-        return self._opening_prices[outcome] if opens else self._lists[baseline][outcome]
+        return self._lists[baseline][outcome]
 
-    def admits(self, account: Account, opens: bool = True, baseline: int = 0) -> bool:
+    def admits(self, account: Account, baseline: int = 0) -> bool:
         """Whether one more query fits at the worst price that its outcome can have.
 
-        `opens`: whether it would open an epoch, which follows from earlier outcomes. `baseline`:
-        one of the `baselines`.
+        `baseline`: one of the `baselines`.
         """
-        worst = self.worst if opens and not baseline else self._worst_of[baseline]
+        worst = self._worst_of[baseline]
         return (
             account.spent + worst.cost <= self.budget
             and account.delta_spent + worst.delta <= self.delta_budget - self._reserved(account)
@@ -263,14 +259,8 @@ class Terms:
         return min(epsilon, self.epsilon) if spent <= self.budget else epsilon
 
     @cached_property
-    def _opening_prices(self) -> Mapping[VoteOutcome, Price]:
-        if self.opening is None:
-            return self.prices
-        return {outcome: own + self.opening for outcome, own in self.prices.items()}
-
-    @cached_property
     def _lists(self) -> Mapping[int, Mapping[VoteOutcome, Price]]:
-        """The price list of each baseline, without opening an epoch."""
+        """The price list of each baseline."""
         return {0: self.prices} | {each.baseline: each.prices for each in self.by_baseline}
 
     @cached_property
@@ -302,16 +292,19 @@ class Terms:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Terms:
-        """Return the terms that `to_json` wrote."""
+        """Return the terms that `to_json` wrote. Raises ValueError for any with other prices."""
+        fields = dict(data)
+        # Older terms have it. It is null for every mechanism that there is.
+        if fields.pop("opening", None) is not None:
+            raise ValueError("the terms have a price of opening, which this version does not know")
         return cls(
-            **dict(data)
+            **fields
             | {
                 "split": DeltaSplit(**data["split"]),
                 "rule": Rule(**data["rule"]),
                 "cap_rule": Rule(**data["cap_rule"]),
                 "prices": _prices(data["prices"]),
                 "schedule": data["schedule"] and _schedule(data["schedule"]),
-                "opening": data["opening"] and Price(**data["opening"]),
                 "choice": _choice(data["choice"]) if "choice" in data else None,
                 "allowance": Allowance(**data["allowance"]) if "allowance" in data else None,
                 "by_baseline": tuple(

@@ -15,7 +15,6 @@ from terrine_server.privacy.mechanisms.lnmax import LNMax
 from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.mechanisms.stable import StableArgmax
-from terrine_server.privacy.mechanisms.stable_svt import StableSVT
 from terrine_server.privacy.parameters import ParameterError
 
 GROUP = "terrine.mechanisms"
@@ -32,7 +31,6 @@ MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
         InteractiveGNMax,
         Immutable,
         StableArgmax,
-        StableSVT,
     )
 }
 
@@ -50,8 +48,8 @@ def build_mechanism(spec: Mapping[str, object], *, teachers: int, classes: int) 
         made = kind(teachers=teachers, classes=classes, **parameters)
     except TypeError as error:
         raise ParameterError(f"The parameters of {name} are not {sorted(parameters)}.") from error
-    events = [*made.events().values(), *([] if made.opening is None else [made.opening])]
-    if made.name != name or not all(isinstance(event, CostEvent) for event in events):
+    priced = all(isinstance(event, CostEvent) for event in made.events().values())
+    if made.name != name or not priced:
         raise ParameterError(f"{name} is another's name, or has events that are no cost events.")
     return made
 

@@ -36,14 +36,12 @@ class VoteOutcome(StrEnum):
 class Released:
     """`outcomes`: object[B] of `VoteOutcome`. `labels`: int64[B], −1 where there is none.
 
-    `epochs`: int64[B], the epoch of each query, from 0; None if the mechanism has no epochs.
     `counts`: int64[B, m], noisy counts that are released with the labels; None for mechanisms that
     release labels alone.
     """
 
     outcomes: NDArray[np.object_]
     labels: NDArray[np.int64]
-    epochs: NDArray[np.int64] | None = None
     counts: Counts | None = None
 
     @classmethod
@@ -79,10 +77,6 @@ class Mechanism(Protocol):
     @property
     def needs_probabilities(self) -> bool:
         """Whether `release` needs the student's class probabilities."""
-
-    @property
-    def opening(self) -> CostEvent | None:
-        """The extra event charged to the first query of an epoch; None if there are no epochs."""
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Return the cost event of each possible outcome."""

@@ -45,7 +45,6 @@ class ConfidentGNMax:
 
     name: ClassVar[str] = "confident_gnmax"
     needs_probabilities: ClassVar[bool] = False
-    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

@@ -37,7 +37,6 @@ class GNMax:
 
     name: ClassVar[str] = "gnmax"
     needs_probabilities: ClassVar[bool] = False
-    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

@@ -55,7 +55,6 @@ class Immutable:
 
     name: ClassVar[str] = "immutable"
     needs_probabilities: ClassVar[bool] = False
-    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

@@ -57,7 +57,6 @@ class InteractiveGNMax:
 
     name: ClassVar[str] = "interactive_gnmax"
     needs_probabilities: ClassVar[bool] = True
-    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

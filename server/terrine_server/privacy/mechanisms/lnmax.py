@@ -37,7 +37,6 @@ class LNMax:
 
     name: ClassVar[str] = "lnmax"
     needs_probabilities: ClassVar[bool] = False
-    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

@@ -103,7 +103,6 @@ class Neighbours:
 
     name: ClassVar[str] = "neighbours"
     needs_probabilities: ClassVar[bool] = False
-    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

@@ -44,7 +44,6 @@ class NoisyVotes:
 
     name: ClassVar[str] = "noisy_votes"
     needs_probabilities: ClassVar[bool] = False
-    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

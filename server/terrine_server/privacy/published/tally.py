@@ -44,9 +44,7 @@ from terrine_server.privacy.accounting.events import (
     LaplaceArgmax,
     LaplaceNoisyMax,
     NeighbourCounts,
-    SparseVectorEpoch,
     StabilityTest,
-    WithinEpoch,
 )
 from terrine_server.privacy.mechanisms.base import VoteOutcome
 from terrine_server.privacy.published.noisy_max import (
@@ -236,7 +234,7 @@ def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Event
             return _EventStatistic(event, rdp(event, [order]), step=0)  # boosted: no known analysis
         case GaussianNoisyCounts() | NeighbourCounts():
             return _EventStatistic(event, rdp(event, [order]), step=0)  # the same at any votes
-        case SparseVectorEpoch() | WithinEpoch() | ConfidentMax():
+        case ConfidentMax():
             return _EventStatistic(event, rdp(event, [order]), step=0)
         case _:
             assert_never(event)
