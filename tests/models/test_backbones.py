@@ -264,17 +264,40 @@ def test_what_is_said_of_a_query_depends_on_no_other(combining: Path, tmp_path: 
         assert np.array_equal(together[1:], beside[1:])
 
 
+def heads_of(data: Dataset, out: Path, backbone: Path) -> torch.Tensor:
+    """The weights of nine heads [9, 2, D]."""
+    config = Heads(backbone=backbone)
+    manifest = train_ensemble(data, out, name="t", teachers=9, config=config)
+    (file,) = manifest.teacher_files
+    return load_tensors(out, file, manifest.files[file])["weights"]
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_replacing_one_record_changes_one_head(combining: Path, tmp_path: Path) -> None:
-    data, made = records(), []
-    for name, inputs in (("before", data.inputs), ("after", extreme(data.inputs, SOMEBODY))):
-        now = replace(data, inputs=inputs)
-        manifest = train_ensemble(
-            now, tmp_path / name, name="t", teachers=9, config=Heads(backbone=combining)
-        )
-        (file,) = manifest.teacher_files
-        made.append(load_tensors(tmp_path / name, file, manifest.files[file])["weights"])
-    assert (made[0] != made[1]).any(2).any(1).sum() == 1
+    data = records()
+    changed = replace(data, inputs=extreme(data.inputs, SOMEBODY))
+    before = heads_of(data, tmp_path / "before", combining)
+    after = heads_of(changed, tmp_path / "after", combining)
+    assert (before != after).any(2).any(1).sum() == 1
+
+
+def test_an_embedding_that_overflows_stops_one_head_and_no_other(tmp_path: Path) -> None:
+    """exp(60 x) is at most 7e7 of the rows in `records`; the square of an extreme one overflows."""
+    nodes = [
+        helper.make_node("Mul", ["x", "sixty"], ["steep"]),
+        helper.make_node("Exp", ["steep"], ["scores"]),
+    ]
+    path = tmp_path / "steep.onnx"
+    made = model(nodes, {"sixty": np.array(60, np.float32)}, classes=INPUTS)
+    path.write_bytes(made.SerializeToString())
+    data = records()
+    before = heads_of(data, tmp_path / "before", path)
+    changed = replace(data, inputs=extreme(data.inputs, SOMEBODY))
+    after = heads_of(changed, tmp_path / "after", path)
+    other = (before != after).any(2).any(1)
+    assert other.sum() == 1
+    assert before[other].any()
+    assert not after[other].any(), "it knows how common classes are"
 
 
 def test_a_row_on_which_it_fails_stops_no_other(tmp_path: Path) -> None:
