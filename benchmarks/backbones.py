@@ -9,10 +9,11 @@ Terrine does not ask in blocks: a model could make one record's embedding depend
 from __future__ import annotations
 
 import argparse
-import io
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -72,22 +73,23 @@ def milliseconds(backbone: Backbone, records: int, shape: tuple[int, ...]) -> tu
 
 def exported(network: nn.Module, shape: tuple[int, ...]) -> Backbone:
     """The network with random weights, as an ONNX model with a batch of any size."""
-    file = io.BytesIO()
-    with warnings.catch_warnings():
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        path = Path(folder) / "network.onnx"
         torch.onnx.export(
             network.eval(),
             (torch.rand(2, *shape),),
-            file,
+            path,
             input_names=["x"],
             output_names=["embedding"],
             dynamic_axes={"x": {0: "batch"}, "embedding": {0: "batch"}},
             dynamo=False,
         )
-    model = OnnxModel(file.getvalue())
+        data = path.read_bytes()
+    model = OnnxModel(data)
     width = model(np.zeros((1, *shape), np.float32)).shape[1]
-    source = PublicModel(name="made", sha256=sha256(file.getvalue()), width=width)
-    return Backbone(file.getvalue(), model, source)
+    source = PublicModel(name="made", sha256=sha256(data), width=width)
+    return Backbone(data, model, source)
 
 
 def seconds(work: Callable[[], object]) -> float:

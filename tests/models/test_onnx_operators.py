@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -145,7 +146,7 @@ def test_a_file_that_is_refused_says_so_in_one_line(tmp_path: Path) -> None:
         checked_here(made([*BY_VALUE["ConstantOfShape"], *BACK]), tmp_path / "grows.onnx")
 
 
-def whole(name: str, *inputs: str, **attributes: object) -> list[onnx.NodeProto]:
+def whole(name: str, *inputs: str, **attributes: Any) -> list[onnx.NodeProto]:
     """One node that makes numbers like the scores of the input's."""
     return [node(name, ["scored", *inputs], ["scores"], **attributes)]
 

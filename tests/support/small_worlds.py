@@ -137,7 +137,8 @@ def nearest(k: int) -> Weigh:
 def scaled(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """A foreign map that scales all records it is given by the largest, as quantisation does."""
     largest = weights.max(axis=1, initial=1, keepdims=True)
-    return (2 * weights // largest).astype(np.uint8)
+    found: NDArray[np.uint8] = (2 * weights // largest).astype(np.uint8)
+    return found
 
 
 def one_at_a_time(weigh: Weigh) -> Weigh:
