@@ -140,6 +140,7 @@ def test_what_is_no_backbone_is_refused(digits: Dataset, tmp_path: Path) -> None
 
 TABLE = InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1)
 EMBEDDING = 12
+NETWORK = [helper.make_node("Gemm", ["s", "w"], ["scores"])]
 SOMEBODY = 5
 
 
@@ -298,6 +299,41 @@ def test_an_embedding_that_overflows_stops_one_head_and_no_other(tmp_path: Path)
     assert other.sum() == 1
     assert before[other].any()
     assert not after[other].any(), "it knows how common classes are"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (
+            [
+                helper.make_node("Squeeze", ["h"], ["q"]),
+                helper.make_node("Softmax", ["q"], ["s"], axis=1),
+                *NETWORK,
+            ],
+            "fails",
+        ),
+        (
+            [
+                helper.make_node("Shape", ["h"], ["shape"]),
+                helper.make_node("Cast", ["shape"], ["sizes"], to=TensorProto.FLOAT),
+                helper.make_node("ReduceMax", ["sizes"], ["most"], keepdims=0),
+                helper.make_node("Mul", ["h", "most"], ["s"]),
+                *NETWORK,
+            ],
+            "one",
+        ),
+    ],
+)
+def test_a_backbone_that_does_not_know_what_one_row_is_is_refused(
+    nodes: list[onnx.NodeProto], said: str, tmp_path: Path
+) -> None:
+    """It would be asked about one row, and every embedding would be another than in a batch."""
+    path = tmp_path / "several.onnx"
+    first = helper.make_node("Identity", ["x"], ["h"])
+    weights = {"w": np.ones((INPUTS, 3), np.float32)}
+    path.write_bytes(model([first, *nodes], weights).SerializeToString())
+    with refuses(StoreError, "several.onnx", said):
+        Backbone.declare(path, TABLE)
 
 
 def test_a_row_on_which_it_fails_stops_no_other(tmp_path: Path) -> None:

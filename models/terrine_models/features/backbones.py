@@ -72,12 +72,12 @@ class Backbone:
         rows, found = x.cpu().numpy(), np.zeros((len(x), self.source.width), np.float32)
         for row, embedding in zip(rows, found, strict=True):
             try:
-                values = self.model(row[None]).reshape(self.source.width)
-            except Exception as error:
+                values = self.model(row[None])
+            except Exception as error:  # onnxruntime's errors have no class in common
                 pass_on_exhaustion(error)
                 continue
             with np.errstate(over="ignore"):  # of float64
-                embedding[:] = values
+                embedding[:] = values.reshape(self.source.width)
         np.nan_to_num(found, copy=False, posinf=0.0, neginf=0.0)
         return torch.from_numpy(found).to(x.device)
 

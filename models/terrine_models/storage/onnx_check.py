@@ -49,9 +49,10 @@ LARGEST = 512 * 2**20
 """Bytes of one file."""
 PARSING = LOADING + 8 * LARGEST
 """Bytes of address space that the check may take, but for what the model does with inputs."""
-PROBES, BESIDE = 32, 8
-"""Synthetic inputs, and how many are asked together to see whether one changes what is said of
-another."""
+PROBES = 32
+"""Synthetic inputs."""
+BESIDE = 8
+"""Inputs that are asked together, to see whether one changes what is said of another."""
 DOMAINS = {"": "ai.onnx", "ai.onnx": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml"}
 OLDEST = 7
 """Opset of ai.onnx from which onnxruntime promises to run models."""
@@ -293,7 +294,24 @@ def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.ge
             "what it answers to an input depends on what is asked beside it. Export it so that it "
             "takes each row of a batch by itself, or with a batch of 1"
         )
+    if request.role == "backbone":
+        with _asking():
+            alone = [np.asarray(model(row[None])).ravel() for row in probe[:BESIDE]]
+        if not all(map(_is_close, alone, first)):
+            raise ModelError(
+                "it answers otherwise about one row than about several; export it with a batch of "
+                "any size"
+            )
     return first.shape[1] if scores else 1
+
+
+def _is_close(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether embeddings are equal but for rounding, as products round by how many rows there are.
+
+    A backbone is only ever asked about one, so it must know what to do with one.
+    """
+    much = 1e-3 * float(np.abs(other).max())
+    return one.shape == other.shape and np.allclose(one, other, 0, much)
 
 
 @contextmanager
