@@ -227,6 +227,30 @@ def test_what_is_not_utf_8_is_read_as_what_older_programs_write(
     holds(said[0], "a.csv", 2, "windows-1252")
 
 
+@pytest.mark.parametrize(
+    ("row", "newline"), [(0, b"\n"), (7, b"\r\n"), (29_998, b"\r"), (29_998, b"\n")]
+)
+def test_how_one_record_is_written_changes_no_other(
+    tmp_path: Path, row: int, newline: bytes
+) -> None:
+    """All are UTF-8, in several blocks; then one is not."""
+    rows = ["02.01.2020,yes,low,Köln".encode(), b"03.01.2020,no,high,Ulm"] * 15_000
+    rows += [b"04.01.2020,no,low,Bonn" + b" " * 40] * 20_000
+    head, said = b"day,smoker,stage,ort", list[str]()
+    before = encode_table(written(tmp_path / "a.csv", newline.join([head, *rows])), SCHEMA)
+    rows[row] = "05.01.2020,yes,low,Köln".encode("latin-1")
+    changed = written(tmp_path / "b.csv", newline.join([head, *rows]))
+    after = encode_table(changed, SCHEMA, said.append)
+    assert (before != after).any(1).nonzero()[0].tolist() == [row]
+    assert (
+        after[row].tolist()
+        == encode_table(
+            written(tmp_path / "c.csv", head + b"\n" + "05.01.2020,yes,low,Köln".encode()), SCHEMA
+        )[0].tolist()
+    )
+    holds(said[0], "b.csv", "windows-1252")
+
+
 # ---------------------------------------------------------------------------- nothing is shifted
 
 

@@ -1,18 +1,26 @@
-"""A teacher's time and memory follow from the number of rows: no value decides a size."""
+"""A model's time and memory follow from the number of rows, and its rows stay apart."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
-from onnx_made import CLASSES, INPUTS, mlp, model
+from onnx import TensorProto, helper, numpy_helper
+from onnx_made import CLASSES, INPUTS, mlp, model, quantised
 from refusals import holds, refuses
 
 from terrine_models.data.arrays import InputSpec
-from terrine_models.storage.onnx_check import check_content
+from terrine_models.storage import onnx_check
+from terrine_models.storage.onnx_check import (
+    CheckRequest,
+    FileFinding,
+    check,
+    check_content,
+    probes,
+)
 from terrine_models.storage.onnx_models import ModelError
 from terrine_models.storage.onnx_operators import DECIDING
 
@@ -134,11 +142,215 @@ def test_every_operator_that_is_known_is_one_of_onnx() -> None:
 
 
 def test_a_file_that_is_refused_says_so_in_one_line(tmp_path: Path) -> None:
-    from terrine_models.storage.onnx_check import CheckRequest, check, probes
-
-    path = tmp_path / "grows.onnx"
-    path.write_bytes(made([*BY_VALUE["ConstantOfShape"], *BACK]))
-    spec = InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1)
-    request = CheckRequest(paths=(str(path),), spec=spec, classes=("a", "b", "c"))
     with refuses(ModelError, "ConstantOfShape"):
-        check(path, request, probes(request))
+        checked_here(made([*BY_VALUE["ConstantOfShape"], *BACK]), tmp_path / "grows.onnx")
+
+
+def whole(name: str, *inputs: str, **attributes: Any) -> list[onnx.NodeProto]:
+    """One node that makes numbers like the scores of the input's."""
+    return [node(name, ["scored", *inputs], ["scores"], **attributes)]
+
+
+def tall(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """What follows has the scores as `turned`, [3, rows], and leaves `back`, of that shape."""
+    back = node("Transpose", ["back"], ["scores"], perm=[1, 0])
+    return [node("Transpose", ["scored"], ["turned"], perm=[1, 0]), *nodes, back]
+
+
+def added(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """What follows leaves `one`, which is added to all scores."""
+    return [*nodes, node("Add", ["scored", "one"], ["scores"])]
+
+
+def mixed(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """What follows leaves a `square` by which all scores are multiplied."""
+    return [*nodes, node("MatMul", ["scored", "square"], ["scores"])]
+
+
+COUPLING = {
+    "DynamicQuantizeLinear": [
+        node("DynamicQuantizeLinear", ["scored"], ["q", "scale", "zero"]),
+        node("DequantizeLinear", ["q", "scale", "zero"], ["scores"]),
+    ],
+    "Softmax": whole("Softmax", axis=0),
+    "LogSoftmax": whole("LogSoftmax", axis=-2),
+    "Hardmax": tall(node("Hardmax", ["turned"], ["back"])),
+    "LpNormalization": whole("LpNormalization", axis=0),
+    "LayerNormalization": whole("LayerNormalization", "ones3", axis=0),
+    "MeanVarianceNormalization": whole("MeanVarianceNormalization", axes=[0]),
+    "CumSum": whole("CumSum", "at0"),
+    "ReduceMax": added(node("ReduceMax", ["scored"], ["one"], axes=[0], keepdims=1)),
+    "ReduceMean": added(node("ReduceMean", ["scored"], ["one"], axes=[-2], keepdims=0)),
+    "ReduceSum": added(node("ReduceSum", ["scored", "axis0"], ["one"], keepdims=1)),
+    "ReduceL2": added(node("ReduceL2", ["scored"], ["one"], keepdims=0)),
+    "ArgMax": added(
+        node("ArgMax", ["scored"], ["best"], axis=0),
+        node("Cast", ["best"], ["one"], to=1),
+    ),
+    "TopK": added(node("TopK", ["scored", "single"], ["one", "which"], axis=0)),
+    "Gather": added(node("Gather", ["scored", "axis0"], ["one"])),
+    "GatherElements": [
+        node("Cast", ["scored"], ["whole"], to=7),
+        node("Sub", ["whole", "whole"], ["first"]),
+        node("GatherElements", ["scored", "first"], ["scores"]),
+    ],
+    "Slice": whole("Slice", "last", "far", "axis0", "last"),
+    "Concat": [
+        node("Concat", ["ones13", "scored"], ["more"], axis=0),
+        node("Slice", ["more", "axis0", "last", "axis0"], ["scores"]),
+    ],
+    "Gemm": mixed(node("Gemm", ["scored", "scored"], ["square"], transA=1)),
+    "MatMul": [
+        node("Transpose", ["scored"], ["turned"], perm=[1, 0]),
+        node("MatMul", ["scored", "turned"], ["pairs"]),
+        node("MatMul", ["pairs", "scored"], ["scores"]),
+    ],
+    "Einsum": mixed(node("Einsum", ["scored", "scored"], ["square"], equation="bi,bj->ij")),
+    "Sub": [
+        node("ReduceSum", ["scored", "last"], ["line"], keepdims=0),
+        node("Unsqueeze", ["line", "last"], ["column"]),
+        node("Sub", ["column", "line"], ["differences"]),
+        node("ReduceMax", ["differences"], ["largest"], axes=[1], keepdims=1),
+        node("Add", ["scored", "largest"], ["scores"]),
+    ],
+    "Conv": [
+        node("Unsqueeze", ["scored", "axis0"], ["picture"]),
+        node("Transpose", ["picture"], ["long"], perm=[0, 2, 1]),
+        node("Conv", ["long", "kernel"], ["smooth"], pads=[1, 1]),
+        node("Transpose", ["smooth"], ["broad"], perm=[0, 2, 1]),
+        node("Squeeze", ["broad", "axis0"], ["scores"]),
+    ],
+    "LSTM": [
+        node("Unsqueeze", ["scored", "axis1"], ["sequence"]),
+        node("LSTM", ["sequence", "lstm_w", "lstm_r"], ["states"], hidden_size=CLASSES),
+        node("Squeeze", ["states", "middle"], ["scores"]),
+    ],
+}  # fmt: skip
+"""By the operator that is refused: scores of a row that depend on those of the others."""
+APART = {
+    "Softmax of a row": whole("Softmax", axis=-1),
+    "LogSoftmax of a row that stands": [
+        node("Transpose", ["scored"], ["turned"], perm=[1, 0]),
+        node("LogSoftmax", ["turned"], ["back"], axis=0),
+        node("Transpose", ["back"], ["scores"], perm=[1, 0]),
+    ],
+    "LayerNormalization of a row": whole("LayerNormalization", "ones3"),
+    "CumSum of a row": whole("CumSum", "at1"),
+    "a sum over a row": added(node("ReduceSum", ["scored", "axis1"], ["one"], keepdims=1)),
+    "a mean over all of a constant": added(node("ReduceMean", ["ones3"], ["one"], keepdims=0)),
+    "no axes, and nothing to do": whole("ReduceSum", noop_with_empty_axes=1),
+    "a quantised constant": added(
+        node("DynamicQuantizeLinear", ["ones3"], ["q", "scale", "zero"]),
+        node("DequantizeLinear", ["q", "scale", "zero"], ["one"]),
+    ),
+    "columns chosen": whole("Gather", "order", axis=1),
+    "a row of a constant": added(node("Gather", ["ones13", "axis0"], ["one"])),
+    "columns backwards": whole("Slice", "last", "far", "axis1", "last"),
+    "all rows, as x[:]": whole("Slice", "axis0", "most", "axis0", "single"),
+    "two of each, and their mean": [
+        node("Concat", ["scored", "scored"], ["both"], axis=0),
+        node("Split", ["both"], ["one", "other"]),
+        node("Add", ["one", "other"], ["scores"]),
+    ],
+    "rows on the second axis, and a convolution of each": [
+        node("Unsqueeze", ["scored", "axis1"], ["picture"]),
+        node("Conv", ["picture", "flat"], ["smooth"], pads=[1, 1]),
+        node("Squeeze", ["smooth", "axis1"], ["scores"]),
+    ],
+    "a recurrence along a row": [
+        node("Unsqueeze", ["scored", "axis0"], ["sequence"]),
+        node("LSTM", ["sequence", "lstm_w", "lstm_r"], ["states"], hidden_size=CLASSES),
+        node("Squeeze", ["states", "first2"], ["scores"]),
+    ],
+}  # fmt: skip
+MORE: dict[str, np.ndarray] = {
+    "axis0": np.array([0]), "axis1": np.array([1]), "last": np.array([-1]),
+    "last2": np.array([-1, -2]), "middle": np.array([1, 2]), "first2": np.array([0, 1]),
+    "single": np.array([1]), "far": np.array([-(2**40)]), "most": np.array([2**63 - 1]),
+    "at0": np.array(0), "at1": np.array(1), "order": np.array([2, 0, 1]),
+    "ones3": np.ones(CLASSES, np.float32), "ones13": np.ones((1, CLASSES), np.float32),
+    "kernel": np.full((CLASSES, CLASSES, 3), 0.3, np.float32),
+    "flat": np.full((1, 1, 3), 0.3, np.float32),
+    "lstm_w": np.full((1, 4 * CLASSES, CLASSES), 0.3, np.float32),
+    "lstm_r": np.full((1, 4 * CLASSES, CLASSES), 0.3, np.float32),
+}  # fmt: skip
+SPEC = InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1)
+
+
+def after_scores(nodes: list[onnx.NodeProto], batch: str | int = "batch") -> bytes:
+    """A model whose scores are what `nodes` make of the `scored` of a network."""
+    proto = mlp()
+    proto.graph.node[-1].output[0] = "scored"
+    network = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
+    used = {name for each in nodes for name in each.input}
+    weights = network | {name: value for name, value in MORE.items() if name in used}
+    made = model([*proto.graph.node, *nodes], weights, batch=batch)
+    return bytes(made.SerializeToString())
+
+
+def checked_here(data: bytes, path: Path) -> FileFinding:
+    path.write_bytes(data)
+    request = CheckRequest(paths=(str(path),), spec=SPEC, classes=("a", "b", "c"))
+    return check(path, request, probes(request))
+
+
+@pytest.mark.parametrize("operator", COUPLING)
+def test_what_combines_the_rows_of_a_batch_is_refused_by_name(operator: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        check_content(after_scores(COUPLING[operator]))
+    said = str(refused.value)
+    assert said.startswith(f"{operator} ")
+    holds(said, "batch", "others")
+    one = after_scores(COUPLING[operator], batch=1)
+    assert check_content(one), "of one row there is nothing to combine"
+
+
+@pytest.mark.parametrize("operator", COUPLING)
+def test_the_probe_sees_it_too(
+    operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_check, "check_rows", lambda *given: None)
+    with refuses(ModelError, "beside", "batch"):
+        checked_here(after_scores(COUPLING[operator]), tmp_path / "coupling.onnx")
+
+
+@pytest.mark.parametrize("what", APART)
+def test_what_treats_each_row_by_itself_is_taken(what: str, tmp_path: Path) -> None:
+    assert checked_here(after_scores(APART[what]), tmp_path / "apart.onnx").width == CLASSES
+
+
+UNSEEN = {
+    "rows are cut elsewhere": [
+        node("Reshape", ["scored", "wide"], ["cut"]),
+        node("Transpose", ["cut"], ["scores"], perm=[1, 0]),
+    ],
+    "each row has the next one's answer": [
+        node("Shape", ["scored"], ["shape"]),
+        node("Gather", ["shape", "at0"], ["rows"]),
+        node("Range", ["at0", "rows", "at1"], ["numbers"]),
+        node("Add", ["numbers", "at1"], ["next"]),
+        node("Mod", ["next", "rows"], ["turn"]),
+        node("Unsqueeze", ["turn", "axis1"], ["places"]),
+        node("GatherND", ["scored", "places"], ["scores"]),
+    ],
+}  # fmt: skip
+MORE["wide"] = np.array([CLASSES, -1])
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_the_probe_sees_what_no_operator_shows(what: str, tmp_path: Path) -> None:
+    data = after_scores(UNSEEN[what])
+    assert check_content(data)
+    with refuses(ModelError, "beside", "batch"):
+        checked_here(data, tmp_path / "coupling.onnx")
+
+
+def test_a_quantised_network_is_refused_in_whichever_way_its_scale_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = quantised(mlp(), tmp_path)
+    with refuses(ModelError, "DynamicQuantizeLinear", "scale"):
+        check_content(path.read_bytes())
+    monkeypatch.setattr(onnx_check, "check_rows", lambda *given: None)
+    with refuses(ModelError, "beside", "batch"):
+        checked_here(path.read_bytes(), path)

@@ -25,8 +25,11 @@ from small_worlds import (
     SIGMA,
     Shifts,
     Student,
+    Weigh,
     mutated,
     nearest,
+    one_at_a_time,
+    scaled,
     shifts,
     some_pairs,
 )
@@ -118,7 +121,13 @@ LEAST = {
     "divided by how many voted": 6.0,
     "cast whole, and charged as scaled down": 5.0,
     "the k nearest private records": 4.0,
+    "a foreign map scales all records by the largest": 11.0,
 }
+TOGETHER = {
+    "the k nearest private records": nearest(1),
+    "a foreign map scales all records by the largest": scaled,
+}
+"""Defects in what all records together are made."""
 """The ratio to the bound that each defect at least shows at its worst allowance."""
 
 
@@ -129,9 +138,21 @@ def test_planted_defects_show(defect: str) -> None:
     if defect in DEFECTS:
         kind = mutated(*DEFECTS[defect])
     else:
-        weigh = nearest(1)
+        weigh = TOGETHER[defect]
     seen = max(ratios(shifts(kind, others, allowance, weigh), allowance)[0] for others in OTHERS)
     assert seen >= LEAST[defect] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("allowance", [2, 4])
+@pytest.mark.parametrize("together", [nearest(1), scaled])
+def test_a_foreign_map_that_is_given_one_record_at_a_time_tells_no_more(
+    together: Weigh, allowance: int
+) -> None:
+    """Whatever it makes of several."""
+    weigh = one_at_a_time(together)
+    for others in OTHERS:
+        left, replaced = ratios(shifts(Neighbours, others, allowance, weigh), allowance)
+        assert max(left, replaced) <= 1 + 1e-12
 
 
 def test_overspending_in_the_last_step_shows_only_with_larger_votes() -> None:

@@ -32,6 +32,16 @@ def mlp(
     return model(nodes, weights, inputs=inputs, classes=classes)
 
 
+def quantised(made: onnx.ModelProto, directory: Path) -> Path:
+    """A model as onnxruntime quantises it: the scale of activations is taken over all rows."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    plain, path = directory / "plain.onnx", directory / "quantised.onnx"
+    onnx.save(made, plain)
+    quantize_dynamic(plain, path)
+    return path
+
+
 def model(
     nodes: list[onnx.NodeProto],
     weights: dict[str, np.ndarray] | None = None,

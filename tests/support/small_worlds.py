@@ -134,6 +134,25 @@ def nearest(k: int) -> Weigh:
     return weigh
 
 
+def scaled(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """A foreign map that scales all records it is given by the largest, as quantisation does."""
+    largest = weights.max(axis=1, initial=1, keepdims=True)
+    found: NDArray[np.uint8] = (2 * weights // largest).astype(np.uint8)
+    return found
+
+
+def one_at_a_time(weigh: Weigh) -> Weigh:
+    """The same map, which is given one record after the other."""
+
+    def apart(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        found = np.empty_like(weights)
+        for record in range(weights.shape[1]):
+            found[:, [record]] = weigh(weights[:, [record]])
+        return found
+
+    return apart
+
+
 # ------------------------------------------------------------- students that adapt to each answer
 
 Paid = Callable[[NDArray[np.int64]], NDArray[np.bool_]]

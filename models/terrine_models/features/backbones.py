@@ -1,7 +1,10 @@
 """Public backbones: ONNX models that turn inputs into embeddings, the same for all teachers.
 
 A backbone is declared public by its owner: anybody may have it, and no private record trained it.
-Then it is like any other public feature map (`maps.py`), and costs no privacy.
+Then it is like any other public feature map (`maps.py`), and costs no privacy, as long as what it
+makes of one person's record depends on no other's. Nobody can prove that of foreign code that is
+given several rows: a scale may be taken over all of them, as dynamic quantisation does. So it is
+never given more than one.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from terrine_models.storage.manifests import (
 )
 from terrine_models.storage.onnx_check import CheckRequest, FileFinding
 from terrine_models.storage.onnx_files import checked
-from terrine_models.storage.onnx_models import ModelError, OnnxModel
+from terrine_models.storage.onnx_models import ModelError, OnnxModel, pass_on_exhaustion
 from terrine_protocol.files import read
 
 
@@ -61,9 +64,22 @@ class Backbone:
             raise StoreError(f"{directory / BACKBONE} cannot be used: {error}.") from None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Embeddings [B, D] in float32 of inputs [B, *shape]; 0 for what is not finite."""
-        found = np.asarray(self.model(x.cpu().numpy()), np.float32)
-        return torch.from_numpy(np.nan_to_num(found, posinf=0.0, neginf=0.0)).to(x.device)
+        """Embeddings [B, D] in float32 of inputs [B, *shape], each row by itself.
+
+        0 for what is not finite, and for a row on which the model fails: what one row raises must
+        not stop the others. Raises MemoryError.
+        """
+        rows, found = x.cpu().numpy(), np.zeros((len(x), self.source.width), np.float32)
+        for row, embedding in zip(rows, found, strict=True):
+            try:
+                values = self.model(row[None])
+            except Exception as error:  # onnxruntime's errors have no class in common
+                pass_on_exhaustion(error)
+                continue
+            with np.errstate(over="ignore"):  # of float64
+                embedding[:] = values.reshape(self.source.width)
+        np.nan_to_num(found, copy=False, posinf=0.0, neginf=0.0)
+        return torch.from_numpy(found).to(x.device)
 
 
 def check_backbone(directory: Path, source: PublicModel, inputs: InputSpec) -> None:

@@ -142,6 +142,16 @@ class FeatureMap:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
         return self.of_base(_base(self.spec.base, self.backbone, x, self.inputs))
 
+    def of_block(self, x: torch.Tensor, size: int) -> torch.Tensor:
+        """Features [size, width] of inputs [B, *shape] and of rows of zeros after them.
+
+        Products round by their size, so what one person's records round to depends on no other's
+        if the size is always the same. A backbone is asked about the B alone: it has no blocks.
+        """
+        if self.backbone is not None:
+            return self.of_base(_filled_up(self.backbone(x), size))
+        return self(_filled_up(x, size))
+
     def of_base(self, base: torch.Tensor, *, skip: int = 0) -> torch.Tensor:
         """Features [B, width] of the data-independent ones [B, D] (`base_features`).
 
@@ -188,6 +198,10 @@ class FeatureMap:
         """The same map on another device."""
         moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return FeatureMap(self.spec, self.inputs, moved, self.backbone)
+
+
+def _filled_up(rows: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.cat([rows, rows.new_zeros((size - len(rows), *rows.shape[1:]))])
 
 
 def _base(

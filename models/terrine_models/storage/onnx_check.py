@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ from terrine_models.storage.onnx_models import (
     first_line,
     indices,
 )
-from terrine_models.storage.onnx_operators import check_operators
+from terrine_models.storage.onnx_operators import check_operators, check_rows
 from terrine_protocol.files import opened
 from terrine_protocol.tables import Record
 
@@ -49,6 +50,9 @@ LARGEST = 512 * 2**20
 PARSING = LOADING + 8 * LARGEST
 """Bytes of address space that the check may take, but for what the model does with inputs."""
 PROBES = 32
+"""Synthetic inputs."""
+BESIDE = 8
+"""Inputs that are asked together, to see whether one changes what is said of another."""
 DOMAINS = {"": "ai.onnx", "ai.onnx": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml"}
 OLDEST = 7
 """Opset of ai.onnx from which onnxruntime promises to run models."""
@@ -168,7 +172,7 @@ def check_content(data: bytes) -> dict[str, int]:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # the checker's own, protobuf's, or of a file that neither expected
         raise ModelError(f"it is not a valid model: {first_line(error)}") from None
-    check_operators(model.graph)
+    check_rows(model, opsets.get("ai.onnx", OLDEST), check_operators(model.graph))
     return opsets
 
 
@@ -248,25 +252,14 @@ def _check_input(model: OnnxModel, spec: InputSpec) -> None:
 
 
 def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.generic]) -> int:
-    """Ask the probe, twice, and half of it beside other rows: only the row itself may matter.
+    """Ask the probe, twice, and rows of it beside others: only the row itself may matter.
 
     Returns how many numbers it answers for a row.
     """
-    half = len(probe) // 2
-    beside = probe.copy()
-    beside[half:] = probe[0]
-    block = np.resize(probe, (block_of(request.spec.shape), *request.spec.shape))
-    try:
-        with memory_for(VOTING):
-            model(block)
-            first, again = np.asarray(model(probe)), np.asarray(model(probe))
-            other = np.asarray(model(beside))
-    except MemoryError:
-        raise
-    except Exception as error:  # onnxruntime's errors have no class in common
-        if "alloc" in str(error):
-            raise MemoryError from None
-        raise ModelError(f"it fails on inputs of this kind: {first_line(error)}") from None
+    with _asking():
+        if request.role == "teacher":  # a backbone is never asked about so many
+            model(np.resize(probe, (block_of(request.spec.shape), *request.spec.shape)))
+        first, again = np.asarray(model(probe)), np.asarray(model(probe))
     if first.dtype.kind not in "fiuOU":
         raise ModelError(
             f"its output {model.output} is {model.output_type}; expected scores (floating point) "
@@ -290,14 +283,70 @@ def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.ge
                 f"it gives the label {odd[0]!r}, which is none of the classes: their numbers, 0 "
                 f"to {len(request.classes) - 1}, or their names are expected"
             )
-    ours, theirs = first[:half], other[:half]
-    same = np.allclose(ours, theirs, 1e-3, 1e-4) if scores else bool((ours == theirs).all())
-    if not np.array_equal(first, again) or not same:
+    if not np.array_equal(first, again):
         raise ModelError(
-            "it answers the same input differently, by chance or by what is asked beside it; "
-            "export it for inference"
+            "it answers the same input differently, by chance; export it for inference"
         )
+    with _asking():
+        apart = _keeps_rows_apart(model, probe)
+    if not apart:
+        raise ModelError(
+            "what it answers to an input depends on what is asked beside it. Export it so that it "
+            "takes each row of a batch by itself, or with a batch of 1"
+        )
+    if request.role == "backbone":
+        with _asking():
+            alone = [np.asarray(model(row[None])).ravel() for row in probe[:BESIDE]]
+        if not all(map(_is_close, alone, first)):
+            raise ModelError(
+                "it answers otherwise about one row than about several; export it with a batch of "
+                "any size"
+            )
     return first.shape[1] if scores else 1
+
+
+def _is_close(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether embeddings are equal but for rounding, as products round by how many rows there are.
+
+    A backbone is only ever asked about one, so it must know what to do with one.
+    """
+    much = 1e-3 * float(np.abs(other).max())
+    return one.shape == other.shape and np.allclose(one, other, 0, much)
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Give a model memory for its answers, and raise ModelError for whatever it raises."""
+    try:
+        with memory_for(VOTING):
+            yield
+    except MemoryError:
+        raise
+    except Exception as error:  # onnxruntime's errors have no class in common
+        if "alloc" in str(error):
+            raise MemoryError from None
+        raise ModelError(f"it fails on inputs of this kind: {first_line(error)}") from None
+
+
+def _keeps_rows_apart(model: OnnxModel, probe: NDArray[np.generic]) -> bool:
+    """Whether it answers the same about rows while those beside them are replaced by extremes.
+
+    The rows that stay are near the middle of the range; those beside them are so, too, or all at
+    its lowest or highest end: then a scale, a mean or a maximum over the batch is another. Answers
+    must be equal to the last bit, as the number of rows, by which products round, stays the same.
+    """
+    low, high, centre = probe[0], probe[1], probe[2].astype(np.float64)
+    middle = (centre + (probe[3 : 3 + BESIDE] - centre) / 10).astype(probe.dtype)
+    for kept in (slice(0, None, 2), slice(1, None, 2)):
+        answers = []
+        for beside in (middle, low, high):
+            batch = np.empty_like(middle)
+            batch[:] = beside
+            batch[kept] = middle[kept]
+            answers.append(np.asarray(model(batch))[kept])
+        if any(not np.array_equal(each, answers[0]) for each in answers[1:]):
+            return False
+    return True
 
 
 if __name__ == "__main__":

@@ -110,18 +110,18 @@ class OnnxTeachers:
         try:
             return chosen(model(x), len(x), self.classes)
         except Exception as error:  # whatever it raises must not show; each row as if asked alone
-            _pass_on_exhaustion(error)
+            pass_on_exhaustion(error)
             return np.array([self._alone(model, row, len(x)) for row in x], dtype=np.int64)
 
     def _alone(self, model: OnnxModel, row: NDArray[np.generic], size: int) -> int:
         try:
             return int(chosen(model(np.repeat(row[None], size, 0)), size, self.classes)[0])
         except Exception as error:  # see `choices`: it votes all the same
-            _pass_on_exhaustion(error)
+            pass_on_exhaustion(error)
             return 0
 
 
-def _pass_on_exhaustion(error: Exception) -> None:
+def pass_on_exhaustion(error: Exception) -> None:
     """Raise MemoryError for what onnxruntime, or numpy, says when memory is out."""
     if isinstance(error, MemoryError) or "alloc" in str(
         error

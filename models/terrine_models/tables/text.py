@@ -32,25 +32,26 @@ OTHERS = (
 )
 """Starts of files that are no CSV, what they are, and what to do."""
 OLD = "windows-1252"
-"""Of text that is not UTF-8. What of it is printed is the same in Latin-1."""
+"""Of lines that are not UTF-8. What of it is printed is the same in Latin-1."""
 
 
 class TextFile(io.RawIOBase):
     """The text of a file, plain or gzip, as UTF-8 without a mark. Raises DataError if it is none.
 
-    Text that is not UTF-8 is read as Windows-1252, if all before it was ASCII; `note` is told.
+    A line that is not UTF-8 is read as Windows-1252, and `note` is told of the first. Each line is
+    decoded by itself: how one person's record is written must not change what others' say.
     """
 
     def __init__(self, path: Path, file: io.BufferedReader, note: Note, digest: bool) -> None:
         self.packed = _Packed(file, digest)
         self._gzip = file.peek(2).startswith(b"\x1f\x8b")
         self._file: Any = gzip.GzipFile(fileobj=self.packed) if self._gzip else self.packed
-        self._path, self._note, self._codec = path, note, "utf-8"
+        self._path, self._note, self._noted = path, note, False
         self.ready, self._tail = b"", b""
-        """Text that is read next, and bytes of a character whose others are not read yet."""
+        """Text that is read next, and bytes of a line whose others are not read yet."""
         self.quotes = 0
         """How many there were: an odd number leaves one open."""
-        self._place, self._ascii, self._ended = 0, True, False
+        self._place, self._ended = 0, False
         self._next = self._file.read(BLOCK)
         for start, what, remedy in OTHERS:
             if self._next.startswith(start):
@@ -71,10 +72,10 @@ class TextFile(io.RawIOBase):
                     f"{self._path} is not text: byte {self._place + chunk.index(0)} is zero. A "
                     "table must be a CSV file in UTF-8."
                 )
-            text = self._decoded(self._tail + chunk, final=self._ended)
-            if not self._place:
+            first = not self._place
+            text = self._decoded(chunk)
+            if first:
                 text = text.removeprefix(codecs.BOM_UTF8)
-            self._place += len(chunk)
             self.quotes += int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')))
             self.ready += text
         found, self.ready = self.ready[:size], self.ready[size:]
@@ -86,42 +87,59 @@ class TextFile(io.RawIOBase):
         buffer[: len(chunk)] = chunk
         return len(chunk)
 
-    def _decoded(self, data: bytes, final: bool) -> bytes:
-        if self._codec == "utf-8":
-            try:
-                used = len(data)
-                if not data.isascii():
-                    used = codecs.utf_8_decode(data, "strict", final)[1]
-                    self._ascii = False
-                self._tail = data[used:]
-                return data[:used]
-            except UnicodeDecodeError as error:
-                if not (self._ascii and data[: error.start].isascii()):
-                    raise self._undecodable(data, error.start, "UTF-8") from None
-                line = self._line(error.start)
-                self._note(f"{self._path} is not UTF-8 (line {line}); it is read as {OLD}.")
-                self._codec, self._tail = OLD, b""
-        try:
-            return data.decode(OLD).encode()
-        except UnicodeDecodeError as error:
-            raise self._undecodable(data, error.start, f"UTF-8, nor {OLD}") from None
+    def _decoded(self, chunk: bytes) -> bytes:
+        """The text of the lines that end with this chunk of the file; the rest waits."""
+        data, start = self._tail + chunk, self._place - len(self._tail)
+        self._place += len(chunk)
+        end = len(data)
+        if chunk and len(data) <= 2 * BLOCK:  # longer lines are in no table: pyarrow refuses them
+            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        text, self._tail = data[:end], data[end:]
+        if _is_utf_8(text):
+            return text
+        lines = text.splitlines(keepends=True)
+        for number, line in enumerate(lines):
+            if not _is_utf_8(line):
+                lines[number] = self._of_old(line, start)
+            start += len(line)
+        return b"".join(lines)
 
-    def _line(self, start: int) -> int:
-        """The line of a byte of those that are being decoded; the file is read again for it."""
-        place = self._place - len(self._tail) + start
+    def _of_old(self, line: bytes, start: int) -> bytes:
+        """A line that is not UTF-8, and starts at this byte of the file, as UTF-8."""
+        try:
+            text = line.decode(OLD).encode()
+        except UnicodeDecodeError as error:
+            name = self._path.name.removesuffix(".gz")
+            raise DataError(
+                f"{self._path} is not UTF-8, nor {OLD}: line {self._line(start)} holds the byte "
+                f"0x{line[error.start]:02x}. Convert it from what it is: iconv -f ENCODING "
+                f"-t UTF-8 {name} > utf8-{name}"
+            ) from None
+        if not self._noted:
+            self._noted = True
+            self._note(
+                f"{self._path} is not UTF-8 (line {self._line(start)}); such lines are read as "
+                f"{OLD}."
+            )
+        return text
+
+    def _line(self, place: int) -> int:
+        """The line that starts at this byte of the file, which is read again for it."""
         with opened(self._path) as file:
             text: Any = gzip.GzipFile(fileobj=file) if self._gzip else file
             parts = (text.read(min(BLOCK, place - at)) for at in range(0, place, BLOCK))
             before: int = sum(part.count(b"\n") for part in parts)
             return 1 + before
 
-    def _undecodable(self, data: bytes, start: int, codec: str) -> DataError:
-        name = self._path.name.removesuffix(".gz")
-        return DataError(
-            f"{self._path} is not {codec}: line {self._line(start)} holds the byte "
-            f"0x{data[start]:02x}. Convert it from what it is: iconv -f ENCODING -t UTF-8 {name} > "
-            f"utf8-{name}"
-        )
+
+def _is_utf_8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        codecs.utf_8_decode(text, "strict", True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Packed(io.RawIOBase):

@@ -29,7 +29,9 @@ def ridge_head(
     """Least squares on ±1 targets: the weights [m, d] and biases [m] of one head.
 
     It learns from features [r, d] and labels [r]. The penalty is `ridge` times the mean squared
-    length of the centred features, so it has no unit.
+    length of the centred features, so it has no unit. Where it cannot be solved in float32, as with
+    numbers that overflow, the head knows how common classes are and no more: to raise an error
+    would be to let one shard decide whether all others learn.
     """
     targets = 2 * F.one_hot(labels, classes).float() - 1
     centre, level = features.mean(0), targets.mean(0)
@@ -38,7 +40,10 @@ def ridge_head(
     cross = centred.T @ (targets - level) / len(features)
     diagonal = gram.diagonal()
     diagonal += ridge * diagonal.mean() + 1e-9
-    weights = torch.cholesky_solve(cross, torch.linalg.cholesky(gram)).T
+    root, failed = torch.linalg.cholesky_ex(gram)
+    weights = torch.cholesky_solve(cross, root).T
+    if failed or not weights.isfinite().all():
+        return torch.zeros(weights.shape), level
     return weights.contiguous(), level - weights @ centre
 
 

@@ -381,16 +381,17 @@ def _compared(points: Points) -> torch.Tensor:
 def mapped(
     features: FeatureMap, x: NDArray[np.generic], together: int = TOGETHER
 ) -> NDArray[np.float32]:
-    """Coordinates [B, d] of inputs [B, *shape], `together` at a time."""
+    """Coordinates [B, d] of inputs [B, *shape], `together` at a time, by a backbone one at a time.
+
+    So no row's depend on another row (docs/privacy/neighbours.md).
+    """
     between, components = features.tensors.get("between"), features.spec.components
     found = np.empty((len(x), features.spec.width), np.float32)
 
     def locate(start: int) -> None:
         rows = x[start : start + together]
-        block = np.zeros((together, *x.shape[1:]), x.dtype)
-        block[: len(rows)] = rows
         with torch.inference_mode():
-            known = features(torch.from_numpy(block))
+            known = features.of_block(torch.tensor(rows), together)
             if between is not None:
                 known = F.normalize(known * believed(between), dim=1)
             elif features.spec.coordinates:
