@@ -11,15 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from books import COUNTED, counted, open_ledger, open_project
+from books import CLASSES, open_ledger, open_project
 from commands import Terrine
+from neighbouring import many, open_people
 from publishing import open_published, published_terms, publishing_ledger, voted
 from refusals import holds
+from told import images, one, seqs, study
+from wire_examples import MECHANISMS as EXAMPLES
 
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.ledger.administration import START, log_hash
 from terrine_server.ledger.chain import charge_hash, frame
+from terrine_server.privacy.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
@@ -102,19 +107,56 @@ def exported(directory: Path, name: str, lines: Any) -> Path:
     return path
 
 
-def test_it_verifies_exports_with_counts_publications_and_the_log(
+def test_it_verifies_closed_and_empty_projects_and_the_log(
     database_url: str, tmp_path: Path
 ) -> None:
     ledger = open_ledger(database_url)
-    project = open_project(ledger, 10, COUNTED)
-    ledger.charge(project.id, [counted(number) for number in range(4)])
+    open_project(ledger, 10)
     ledger.set_status("study", ProjectStatus.CLOSED)
     open_project(ledger, 2, name="empty")
     files = [exported(tmp_path, name, ledger.export(name)) for name in ("study", "empty")]
     files.append(exported(tmp_path, "log", ledger.export_log()))
     code, said = run(*files)
     assert code == 0, said
-    holds(said, "log", 5, ledger.log(newest=True)[-1].hash)
+    holds(said, "log", len(ledger.log()), ledger.log(newest=True)[-1].hash)
+
+
+def test_every_mechanism_is_among_those_whose_used_projects_it_verifies() -> None:
+    assert {spec["name"] for spec in EXAMPLES} == set(MECHANISMS)
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for spec in EXAMPLES if spec["name"] != "neighbours"], ids=str
+)
+def test_it_verifies_a_used_project_of_every_mechanism_of_teachers(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    if "delta_per_query" in spec:  # so that ten queries fit, and unanimous ones are answered
+        fitting = {"delta_per_query": 1e-11, "sigma": 8.0}
+        spec = {name: fitting.get(name, value) for name, value in spec.items()}
+    service, _, ledger = study(tmp_path, spec, 12)
+    inputs = images(*((each % CLASSES, each) for each in range(8)), (99, 8), (99, 9))
+    ask: tuple[Any, ...] = (inputs,)
+    if spec["name"] == "interactive_gnmax":
+        ask = (inputs, np.full((len(inputs), CLASSES), 1 / CLASSES))
+    answer = one(service, service.check("study", *ask))
+    assert seqs(answer) == list(range(1, 11))
+    code, said = run(exported(tmp_path, "study", ledger.export("study")))
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_it_verifies_a_project_of_neighbours_before_and_after_the_cap_is_charged_in_full(
+    database_url: str, tmp_path: Path, queries: int
+) -> None:
+    opened = open_people(database_url, spare=True)
+    opened.ask(many(opened.people, queries))
+    project = opened.ledger.project("study")
+    in_full = queries * project.terms.worst.cap_cost > project.terms.cap_budget
+    assert in_full == (queries == 40)
+    assert (project.cap_spent == project.terms.cap_budget) == in_full
+    code, said = run(exported(tmp_path, "study", opened.ledger.export("study")))
+    assert code == 0, said
 
 
 @pytest.mark.slow
