@@ -22,8 +22,11 @@ from told import images, one, seqs, study
 from wire_examples import MECHANISMS as EXAMPLES
 
 from terrine_protocol import ProjectStatus, Role
+from terrine_server.ledger import connect
 from terrine_server.ledger.administration import START, log_hash
 from terrine_server.ledger.chain import charge_hash, frame
+from terrine_server.ledger.store.roles import RIGHTS
+from terrine_server.ledger.store.tables import metadata
 from terrine_server.privacy.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +89,36 @@ def test_the_vectors_on_the_page_are_those_of_the_ledger() -> None:
     assert hashes[1] == log_hash(START, LOGGED).hex()
     for value in (None, "hé", -7, 0.1, b"\x01\x02", NOON):
         assert f"`{frame(value).hex()}`" in PAGE, value
+
+
+def table_below(heading: str) -> dict[str, str]:
+    """The table below a heading of the page: the last cell, by each name in the first."""
+    below = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in below.splitlines() if line.startswith("| `")]
+    return {name: row[-1].rstrip(" |") for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+
+
+def test_the_page_names_every_table_what_may_change_and_the_rights_of_the_service(
+    tmp_path: Path,
+) -> None:
+    stored, guarded = table_below("What is stored"), set(metadata.tables)
+    assert set(stored) == set(metadata.tables)
+    sealed_alone = re.search(r"not of (.*?), which have\s+\[seals\]", PAGE, re.DOTALL)
+    assert sealed_alone is not None
+    guarded -= set(re.findall(r"`(\w+)`", sealed_alone[1]))
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    open_ledger(url)
+    with connect(url).connect() as connection:
+        query = "SELECT DISTINCT tbl_name FROM sqlite_master WHERE type = 'trigger'"
+        assert set(connection.exec_driver_sql(query).scalars()) == guarded
+    said = {
+        table: ", ".join(
+            f"{right} of {', '.join(f'`{column}`' for column in columns)}" if columns else right
+            for right, columns in rights.items()
+        )
+        for table, rights in RIGHTS.items()
+    }
+    assert table_below("A role with fewer rights") == said
 
 
 def test_the_checker_is_short_and_needs_nothing_but_python() -> None:
