@@ -433,12 +433,12 @@ def build(
     The map, the radii and the scale follow from `public` alone. The records are copied, as
     coordinates and labels: the directory is as private as they are. `key`: the owner's, under which
     people can be found again; without one nobody can be forgotten, or added. Raises TrainingError
-    (`out` exists) and DataError (public data unfit, a schema fitted on the private data).
+    (`out` exists) and DataError (public data unfit or private, a schema fitted on the private data).
     """
     out, settings = Path(out), settings or NeighbourSettings()
     check_new(out)
     check_encoding(data)
-    public.check_fits(data.spec)
+    public.count_private_rows(data)  # which refuses a mix-up of files
     features = settings.feature_map(data, public)
     if features.spec.width > MOST_COORDINATES:
         raise DataError(f"Points have more than {MOST_COORDINATES} coordinates: set a width.")
