@@ -468,7 +468,7 @@ def test_a_unit_is_what_the_manifest_says(world: World) -> None:
         (
             {"name": "neighbours", "sigma": 30.0, "queries": 100},
             ["noisy counts", "records vote themselves", "copy of every record", "account"],
-            ["teachers, each", "(PATE)", "one vote with it"],
+            ["teachers, each", "(PATE)", "one vote with it", "Teachers match"],
         ),
         (
             {"name": "noisy_votes", "sigma": 30.0},
@@ -498,6 +498,7 @@ def test_a_dossier_says_what_leaves_and_who_votes(
     for each in leaves:
         assert each in told
         assert each in entry
+    assert ("Such are here: asked." in page) == (spec["name"] == "neighbours")
     for each in not_so:
         assert each not in told
         assert each not in entry

@@ -175,7 +175,7 @@ def unit_details(ensemble: DossierEnsemble) -> str:
         "teacher": f"all that one teacher was trained on (disjoint by: {trained.grouped_by})",
     }[trained.unit]
     changes = (
-        "Its votes alone may change, within its account."
+        "The votes of this unit alone may change, within its account."
         if ensemble.account.kind == "neighbours"
         else f"Exactly one of {ensemble.account.teachers:,} teachers may change, and one vote with "
         "it."
@@ -191,7 +191,7 @@ def _unprotected(ensemble: DossierEnsemble) -> str:
     schema = " The table's schema." if account.encoding else ""
     prior = (
         " Teachers match their own records' share of classes on public rows."
-        if account.matches_prior
+        if account.matches_prior and account.kind != "neighbours"
         else ""
     )
     by_units = account.kind == "neighbours"
