@@ -27,8 +27,8 @@ class Labels:
         `refused` and `exhausted` cost nothing.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
     noisy_counts: [B, m] int64, the votes for each class and their noise, for noisy_votes and
-        neighbours: they may be negative, or more than the voters. Rows that are not `answered` hold `NO_COUNT`. None
-        for other mechanisms.
+        neighbours: they may be negative, or more than the voters. Rows that are not `answered` hold
+        `NO_COUNT`. None for other mechanisms.
     noise_sigma: the standard deviation of the noise in each of them, in votes; None likewise.
     """
 
