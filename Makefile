@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure wording durations torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
 
 help: ## Show this help
-	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
+	@echo "Terrine: private records vote, students learn, the ledger keeps count."
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo

@@ -25,8 +25,6 @@ LOG = "seq created_at actor request_id action subject detail".split()
 BYTES = {"ensemble__manifest_sha256", "query_digest", "input_digest"}
 TIMES = {"opened_at", "created_at"}
 JSON, WHOLE = {"mechanism", "event", "detail"}, {"project_id", "seq", "cost", "delta", "cap_cost"}
-
-
 Wrong = type("Wrong", (Exception,), {})  # what is wrong with a file
 
 
@@ -42,11 +40,11 @@ def field(name, value):
     """Return the frame of a field as it stands in the export."""
     if value is None:
         return frame(b"n", b"")
-    if name in {"ensemble__manifest_sha256", "query_digest", "input_digest"}:
+    if name in BYTES:
         return frame(b"b", bytes.fromhex(value))
-    if name in {"opened_at", "created_at"}:
+    if name in TIMES:
         return frame(b"t", value.encode())
-    if name in {"mechanism", "event", "detail"} or isinstance(value, str):
+    if name in JSON or isinstance(value, str):
         return text(value if isinstance(value, str) else canonical(value))
     if isinstance(value, float):
         return frame(b"f", value.hex().encode())
@@ -109,6 +107,8 @@ def check_ledger(first, lines):
         else:
             spent["spent"] += entry["cost"]
             spent["cap_spent"] += entry["cap_cost"]
+    if "allowance" in terms:  # the allowance bounds what all queries together cost the cap
+        spent["cap_spent"] = min(spent["cap_spent"], terms["cap_budget"])
     if (account["charges"], account["head"]) != (count, head):
         raise Wrong(f"the account is that of {account['charges']} entries, but {count} are here")
     if json.loads(account["published"]) != published:

@@ -23,11 +23,12 @@ from books import COUNTED, abstained, answered, counted, open_project, register,
 from browsing import chromium
 from commands import Terrine
 from dialects import SQLITE_BY_DAY
-from digits import DigitsEnsemble
+from digits import DigitsEnsemble, build_people
 from forging import rewrite, rows_of
 from logged import LOG, RunningWitness, policy_of, policy_text, publisher, witnessing
 from refusals import holds, refuses, says
 from server import CAP_DELTA, CAP_EPSILON, Owner, installed
+from server import register as register_ensemble_of
 from sqlalchemy import Engine
 
 from terrine_models.teachers.federation import Federation, save_federation
@@ -221,7 +222,7 @@ def test_what_could_not_be_checked_comes_first(world: World, tmp_path: Path) -> 
     assert set(whats(facts)) == ALWAYS | {"Whether the code is what was released"}
     page = Page(world.facts())
     titles = [
-        page.text.index(each) for each in ("Read this first", "The promise, and its odds Take")
+        page.text.index(each) for each in ("Read this first", "The promise, and its odds Whatever")
     ]
     assert titles == sorted(titles)
     holds(page.text[titles[0] : titles[1]], "audit", "named")
@@ -255,10 +256,10 @@ def test_an_altered_teacher_a_lost_one_and_a_rewritten_ledger_are_the_first_find
     data[-1] ^= 1
     teacher.write_bytes(data)
     facts = world.facts()
-    assert whats(facts)[0] == "The teachers of digits"
+    assert whats(facts)[0] == "The files of digits"
     assert not facts.projects[0].info.ensemble.available
     shutil.rmtree(world.settings.ensembles_dir / "digits")
-    assert whats(world.facts(verify=False))[0] == "The teachers of digits"
+    assert whats(world.facts(verify=False))[0] == "The files of digits"
 
     with unguarded(world.settings.database) as connection:
         rewrite(connection, 2, label=rows_of(connection)[1]["label"] ^ 1)
@@ -460,6 +461,49 @@ def test_a_unit_is_what_the_manifest_says(world: World) -> None:
     assert what in whats(world.facts(verify=False))
 
 
+@pytest.mark.parametrize(
+    ("spec", "leaves", "not_so"),
+    [
+        (
+            {"name": "neighbours", "sigma": 30.0, "queries": 100},
+            ["noisy counts", "records vote themselves", "copy of every record", "account"],
+            ["teachers, each", "(PATE)", "one vote with it", "Teachers match"],
+        ),
+        (
+            {"name": "noisy_votes", "sigma": 30.0},
+            ["noisy counts", "40 teachers, each trained on a disjoint part"],
+            ["copy of every record", "No count of votes leaves"],
+        ),
+        (
+            {"name": "confident_gnmax", "threshold": 24, "sigma1": 12.0, "sigma2": 4.0},
+            ["a class leaves, or that there is none", "No count of votes leaves", "40 teachers"],
+            ["noisy counts leave", "copy of every record"],
+        ),
+    ],
+    ids=lambda given: given["name"] if isinstance(given, dict) else "",
+)
+def test_a_dossier_says_what_leaves_and_who_votes(
+    world: World, tmp_path: Path, spec: dict[str, Any], leaves: list[str], not_so: list[str]
+) -> None:
+    if spec["name"] == "neighbours":
+        people = build_people(tmp_path / "people", world.ensemble)
+        register_ensemble_of(world.settings, world.ledger, people)
+        world.ensemble = people
+    world.open_project("asked", spec)
+    facts = world.facts(project="asked", verify=False)
+    page = Page(facts).text
+    told = page.partition("What leaves")[2].partition("Budget")[0]
+    entry = json.dumps(registry.entry(facts, facts.projects[0]))
+    for each in leaves:
+        assert each in told
+        assert each in entry
+    names_it = "asked." in page.partition(words.TO_WHOM)[2][:40]
+    assert names_it == (spec["name"] == "neighbours")
+    for each in not_so:
+        assert each not in told
+        assert each not in entry
+
+
 FIELDS = {
     "basic": {
         "name", "data_curators", "description", "intended_use", "data_product_type",
@@ -561,6 +605,7 @@ def test_words_are_those_of_the_documentation() -> None:
     )
     for each in words.PROMISE:
         assert each in plain(privacy)
+    assert words.IN_ONE_SENTENCE in plain(adoption)
     assert words.TO_WHOM in plain(threats)
     bullets = plain(adoption.partition("## What is not promised")[2].partition("## ")[0])
     assert bullets == " ".join(f"- {each}" for each in words.NOT_PROMISED)

@@ -11,15 +11,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from books import COUNTED, counted, open_ledger, open_project
+from books import CLASSES, open_ledger, open_project
 from commands import Terrine
+from neighbouring import many, open_people
 from publishing import open_published, published_terms, publishing_ledger, voted
 from refusals import holds
+from told import images, one, seqs, study
+from wire_examples import MECHANISMS as EXAMPLES
 
 from terrine_protocol import ProjectStatus, Role
+from terrine_server.ledger import connect
 from terrine_server.ledger.administration import START, log_hash
 from terrine_server.ledger.chain import charge_hash, frame
+from terrine_server.ledger.store.roles import RIGHTS
+from terrine_server.ledger.store.tables import metadata
+from terrine_server.privacy.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
@@ -83,6 +91,36 @@ def test_the_vectors_on_the_page_are_those_of_the_ledger() -> None:
         assert f"`{frame(value).hex()}`" in PAGE, value
 
 
+def table_below(heading: str) -> dict[str, str]:
+    """The table below a heading of the page: the last cell, by each name in the first."""
+    below = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in below.splitlines() if line.startswith("| `")]
+    return {name: row[-1].rstrip(" |") for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+
+
+def test_the_page_names_every_table_what_may_change_and_the_rights_of_the_service(
+    tmp_path: Path,
+) -> None:
+    stored, guarded = table_below("What is stored"), set(metadata.tables)
+    assert set(stored) == set(metadata.tables)
+    sealed_alone = re.search(r"not of (.*?), which have\s+\[seals\]", PAGE, re.DOTALL)
+    assert sealed_alone is not None
+    guarded -= set(re.findall(r"`(\w+)`", sealed_alone[1]))
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    open_ledger(url)
+    with connect(url).connect() as connection:
+        query = "SELECT DISTINCT tbl_name FROM sqlite_master WHERE type = 'trigger'"
+        assert set(connection.exec_driver_sql(query).scalars()) == guarded
+    said = {
+        table: ", ".join(
+            f"{right} of {', '.join(f'`{column}`' for column in columns)}" if columns else right
+            for right, columns in rights.items()
+        )
+        for table, rights in RIGHTS.items()
+    }
+    assert table_below("A role with fewer rights") == said
+
+
 def test_the_checker_is_short_and_needs_nothing_but_python() -> None:
     lines = CHECKER.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150
@@ -102,19 +140,56 @@ def exported(directory: Path, name: str, lines: Any) -> Path:
     return path
 
 
-def test_it_verifies_exports_with_counts_publications_and_the_log(
+def test_it_verifies_closed_and_empty_projects_and_the_log(
     database_url: str, tmp_path: Path
 ) -> None:
     ledger = open_ledger(database_url)
-    project = open_project(ledger, 10, COUNTED)
-    ledger.charge(project.id, [counted(number) for number in range(4)])
+    open_project(ledger, 10)
     ledger.set_status("study", ProjectStatus.CLOSED)
     open_project(ledger, 2, name="empty")
     files = [exported(tmp_path, name, ledger.export(name)) for name in ("study", "empty")]
     files.append(exported(tmp_path, "log", ledger.export_log()))
     code, said = run(*files)
     assert code == 0, said
-    holds(said, "log", 5, ledger.log(newest=True)[-1].hash)
+    holds(said, "log", len(ledger.log()), ledger.log(newest=True)[-1].hash)
+
+
+def test_every_mechanism_is_among_those_whose_used_projects_it_verifies() -> None:
+    assert {spec["name"] for spec in EXAMPLES} == set(MECHANISMS)
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for spec in EXAMPLES if spec["name"] != "neighbours"], ids=str
+)
+def test_it_verifies_a_used_project_of_every_mechanism_of_teachers(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    if "delta_per_query" in spec:  # so that ten queries fit, and unanimous ones are answered
+        fitting = {"delta_per_query": 1e-11, "sigma": 8.0}
+        spec = {name: fitting.get(name, value) for name, value in spec.items()}
+    service, _, ledger = study(tmp_path, spec, 12)
+    inputs = images(*((each % CLASSES, each) for each in range(8)), (99, 8), (99, 9))
+    ask: tuple[Any, ...] = (inputs,)
+    if spec["name"] == "interactive_gnmax":
+        ask = (inputs, np.full((len(inputs), CLASSES), 1 / CLASSES))
+    answer = one(service, service.check("study", *ask))
+    assert seqs(answer) == list(range(1, 11))
+    code, said = run(exported(tmp_path, "study", ledger.export("study")))
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_it_verifies_a_project_of_neighbours_before_and_after_the_cap_is_charged_in_full(
+    database_url: str, tmp_path: Path, queries: int
+) -> None:
+    opened = open_people(database_url, spare=True)
+    opened.ask(many(opened.people, queries))
+    project = opened.ledger.project("study")
+    in_full = queries * project.terms.worst.cap_cost > project.terms.cap_budget
+    assert in_full == (queries == 40)
+    assert (project.cap_spent == project.terms.cap_budget) == in_full
+    code, said = run(exported(tmp_path, "study", opened.ledger.export("study")))
+    assert code == 0, said
 
 
 @pytest.mark.slow

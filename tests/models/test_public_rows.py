@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Terrine
+from refusals import holds
+from sklearn.datasets import load_digits
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
@@ -34,7 +38,7 @@ def test_rows_that_coincide_as_public_ones_do_among_themselves_are_chance() -> N
     records, pool = private(20_000, 200), private(1000, 200, seed=1).inputs
     shared = np.isin(pool @ [1000, 1], records.inputs @ [1000, 1]).mean()
     assert shared > 0.01
-    PublicData.declare("pool", pool).check_disjoint(records)
+    PublicData.declare("pool", pool).count_private_rows(records)
 
 
 @pytest.mark.parametrize("values", [5, 60])
@@ -43,17 +47,57 @@ def test_a_table_of_few_values_is_taken_though_most_public_rows_are_private_ones
 ) -> None:
     records, pool = private(20_000, values), private(1000, values, seed=1).inputs
     assert np.isin(pool @ [1000, 1], records.inputs @ [1000, 1]).mean() > 0.5
-    PublicData.declare("pool", pool).check_disjoint(records)
+    PublicData.declare("pool", pool).count_private_rows(records)
 
 
 def test_a_file_of_private_rows_is_refused() -> None:
     records = private(20_000, 900)
     with pytest.raises(DataError):
-        PublicData.declare("pool", records.inputs[:1000]).check_disjoint(records)
-    unlike = private(1000, 10**6, seed=1).inputs
-    some = np.concatenate([unlike, private(20_000, 10**6).inputs[:50]])
-    with pytest.raises(DataError):
-        PublicData.declare("pool", some).check_disjoint(private(20_000, 10**6))
-    images = replace(private(2000, 900), encoding=None)
-    with pytest.raises(DataError):
-        PublicData.declare("pool", private(1000, 900, seed=1).inputs).check_disjoint(images)
+        PublicData.declare("pool", records.inputs[:1000]).count_private_rows(records)
+    unlike, known = private(1000, 10**6, seed=1).inputs, private(20_000, 10**6)
+    some = np.concatenate([unlike, known.inputs[:50]])
+    for records in (known, replace(known, encoding=None)):  # a table's rows, and arrays
+        with pytest.raises(DataError):
+            PublicData.declare("pool", some).count_private_rows(records)
+        assert PublicData.declare("pool", some[:1005]).count_private_rows(records) == 5
+
+
+SHARED = 4_861_172_300_191_227
+"""A count that stands nowhere by chance."""
+COMMANDS = {
+    "ensemble train": ("--teachers", 20),
+    "neighbours build": ("--near", 40),
+    "quickstart": ("--yes", "--epsilon", 8),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_how_many_public_rows_are_private_is_told_to_the_owner_and_written_nowhere(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
+) -> None:
+    """The same function in all three, which alone knows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "data"))
+    images, labels = load_digits(return_X_y=True)
+    for name, rows in (("private", slice(1200)), ("pool", slice(1200, None))):
+        np.savez(f"{name}.npz", x=images[rows].reshape(-1, 8, 8).astype(np.uint8), y=labels[rows])
+    given = (*command.split(), "private.npz", "--public", "pool.npz", "--classes", 10)
+    terrine("init").fine  # noqa: B018
+    monkeypatch.setattr(PublicData, "count_private_rows", lambda *_: SHARED)
+    said = terrine(*given, "--name", "digits", *COMMANDS[command]).fine
+    holds(said, "eyes", f"{SHARED:,}", "597")
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        written = path.read_bytes()
+        for form in (f"{SHARED:,}".encode(), str(SHARED).encode()):
+            assert form not in written, path
+        for order in ("little", "big"):
+            assert SHARED.to_bytes(8, order) not in written, path
+    monkeypatch.undo()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "data"))
+    mixed_up = ("private.npz" if each == "pool.npz" else each for each in given)
+    refused = terrine(*mixed_up, "--name", "other", *COMMANDS[command])
+    assert refused.code == 1
+    holds(refused.err, "1,200", "private")
+    assert not (tmp_path / "data" / "ensembles" / "other").exists()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import typer
 from commands import Terrine
+from documented import ROOT, blocks
 from machine import Machine
 from PIL import Image
 from processes import in_processes, killed_at
@@ -94,6 +95,16 @@ def learned(machine: Machine, said: str, own: str) -> dict[str, Any]:
     return report
 
 
+def follow_the_readme(machine: Machine, token: str, x: np.ndarray) -> np.ndarray:
+    """Do as a student who has read README.md, and return what is predicted for all of x."""
+    (program,) = (text for _, text in blocks(ROOT / "README.md", "python"))
+    names: dict[str, Any] = {"token": token, "x": x}
+    with serving(machine) as server:
+        exec(program.replace("https://labels.example.org", server.url), names)
+    predicted: np.ndarray = names["predicted"]
+    return predicted
+
+
 def test_a_student_of_pictures_is_as_good_as_was_foretold(
     digits: Machine, wording: Wording
 ) -> None:
@@ -108,6 +119,11 @@ def test_a_student_of_pictures_is_as_good_as_was_foretold(
     holds(said, "noise", "teachers")
     assert load_manifest(digits.data / "ensembles" / "digits").teacher.kind == "neighbours"
     assert learned(digits, said, "own.npz")["accuracy"] > 0.8
+    token = re.search(r"TERRINE_TOKEN=(\S+)", said)
+    assert token is not None
+    with np.load("pool.npz") as pool:
+        predicted = follow_the_readme(digits, token[1], pool["x"])
+        assert (predicted == pool["y"]).mean() > 0.85
 
 
 def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(

@@ -44,6 +44,8 @@ BLOCK = 128
 MOST_ROWS = 100_000
 """The most public rows of a table on which bins are fitted: of more, every second, third, ….
 Quantiles of that many are near enough, and bins take several times the memory of the columns."""
+MAX_SHARED = 0.01
+"""Share of the public rows that may be private ones as well, however seldom rows repeat."""
 FEWEST_POINTS, MOST_POINTS = 200, 10_000
 """The fewest public inputs for which there is a graph, and the most that it contains."""
 
@@ -95,28 +97,27 @@ class PublicData:
                 f"{spec.high:g}]."
             )
 
-    def check_disjoint(self, private: Dataset) -> None:
-        """Refuse public data that contains private rows: two files were mixed up.
+    def count_private_rows(self, private: Dataset) -> int:
+        """Return how many of these rows are private ones as well, for the owner's eyes alone.
 
-        Images may not coincide. Rows of a table may by chance: as many as would if each had twice
-        as many private rows like it as the repetitions among the public rows foretell, and 1 %.
-        Where public rows repeat so often that all are expected among the private ones, a mix-up
-        looks like chance.
+        Raises DataError if they are too many for chance: most likely the private file was given as
+        the public one. By chance come 1 %, or as many as would if each had twice as many private
+        rows like it as the repetitions among the public rows foretell. Where these repeat so often
+        that all are expected among the private ones, a mix-up looks like chance.
         """
         self.check_fits(private.spec)
         own = row_digests(self.inputs)
         shared = int(np.isin(own, row_digests(private.inputs)).sum())
-        by_chance = 0.0
-        if private.encoding is not None:
-            repeats = np.unique(own, return_counts=True)[1]
-            alike = (repeats * (repeats - 1)).sum() / len(own) * len(private) / len(own)
-            by_chance = len(own) * max(0.01, -np.expm1(-2 * alike))
-        if shared > by_chance:
+        repeats = np.unique(own, return_counts=True)[1]
+        alike = (repeats * (repeats - 1)).sum() / len(own) * len(private) / len(own)
+        if shared > len(own) * max(MAX_SHARED, -np.expm1(-2 * alike)):
             raise DataError(
-                f"{shared} of {len(self.inputs)} rows of the public data {self.source.name} "
-                "are rows of the private data. Nothing may be fitted on private rows: use data "
-                "that is really public, or none."
+                f"{shared:,} of {len(own):,} rows of the public data {self.source.name} are rows "
+                "of the private data, more than by chance: was the private file given as the "
+                "public one? Nothing may be fitted on private rows: use data that is really "
+                "public, or none."
             )
+        return shared
 
 
 class FeatureMap:

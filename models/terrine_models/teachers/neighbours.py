@@ -437,10 +437,11 @@ def build(
     """Place the records of `data` on a public map, and save them in directory `out`.
 
     The map, the radii and the scale follow from `public` alone. The records are copied, as
-    coordinates and labels: the directory is as private as they are. `key`: the owner's, under which
-    people who have names (a group) can be found again; without one nobody can be forgotten, or
-    added. Raises TrainingError
-    (`out` exists) and DataError (public data unfit, a schema fitted on the private data).
+    coordinates and labels: the directory is as private as they are. Rows of `public`
+    may be among them, as stand-ins are: commands look with `PublicData.count_private_rows` before.
+    `key`: the owner's, under which people who have names (a group) can be found again; without one
+    nobody can be forgotten, or added. Raises TrainingError (`out` exists) and DataError (public
+    data unfit, a schema fitted on the private data).
     """
     out, settings = Path(out), settings or NeighbourSettings()
     check_new(out)

@@ -94,13 +94,13 @@ def train_ensemble(
     `<out>.partial`, which becomes `out` at the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
-    those of an interrupted training) and DataError (public data unfit).
+    those of an interrupted training) and DataError (public data unfit or private).
     """
     config, out = config or Heads(), Path(out)
     check_new(out)
     check_encoding(data)
     if public is not None:
-        public.check_disjoint(data)
+        public.count_private_rows(data)  # which refuses a mix-up of files
     rows, partition = partition_records(data, teachers, seed)
     people = None if key is None or data.groups is None else People.of(data, key)
     features = config.feature_map(data, public)

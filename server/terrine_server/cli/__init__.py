@@ -37,7 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Serve labels from private teachers within a privacy budget, or learn from them.",
+    help="Serve noisy votes of private records within a privacy budget, or learn from them.",
 )
 
 app.command()(quickstart.quickstart)

@@ -144,6 +144,8 @@ def train(
             fail("--schema is for tables only.")
         options = arrays.Arrays(public, classes, images)
         private, named_public, labelled = arrays.load(data, options)
+    if named_public is not None:
+        preview.show_private_rows(named_public, private)
     seen = preview.show(private, teachers, seed)
     if labelled is not None and KINDS[config.kind].previewed:
         preview.show_agreement(labelled, seen, config, seed)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli import arrays, people, tables
+from terrine_server.cli import arrays, people, preview, tables
 from terrine_server.cli.console import console, fail, opened_ledger
 from terrine_server.cli.ensemble import show_manifest
 
@@ -94,6 +94,7 @@ def build(
     own = Settings()
     out = out or own.ensembles_dir / name
     private, pool, _ = loaded(data, public, schema, classes, images)
+    preview.show_private_rows(pool, private)
     make_directories(own)
     key = records_key(own, make=True)
     with console.status("Placing the records"):

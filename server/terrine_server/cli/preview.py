@@ -1,4 +1,4 @@
-"""What `terrine ensemble train` says before it trains: on the owner's console, and nowhere else."""
+"""What commands say of private rows before they use them: on the owner's console, nowhere else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from terrine_server.cli.console import console
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
+    from terrine_models.features.maps import PublicData
     from terrine_models.teachers.manifests import TeacherSettings
     from terrine_models.teachers.preview import Preview
 
@@ -45,6 +46,19 @@ def show(data: Dataset, teachers: int, seed: int) -> Preview:
             f"{', '.join(named)}{more}. Train fewer teachers, or merge rare classes."
         )
     return found
+
+
+def show_private_rows(public: PublicData, private: Dataset) -> None:
+    """Print how many public rows are private ones as well. Raises DataError if these are many.
+
+    Nothing is changed by it, and it is stored nowhere: which rows are private may not be told.
+    """
+    shared = public.count_private_rows(private)
+    _say(
+        f"[bold]Private, for your eyes only:[/] {shared:,} of {len(public.inputs):,} public rows "
+        "are rows of private records as well. Nothing is left out or stored because of that: what "
+        "a public row says of somebody is not protected."
+    )
 
 
 def show_agreement(public: Dataset, found: Preview, config: TeacherSettings, seed: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from terrine_server.cli import arrays, neighbours, serve, tables, ways
+from terrine_server.cli import arrays, neighbours, preview, serve, tables, ways
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.ways import DataOptions
 from terrine_server.progress import teachers_bar
@@ -145,7 +145,7 @@ def _open(
     private, pool, labelled = neighbours.loaded(
         data, given.public, schema, given.classes, given.images
     )
-    pool.check_disjoint(private)
+    preview.show_private_rows(pool, private)
     first = FirstProject.of(
         units=unit_count(private),
         rows=int(distinct(pool.inputs).max()) + 1,

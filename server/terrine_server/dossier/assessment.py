@@ -108,8 +108,8 @@ def _parameters(facts: Facts) -> Iterator[AssessedBlock]:
         "Other releases from the same data",
         RequirementState.OWNER,
         facts.told["data.other_uses"],
-        "The owner's word. An ensemble of some of the same people adds its own cap, unless the "
-        "owner says so: then they share one.",
+        "The owner's word. All that is served from here shares a cap, unless the owner stated, in "
+        "the log, that two populations have no person in common.",
     )
 
 
@@ -122,7 +122,7 @@ def _unit(facts: Facts) -> Iterator[AssessedBlock]:
         "A unit that is smaller than a person",
         RequirementState.MET if people and units else RequirementState.OWNER,
         " ".join(f"{each.account.name}: {unit_details(each)}" for each in facts.ensembles)
-        + ("" if people else " It is met if each person has one record, or one teacher."),
+        + ("" if people else " It is met if nobody has several records."),
         "The ensemble's manifest; the number of units is in the sealed ledger.",
     )
     yield AssessedBlock(
@@ -136,8 +136,10 @@ def _unit(facts: Facts) -> Iterator[AssessedBlock]:
         block,
         "Contributions of a person that are not bounded",
         RequirementState.MET if people and units else RequirementState.OWNER,
-        "However many rows a person has, they train one teacher where people are grouped.",
-        "The manifest's partition; test_how_many_rows_a_person_has_moves_nobody_else.",
+        "However many rows a person has, where people are grouped they train one teacher, or share "
+        "one account.",
+        "The manifest's partition; test_how_many_rows_a_person_has_moves_nobody_else, "
+        "tests/privacy/test_neighbours.py.",
     )
 
 
@@ -170,7 +172,8 @@ def _algorithms(facts: Facts) -> Iterator[AssessedBlock]:
         block,
         "Sensitivity that is larger than assumed",
         RequirementState.MET,
-        "One unit moves one vote from one class to another, because teachers' data are disjoint"
+        "One unit moves one vote from one class to another, because teachers' data are disjoint; "
+        "where units vote themselves, it moves what its account still allows"
         + (
             f"; the published price of `immutable` is false, and {', '.join(unsound)} pays the one "
             "that holds"
@@ -178,7 +181,7 @@ def _algorithms(facts: Facts) -> Iterator[AssessedBlock]:
             else ""
         )
         + ".",
-        "docs/privacy/README.md; test_changing_one_record_changes_one_teacher.",
+        "docs/privacy/README.md and neighbours.md; test_changing_one_record_changes_one_teacher.",
     )
     yield AssessedBlock(
         block,
@@ -191,7 +194,8 @@ def _algorithms(facts: Facts) -> Iterator[AssessedBlock]:
         block,
         "Models that are released without protection",
         RequirementState.MET,
-        "Teachers never leave their owner's machine; students' models are made of answers alone.",
+        "Teachers, and copies of records, stay on their owner's machine; students' models are made "
+        "of answers alone.",
         "docs/privacy/threat-model.md, Who sees what.",
     )
 
@@ -208,8 +212,8 @@ def _utility(facts: Facts) -> Iterator[AssessedBlock]:
         "Bias (3)",
         "Small groups that are served worse",
         RequirementState.OWNER,
-        "A noisy vote is wrong more often where teachers disagree, as they do on rare groups. "
-        + facts.told["choices.utility"],
+        "A noisy vote is wrong more often where teachers disagree or few people are near, as on "
+        "rare groups. " + facts.told["choices.utility"],
         "docs/imbalance.md; to be measured on public data before anything is served.",
     )
     yield AssessedBlock(
@@ -236,7 +240,7 @@ def _bottom(facts: Facts) -> Iterator[AssessedBlock]:
         "Trust model (4.2)",
         "A trust that nobody earned",
         RequirementState.PARTLY,
-        "Central: the owner is trusted with records, teachers and students' inputs. "
+        "Central: the owner is trusted with records, what votes for them, and students' inputs. "
         + (
             f"One history: cosigned by {', '.join(sorted(last.cosigned))}."
             if last is not None and last.cosigned
@@ -271,7 +275,9 @@ def _bottom(facts: Facts) -> Iterator[AssessedBlock]:
         "Access control (4.4)",
         "A breach of the private data",
         RequirementState.OWNER,
-        "Tokens by role, kept as keyed hashes; the database holds neither teachers nor keys. "
+        "Tokens by role, kept as keyed hashes; the database holds neither records, teachers nor "
+        "keys but, where people vote or accounting is data-dependent, accounts as private as "
+        "these. "
         f"Disks, backups and accounts are the operator's. {facts.told['people.incidents']}",
         "`terrine doctor` on each machine; docs/deploying.md.",
     )

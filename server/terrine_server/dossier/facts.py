@@ -122,6 +122,11 @@ class Project:
     odds: tuple[AttackerOdds, ...]
     verification: Verification | None
 
+    @property
+    def keeps_secrets(self) -> bool:
+        """Whether the database has a tally or accounts from which votes could be computed."""
+        return self.info.publishing is not None or self.info.mechanism.name == "neighbours"
+
 
 @dataclass(frozen=True)
 class AdministrativeActs:

@@ -34,6 +34,7 @@ def shown(facts: Facts) -> dict[str, Any]:
         "assessed": assessment.assess(facts),
         "entries": [(each, registry.flat(registry.entry(facts, each))) for each in facts.projects],
         "unit_details": registry.unit_details,
+        "what_leaves": registry.what_leaves,
     }
 
 

@@ -40,9 +40,12 @@ QUESTIONS = tuple(
         ("data.region", "The region that the data describe, and whose laws apply."),
         ("data.sector", "Technology, Healthcare, Education, Government, Energy or Finance."),
         ("data.collection", "Why the data were collected, on what legal basis; what was left out."),
-        ("data.retention", "How long records, teachers, ledger and backups are kept, and why."),
+        (
+            "data.retention",
+            "How long records, teachers, ledger and backups are kept, and why.",
+        ),
         ("data.other_uses", "What else was ever released from these records, of any kind."),
-        ("use.description", "What students do with the labels, in two sentences."),
+        ("use.description", "What students do with the answers, in two sentences."),
         ("use.intended", "Intended uses, and those that are excluded."),
         ("use.necessity", "Why this is needed, and why nothing milder would do."),
         ("people.roles", "Who are admins, auditors and operators, and who appointed them."),
@@ -57,7 +60,7 @@ QUESTIONS = tuple(
         ),
         (
             "choices.utility",
-            "How good labels and students are, and for which groups they are worse.",
+            "How good answers and students are, and for which groups they are worse.",
         ),
         ("choices.residual_risk", "Which risk remains, and who accepts it."),
         ("registry.authors", "Who filled in the registry entry."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from terrine_protocol import ProjectInfo
 from terrine_server.dossier import words
 from terrine_server.dossier.facts import DossierEnsemble, Facts, Project
 from terrine_server.formats import parameters
@@ -16,7 +17,7 @@ from terrine_server.privacy import Rule
 
 Entry = Mapping[str, Any]
 
-CENTRAL = "The owner holds records and teachers, and adds the noise."
+CENTRAL = "The owner holds the records and what votes for them, and adds the noise."
 MODELS = {
     "remote": "The owners keep their teachers, which vote on their machines; the service sees the "
     "votes, and adds the noise.",
@@ -46,9 +47,7 @@ def entry(facts: Facts, project: Project) -> Entry:
                         "data_curator_type": told["curator.type"],
                     }
                 ],
-                "description": f"Labels for inputs that students send, by a noisy vote of "
-                f"{info.ensemble.teachers:,} teachers that were trained on disjoint parts of "
-                f"private data (PATE). {told['use.description']}",
+                "description": f"{what_leaves(info, ensemble)} {told['use.description']}",
                 "intended_use": info.purpose or told["use.intended"],
                 "data_product_type": "Interactive API",
                 "data_product_region": told["data.region"],
@@ -88,8 +87,9 @@ def entry(facts: Facts, project: Project) -> Entry:
                     f"closed on {info.closed_at:%Y-%m-%d}." if info.closed_at else "not closed yet."
                 ),
                 "data_source_type": "Static",
-                "data_source_type_details": "Teachers are trained once. Others on newer data are "
-                "another ensemble with a cap of its own.",
+                "data_source_type_details": "The records are those of the registration. If people "
+                "left or came since, the administrative log says when. Another ensemble of the "
+                "same people shares the cap.",
                 "access_type": "Interactive",
                 "access_type_details": "The budget belongs to the project, whose students share "
                 "it. Non-collusion is not assumed: all projects of an ensemble together stay "
@@ -136,6 +136,34 @@ def flat(value: Any, above: str = "") -> Sequence[tuple[str, Any]]:
     return [row for path, each in items for row in flat(each, path)]
 
 
+def what_leaves(info: ProjectInfo, ensemble: DossierEnsemble) -> str:
+    """Say what students get for an input, and who votes."""
+    count = f"{info.ensemble.teachers:,}"
+    teachers = f"{count} teachers, each trained on a disjoint part of the records"
+    match info.mechanism.name:
+        case "neighbours":
+            of = "people" if ensemble.trained and ensemble.trained.unit == "person" else "records"
+            return (
+                "For each input that a student sends, noisy counts leave: one number for each "
+                "class, of the votes for it with random noise, and the class with the largest. The "
+                f"{count} {of} vote themselves, where they are near the input; "
+                "an account of each limits what its votes tell in all. No model is trained; the "
+                "service's directory holds a copy of every record, as coordinates with its label."
+            )
+        case "noisy_votes":
+            return (
+                "For each input that a student sends, noisy counts leave: one number for each "
+                "class, of the votes for it with random noise, and the class with the largest. "
+                f"Votes are cast by {teachers} (PATE)."
+            )
+        case name:
+            counts = "" if "." in name else " No count of votes leaves."  # of another package
+            return (
+                "For each input that a student sends, a class leaves, or that there is none: the "
+                f"outcome of a vote, with random noise, of {teachers} (PATE).{counts}"
+            )
+
+
 def unit_details(ensemble: DossierEnsemble) -> str:
     """Say what neighbouring data sets are."""
     trained = ensemble.trained
@@ -146,10 +174,15 @@ def unit_details(ensemble: DossierEnsemble) -> str:
         "person": f"one person, who is all rows with the same {trained.grouped_by},",
         "teacher": f"all that one teacher was trained on (disjoint by: {trained.grouped_by})",
     }[trained.unit]
+    changes = (
+        "The votes of this unit alone may change, within its account."
+        if ensemble.account.kind == "neighbours"
+        else f"Exactly one of {ensemble.account.teachers:,} teachers may change, and one vote with "
+        "it."
+    )
     return (
         f"Data sets are neighbours if they differ in {what} replaced in place by anything else "
-        f"(bounded DP: the number, {ensemble.units:,}, is public). Exactly one of "
-        f"{ensemble.account.teachers:,} teachers may change, and one vote with it."
+        f"(bounded DP: the number, {ensemble.units:,}, is public). {changes}"
     )
 
 
@@ -158,15 +191,18 @@ def _unprotected(ensemble: DossierEnsemble) -> str:
     schema = " The table's schema." if account.encoding else ""
     prior = (
         " Teachers match their own records' share of classes on public rows."
-        if account.matches_prior
+        if account.matches_prior and account.kind != "neighbours"
         else ""
     )
+    by_units = account.kind == "neighbours"
+    teachers = "" if by_units else f" and of teachers ({account.teachers:,})"
+    time = ", which grow with the number of records," if by_units else ","
     return (
         f"Public by declaration, the same for all neighbours: the number of units "
-        f"({ensemble.units:,}) and of teachers ({account.teachers:,}), the classes "
-        f"({', '.join(account.classes[:30])}), the format of inputs, all settings of training, and "
-        f"a salted digest of the teachers.{schema}{prior} Response times, and that a request fails "
-        "because a teacher was slow or crashed, are not covered."
+        f"({ensemble.units:,}){teachers}, the classes ({', '.join(account.classes[:30])}), the "
+        f"format of inputs, all settings, and a salted digest of the ensemble's files."
+        f"{schema}{prior} Response times{time} and that a request fails because something was slow "
+        "or crashed, are not covered."
     )
 
 
@@ -201,7 +237,7 @@ def _mechanisms(facts: Facts, project: Project) -> str:
         "discrete, sampled exactly by inversion from 256 bits of the operating system's "
         "randomness, so there is no floating-point noise. "
         f"Timing: {words.SIDE_CHANNELS[0]} Platform: {words.SIDE_CHANNELS[1]} Security: bearer "
-        "tokens by role, kept as keyed hashes; records and teachers never leave the owner's "
-        "machine; each answer is paid in a hash-chained ledger before it is sent. Code: SHA-256 of "
-        f"terrine_server {code.digests['terrine_server']}."
+        "tokens by role, kept as keyed hashes; records, their copies and teachers stay on the "
+        "owner's machine; each answer is paid in a hash-chained ledger before it is sent. Code: "
+        f"SHA-256 of terrine_server {code.digests['terrine_server']}."
     )

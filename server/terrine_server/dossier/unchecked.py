@@ -34,7 +34,7 @@ def unchecked(facts: Facts) -> Iterator[Unchecked]:
             yield Unchecked(f"NOT INTACT: {what}", "; ".join(found.problems), do)
     for each in facts.ensembles:
         if each.wrong is not None:
-            what = f"The teachers of {each.account.name}"
+            what = f"The files of {each.account.name}"
             yield Unchecked(what, each.wrong, "Restore the files; `terrine doctor` says which.")
     if not facts.verified:
         yield Unchecked(
@@ -64,8 +64,8 @@ def unchecked(facts: Facts) -> Iterator[Unchecked]:
         )
     yield Unchecked(
         "Whether anything else was ever released from these records",
-        "the ledger knows its own releases alone; a statistic, or an ensemble of some of the same "
-        "people that does not share their cap, adds to what is lost",
+        "the ledger knows its own releases alone; a statistic, or a service elsewhere on some of "
+        "the same people, adds to what is lost",
         "Ask the owner; the answer is in the section on other uses.",
     )
     for each in facts.ensembles:
@@ -80,7 +80,8 @@ def unchecked(facts: Facts) -> Iterator[Unchecked]:
                 f"Whether a person has several of the {each.units:,} records of "
                 f"{each.account.name}",
                 "records are protected, and nothing says whose they are",
-                "If so, train again with --group: k records in k shards make up to k times the ε.",
+                "If so, begin again with --group: with k records, a person's ε is more than k "
+                "times as large (docs/adoption.md).",
             )
     yield Unchecked(
         "Machines other than this one",

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+IN_ONE_SENTENCE = (
+    "Whatever the records of one person say, and even if they were blank, outsiders would see "
+    "almost the same."
+)
 PROMISE = (
-    "Take any one person (or any one record, where no groups were named at training) and replace "
-    "what was recorded about them by anything else, in the same place. Exactly one teacher may "
-    "change. Whatever students do together, for however long, the probability of anything that the "
-    "service shows them changes by at most a factor of e^ε, plus δ. Refusals are part of what it "
-    "shows.",
+    "Take any one person (or any one record, where nobody said whose a record is) and replace what "
+    "was recorded about them by anything else, or by nothing, in the same place. One teacher may "
+    "change or, where people vote themselves, that person's votes. Whatever students do together, "
+    "for however long, the probability of anything that the service shows them changes by at most "
+    "a factor of e^ε, plus δ. Refusals are part of what it shows.",
     "It is a promise about what can be learnt about one person from the answers. It does not "
     "promise that the answers are right, and it does not cover what would have been learnt without "
     "that person's data.",
@@ -21,16 +25,20 @@ NOT_PROMISED = (
     "Facts about people in general. That smokers fall ill can be learnt whether or not somebody "
     "took part.",
     "People with several records, unless the owner names who belongs together (--group). Without "
-    "it the promise is for a record, and with k records in k shards a person's ε can be k times as "
-    "large.",
-    "Anything else that is done with the data. Ensembles of the same people share one cap, if "
-    "their data are the same or the owner says that they overlap; what is done elsewhere adds up "
-    "with it.",
+    "it the promise is for a record, and a person's ε grows faster than their records: at ε = 1, "
+    "to 2.2 with two and 10.9 with eight.",
+    "Anything else that is done with the data. All that is served from one data directory shares a "
+    "cap, unless the owner states, in the log, that no person is in two of its populations. What "
+    "is done elsewhere adds up with it, and what is public of somebody already is not protected.",
     "Protection from the data owner, or from whoever runs its machine. They also see the inputs "
-    "that outsiders send.",
+    "that outsiders send. Where people vote, whoever reads the service's database sees who was "
+    "near how many inputs.",
+    "What the owner decides by looking at private data: when to stop, whom to leave out, which "
+    "settings did best.",
     "Right answers. Errors can be more frequent for small groups; the owner can measure that on "
     "public data before anything is served.",
-    "The time that an answer takes (threat model).",
+    "The time that an answer takes, and that a request fails because a model was slow or crashed "
+    "(threat model).",
 )
 RULE_OF_THUMB = (
     "up to 1, answers say little about anyone. From 1 to 4, a determined insider may confirm a "
@@ -73,7 +81,7 @@ WHO_SEES = (
         "votes, margins, noise",
         "no",
         "no",
-        "no interface shows them; anyone who holds the teachers can compute votes",
+        "no interface shows them; anyone who holds teachers or records can compute votes",
         "no",
     ),
     Visibility(
@@ -90,7 +98,7 @@ WHO_SEES = (
         "yes, in the database",
         "yes",
     ),
-    Visibility("teachers, private data", "no", "no", "yes", "no"),
+    Visibility("private data, copies of them, teachers", "no", "no", "yes", "no"),
     Visibility(
         "tokens",
         "own",
@@ -127,9 +135,19 @@ STORED = (
         "the owner deletes the ensemble's files; then nothing is answered any more",
     ),
     Retention(
+        "copies of records, of neighbours",
+        "the features of each record, as coordinates, and its label: as confidential as these",
+        "a person is forgotten (--group), or the owner deletes the ensemble's files",
+    ),
+    Retention(
+        "accounts of people, of neighbours",
+        "how much each person's votes told: who was near how many inputs",
+        "for ever; of who was forgotten, that the account is full",
+    ),
+    Retention(
         "ledger entries",
-        "outcome, label and price of each query, and SHA-256 digests of its input, which confirm a "
-        "guess of the input",
+        "outcome, label, noisy counts and price of each query, and SHA-256 digests of its input, "
+        "which confirm a guess of the input",
         "for ever: an entry cannot be removed without breaking the chain of hashes",
     ),
     Retention(
@@ -150,18 +168,21 @@ STORED = (
     ),
 )
 ERASURE = (
-    "What a label told cannot be taken back; the promise bounds what it told of anyone. To let a "
-    "person go, the owner trains new teachers without her records and closes the projects on the "
-    "old ones. The new ensemble has a cap of its own, and for everybody who stays the two add up. "
-    "Students' inputs leave nothing but digests; those stay in the ledger."
+    "What an answer told cannot be taken back; the promise bounds what it told of anyone. Where "
+    "people are named (--group), the owner lets one go while the service runs: the copies of her "
+    "records are removed, or the teacher that had them is trained without them, under the same "
+    "cap. A keyed digest stays, so that she is not added again. Backups, and the owner's own "
+    "files, are the owner's to clean. Students' inputs leave nothing but digests; those stay in "
+    "the ledger."
 )
 SIDE_CHANNELS = (
     "Response time is outside (ε, δ). Every query of a batch draws the same number of random bytes "
     "whatever the votes, and noise of tests that fail is drawn, too; but this is not constant-time "
-    "code, and a teacher's arithmetic may depend on its weights. Pad responses at a proxy against "
-    "students who measure time over many queries.",
-    "A 503 because a teacher was slow or crashed depends on models, and no ε covers it. It charges "
-    "nothing.",
+    "code, and a teacher's arithmetic may depend on its weights. Where people vote, time grows "
+    "with the number of records. Pad responses at a proxy against students who measure time over "
+    "many queries.",
+    "A 503 because a model, an owner or a machine was slow or crashed is covered by no ε. It "
+    "charges nothing.",
     "Noise is exact and integer, from the operating system's randomness; there is no seed, and no "
     "floating-point noise to attack.",
     "Logs, metrics and errors have no field for a vote.",
