@@ -116,15 +116,12 @@ def test_what_commands_refuse_is_worded(
     build_people(data / "ensembles" / "people", digits_ensemble)
     near = ("ensemble", "register", "people")
     limit = ("--epsilon", 20, "--delta", "1e-4")
-    refused("people in a population of records", *near)
     refused("to join a cap, and another one", *near, "--epsilon", 30, "--delta", "1e-4")
     refused("a population that is not there", *near, "--population", "patients", *limit)
     refused("a new population without a cap", *near, "--population", "patients", "--disjoint")
     refused("half a cap", *near, "--epsilon", 20)
     refused("a new one that is there", *near, "--population", "people", "--disjoint", *limit)
-    said["a second population"] = terrine(
-        *near, "--population", "patients", "--disjoint", *limit
-    ).fine
+    said["a cap that is shared"] = terrine(*near).fine
     refused("δ that is too large", *opening, *budget, "--delta", "0.01")
     refused("ε that pays for nothing", *opening, *budget, "--epsilon", "0.01")
     refused("a mechanism that is not there", *opening, *budget, "--mechanism", "gmax")
@@ -134,6 +131,8 @@ def test_what_commands_refuse_is_worded(
     refused("a name that is taken", *opening, *budget)
     others = ("project", "open", "others", *opening[3:])
     refused("more than is left of the cap", *others, *budget, "--epsilon", 22)
+    theirs = ("--ensemble", "people", "--mechanism", "neighbours:sigma=4,queries=5000")
+    refused("more than is left of a shared cap", *others[:3], *theirs, *budget, "--epsilon", 22)
     refused("a student of no project", "token", "create", "--role", "student")
     terrine("project", "close", "study", "--yes").fine  # noqa: B018
     refused("to open what is closed", "project", "resume", "study")

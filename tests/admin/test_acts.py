@@ -252,7 +252,7 @@ def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> N
     record = house.ledger.project("brief")
     returned = record.terms.cap_budget - record.cap_spent
     said = text_of(admin.get("/admin/projects/brief/close"))
-    holds(said, f"{returned / cap.population.cap:.1%}", "digits", "free")
+    holds(said, f"{returned / cap.population.cap:.1%}", "people", "free")
     assert house.ledger.project("brief").status == "active", "asking closes nothing"
     assert admin.post("/admin/projects/brief/close").status_code == 303
     assert house.last_logged == ("project-closed", "brief", actor)

@@ -169,7 +169,7 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
 
     # Again: nobody is there twice, and no record.
     again = world.run("neighbours", "add", "people", coming)
-    holds(again.fine, "Edition", 4, "New people", 0)
+    holds(again.fine, "Edition", 4, "New", 0)
     assert len(points(world.directory / "edition-4")) == PEOPLE - 3 + 60
     again = world.run("ensemble", "forget", "--who", leaving, "--yes")
     holds(again.fine, "forgotten", "before", 4)

@@ -93,7 +93,8 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Clie
     tokens: dict[str, str] = {}
     for name, records in data.items():
         train_ensemble(records, made.ensembles_dir / name, name=name, teachers=60)
-        register_ensemble(ledger, made, EnsembleRegister(name=name, epsilon=100.0, delta=1e-4))
+        cap = {"epsilon": 100.0, "delta": 1e-4, "population": name, "disjoint": True}
+        register_ensemble(ledger, made, EnsembleRegister.model_validate({"name": name, **cap}))
         terms = {"name": name, "ensemble": name, "epsilon": 90, "delta": 1e-5}
         open_project(
             ledger,

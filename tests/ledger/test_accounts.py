@@ -74,7 +74,14 @@ def test_the_same_teachers_never_get_a_second_cap(ledger: Ledger) -> None:
 def test_a_cap_with_delta_of_one_record_or_more_is_refused(ledger: Ledger, delta: float) -> None:
     with refuses(InvalidTerms, "1/60000"):
         ledger.register_ensemble(
-            "other", "path", digest("other").hex(), FACTS, RECORDS, cap(4.0, delta)
+            "other",
+            "path",
+            digest("other").hex(),
+            FACTS,
+            RECORDS,
+            cap(4.0, delta),
+            population="other",
+            disjoint=True,
         )
 
 
@@ -194,25 +201,42 @@ def test_amounts_beyond_what_is_counted_are_refused(ledger: Ledger, amount: int)
     for name, shown in (("budget", "cap"), ("delta_budget", "delta_cap")):
         limit = changed(cap(4.0, 1e-5), name, amount)
         with refuses(InvalidTerms, shown, amount):
-            ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, RECORDS, limit)
+            ledger.register_ensemble(
+                "e", "path", digest("e").hex(), FACTS, RECORDS, limit, population="e", disjoint=True
+            )
     tiny = replace(cap(4.0, 1e-5), delta=1e-25)
     with refuses(InvalidTerms, "units", 2**63):
-        ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, 2**63, tiny)
+        ledger.register_ensemble(
+            "e", "path", digest("e").hex(), FACTS, 2**63, tiny, population="e", disjoint=True
+        )
     with refuses(InvalidTerms, 0):
-        ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, 0, cap(4.0, 1e-5))
+        ledger.register_ensemble(
+            "e", "path", digest("e").hex(), FACTS, 0, cap(4.0, 1e-5), population="e", disjoint=True
+        )
 
 
 def test_the_largest_and_the_smallest_amounts_are_counted(each_ledger: Ledger) -> None:
     most = 2**63 - 1
     limit = replace(cap(4.0, 1e-5), delta=1e-25, budget=most, delta_budget=0)
-    found = each_ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, most, limit)
+    found = each_ledger.register_ensemble(
+        "e", "path", digest("e").hex(), FACTS, most, limit, population="e", disjoint=True
+    )
     assert (found.population.cap, found.population.delta_cap, found.units) == (most, 0, most)
     limit = replace(cap(4.0, 0.5), budget=0, delta_budget=most)
-    found = each_ledger.register_ensemble("f", "path", digest("f").hex(), FACTS, 1, limit)
+    found = each_ledger.register_ensemble(
+        "f", "path", digest("f").hex(), FACTS, 1, limit, population="f", disjoint=True
+    )
     assert (found.population.cap, found.population.delta_cap, found.units) == (0, most, 1)
     with refuses(InvalidTerms, 0):
         each_ledger.register_ensemble(
-            "g", "path", digest("g").hex(), FACTS, 1, replace(limit, delta=0.0)
+            "g",
+            "path",
+            digest("g").hex(),
+            FACTS,
+            1,
+            replace(limit, delta=0.0),
+            population="g",
+            disjoint=True,
         )
 
 

@@ -18,7 +18,7 @@ from terrine_server.ledger.chain import (
     hasher,
     iso,
 )
-from terrine_server.ledger.store.tables import charges, ensembles, projects
+from terrine_server.ledger.store.tables import charges, ensembles, populations, projects
 from terrine_server.ledger.verifying.entries import is_instant
 
 
@@ -47,12 +47,20 @@ def test_the_genesis_covers_everything_fixed_at_opening() -> None:
     of_ensemble = {column.name for column in ensembles.columns} - {
         "id",
         "path",
+        "population_id",
         "registered_at",
-        "reserved",
-        "delta_reserved",
         "seal",
     }
-    assert set(TERMS_FIELDS) == fixed | {f"ensemble__{name}" for name in of_ensemble}
+    of_the_cap = {column.name for column in populations.columns} - {
+        "id",
+        "name",
+        "reserved",
+        "delta_reserved",
+        "disjoint_from",
+        "declared_at",
+        "seal",
+    }
+    assert set(TERMS_FIELDS) == fixed | {f"ensemble__{n}" for n in of_ensemble | of_the_cap}
 
 
 def test_no_two_sequences_of_fields_share_an_encoding() -> None:

@@ -14,7 +14,7 @@ from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger
 from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.tables import ensembles, projects
+from terrine_server.ledger.store.tables import populations, projects
 from terrine_server.ledger.verifying import walk
 from terrine_server.ledger.verifying.checks import whole
 
@@ -35,7 +35,7 @@ def reopened(connection: Connection, **changes: int) -> None:
     if entries:
         rebuild(connection, entries)
     connection.execute(
-        update(ensembles).values(
+        update(populations).values(
             reserved=select(projects.c.cap_budget).scalar_subquery(),
             delta_reserved=select(projects.c.delta_budget).scalar_subquery(),
         )
@@ -50,14 +50,14 @@ def test_more_reserved_than_the_cap_is_found_though_all_else_agrees(
     ledger: Ledger, database_url: str, budget: str, reserved: str, cap: str
 ) -> None:
     open_project(ledger, 5)
-    most = getattr(ledger.ensemble("mnist"), cap)
+    most = getattr(ledger.ensemble("mnist").population, cap)
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most})
     assert ledger.verify("study").ok, "all of the cap may be reserved"
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most + 1})
     (found,) = ledger.verify("study").problems
-    assert kind(found) == f"ensemble mnist: {reserved}"
+    assert kind(found) == f"population mnist: {reserved}"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,8 @@ ACTS: dict[tuple[str, str], Callable[[Ledger], object]] = {
     ("administrative_log", "INSERT"): lambda ledger: student(ledger, "t3"),
     ("log_head", "UPDATE"): lambda ledger: student(ledger, "t4"),
     ("projects", "UPDATE"): lambda ledger: ledger.set_status("study", ProjectStatus.PAUSED),
-    ("ensembles", "UPDATE"): lambda ledger: ledger.set_status("study", ProjectStatus.CLOSED),
+    ("populations", "INSERT"): lambda ledger: register(ledger, "third"),
+    ("populations", "UPDATE"): lambda ledger: ledger.set_status("study", ProjectStatus.CLOSED),
 }
 """Each can be done after those before it."""
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_one_cap_is_refused_and_nothing_is_recorded(each_database
     assert ledger.log(limit=100) == before
     assert [each.name for each in ledger.populations()] == ["people"]
     registered(ledger, "staff", cap(3.0, 1e-5), population="staff", disjoint=True, facts=GROUPED)
-    with refuses(Conflict, "people, staff"):
+    with refuses(Conflict, "people", "staff"):
         registered(ledger, "second")
 
 
@@ -200,7 +200,7 @@ def test_threads_that_open_and_close_on_both_never_wait_for_each_other_in_a_circ
 ) -> None:
     ledger = empty(each_database_url)
     register_people(ledger)
-    register(ledger, "trained", facts=GROUPED, population="people")
+    register(ledger, "trained", facts=GROUPED, population="patients")
     open_study(ledger)
 
     def work(client: int) -> None:
@@ -248,4 +248,4 @@ def test_an_ensemble_that_was_moved_is_refused_by_everybody(database_url: str) -
             with refuses(LedgerCorrupted, "second"):
                 act()
     assert not ledger.verify("a").ok
-    holds(ledger.verify_log().problems, "ensemble", "second", "population", "seal")
+    holds(ledger.verify_log().problems, "ensemble", "second", "seal")

@@ -284,7 +284,7 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
     second = {"id": 9, "name": "ninth"}
     yield "populations: a second one", copied(world, "populations", digits, **second)
     of = {row["name"]: row["id"] for row in world.rows()["populations"]}
-    another = {"population_id": of["people"]}
+    another = {"population_id": of["thousand"]}
     yield "ensembles: another population", change("ensembles", {"name": "spare"}, **another)
     yield "ensembles: an unused one removed", gone("ensembles", name="spare")
     other = {"id": 9, "name": "ninth", "manifest_sha256": digest("ninth")}
@@ -792,6 +792,10 @@ def ensemble(**changes: Any) -> Edit:
     return change("ensembles", {"name": "mnist"}, **changes)
 
 
+def population(**changes: Any) -> Edit:
+    return change("populations", {"name": "digits"}, **changes)
+
+
 def cheaper(connection: Connection) -> None:
     projects = TABLES["projects"]
     text = connection.execute(select(projects.c.terms).where(projects.c.id == 1)).scalar_one()
@@ -868,13 +872,16 @@ FORGERIES: dict[str, tuple[Edit, str]] = {
     "price list changed": (cheaper, "terms"),
     "terms garbled": (account(terms="{"), "terms"),
     "on another ensemble": (account(ensemble_id=2), "terms"),
-    "cap raised": (ensemble(cap=TABLES["ensembles"].c.cap + 1), "terms"),
+    "cap raised": (population(cap=TABLES["populations"].c.cap + 1), "terms"),
     "records changed": (ensemble(units=10), "terms"),
-    "reservation lowered": (ensemble(reserved=0), "ensemble mnist: reserved"),
-    "delta reservation lowered": (ensemble(delta_reserved=0), "ensemble mnist: delta_reserved"),
+    "reservation lowered": (population(reserved=0), "population digits: reserved"),
+    "delta reservation lowered": (
+        population(delta_reserved=0),
+        "population digits: delta_reserved",
+    ),
     "closed without returning": (
         account(status="closed", closed_at=NOON),
-        "ensemble mnist: reserved",
+        "population digits: reserved",
     ),
 }
 """By forgery of `study`: the first finding. Unless another is named, the chain is rewritten."""
@@ -922,7 +929,7 @@ def test_forgeries_of_what_was_published_are_found_and_named(
 
 NOT_IN_THE_BOOKS = {
     "projects": {"status", "closed_at", "title", "purpose", "seal"},
-    "populations": {"disjoint_from", "declared_at", "seal"},
+    "populations": {"name", "disjoint_from", "declared_at", "seal"},
     "ensembles": {"path", "registered_at", "seal"},
     "secret_spends": {"seal"},
     "unit_accounts": {"filled", "accounts", "seal"},

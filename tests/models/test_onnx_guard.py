@@ -168,7 +168,7 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     declared = Declaration(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
     import_ensemble(paths, settings.ensembles_dir / "ward", "ward", declared)
     ledger = Ledger(engine, settings.secret_key_path.read_bytes())
-    register_ensemble(ledger, settings, EnsembleRegister(name="ward", epsilon=20.0, delta=1e-5))
+    register_ensemble(ledger, settings, EnsembleRegister(name="ward"))
     terms = {
         "name": "study",
         "ensemble": "ward",

@@ -188,7 +188,7 @@ def test_altered_missing_replaced_and_unregistered_ensembles_are_found(
     shutil.copytree(served_machine.ensemble, kept)
     ((check, state, _, fix),) = served_machine.wrong()
     assert (check, state) == ("ensemble kept", "warning")
-    assert fix.startswith("terrine ensemble register kept ")
+    assert fix.startswith("terrine ensemble register kept")
 
     weights = next(served_machine.ensemble.glob("teachers-*"))
     content = bytearray(weights.read_bytes())

@@ -159,7 +159,7 @@ def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
         facts,
         RECORDS,
         CAP,
-        population="people",
+        population="patients",
         disjoint=True,
     )
 

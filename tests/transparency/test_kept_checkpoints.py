@@ -20,7 +20,7 @@ from terrine_server.cli.console import CommandError
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
 from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store.tables import ensembles, projects
+from terrine_server.ledger.store.tables import populations, projects
 from terrine_server.ledger.transparency.checking import check
 from terrine_server.ledger.verifying.walk import verify_project
 from terrine_server.owner import checkpoints
@@ -135,7 +135,7 @@ def test_a_project_that_was_opened_anew_under_its_name_is_found(
     with unguarded(database_url) as connection:
         remove(connection, *range(1, ENTRIES + 1))
         connection.execute(delete(projects))
-        connection.execute(update(ensembles).values(reserved=0, delta_reserved=0))
+        connection.execute(update(populations).values(reserved=0, delta_reserved=0))
     project = open_project(ledger, 20, CONFIDENT)
     ledger.charge(project.id, [answered(i, i) for i in range(ENTRIES)])
     assert ledger.verify("study").ok

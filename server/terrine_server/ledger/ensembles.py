@@ -134,7 +134,9 @@ def choose_population(
     """
     names = ", ".join(each.name for each in known)
     if name is None and len(known) > 1:
-        raise Conflict(f"There are several populations: {names}. Say whose records these are.")
+        raise Conflict(
+            f"There are several populations: {names}. Say which one this is: --population NAME."
+        )
     found = next((each for each in known if name in (None, each.name)), None)
     if found is not None and disjoint:
         raise Conflict(
@@ -144,9 +146,9 @@ def choose_population(
         )
     if found is None and known and not disjoint:
         raise NotFound(
-            f"There is no population called {name}, but {names}. If nobody whose records these are "
-            f"is in {names}, say so with --disjoint: a new population has a cap of its own, and "
-            "whoever is in two loses up to the sum of both."
+            f"There is no population called {name}; there is {names}. To declare a new one, state "
+            f"with --disjoint that nobody in it is also in {names}. It gets a cap of its own: whoever "
+            "is in two populations loses up to the sum of their caps."
         )
     return found
 

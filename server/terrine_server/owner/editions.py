@@ -218,9 +218,9 @@ def _identified(settings: Settings, records: list[EnsembleRecord]) -> dict[str, 
 
     found = {}
     for record in records:
-        directory = settings.data_dir / record.current.path
+        directory = settings.data_dir / record.path
         if directory.exists() and not is_federation(directory):
-            stored = identified(directory)
+            stored = identified(settings.data_dir / record.current.path)
             if stored is not None:
                 found[record.name] = stored
     return found
