@@ -185,6 +185,30 @@ def test_pictures_and_idx_files_are_asked_as_the_student_reads_them(machine: Mac
     assert "terrine student train pool/train-images" in said
 
 
+def test_what_is_made_of_the_same_people_shares_their_cap(digits: Machine) -> None:
+    assert digits.run(*DIGITS, "--yes").code == 0
+    again = (*DIGITS[:6], "--epsilon", 2, "--yes")
+    said = digits.run(*again, "--name", "again").fine
+    holds(said, "population", "people", "free")
+    assert "terrine ensemble register again\n" in said.replace(f" --data-dir {digits.data}", "")
+    ensembles = digits.data / "ensembles"
+    too_much = (*DIGITS[:6], "--epsilon", 9, "--yes", "--name", "third")
+    holds(digits.run(*too_much).err, "people", "room", "would")
+    holds(digits.run(*too_much, "--population", "others").err, "others", "--disjoint")
+    for name, people in (("named.csv", 90), ("public.csv", 900)):
+        values = np.random.default_rng(people).random(900)
+        rows = (f"p{n % people},{value:.6f},{int(value > 0.5)}" for n, value in enumerate(values))
+        Path(name).write_text("\n".join(["who,x,y", *rows]) + "\n")
+    table = ("quickstart", "named.csv", "--public", "public.csv", "--label", "y", "--yes")
+    holds(digits.run(*table, "--group", "who", "--epsilon", 20).err, "person", "record")
+    assert sorted(path.name for path in ensembles.iterdir()) == ["again", "digits"], "none is made"
+    said = digits.run(*too_much, "--population", "others", "--disjoint").fine
+    assert "--population others --disjoint --epsilon 27" in said
+    found = {each.name: each.population.name for each in ledger(digits).ensembles()}
+    assert found == {"again": "people", "digits": "people", "third": "others"}
+    assert digits.run(*too_much).code == 0, "it is open already"
+
+
 OPERATIONS = "terrine_server.owner.operations"
 STEPS = [
     (("terrine_server.owner.tokens", "make_secret_key"), True),

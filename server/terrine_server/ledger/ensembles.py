@@ -147,8 +147,8 @@ def choose_population(
     if found is None and known and not disjoint:
         raise NotFound(
             f"There is no population called {name}; there is {names}. To declare a new one, state "
-            f"with --disjoint that nobody in it is also in {names}. It gets a cap of its own: whoever "
-            "is in two populations loses up to the sum of their caps."
+            f"with --disjoint that nobody in it is also in {names}. It gets a cap of its own: "
+            "whoever is in two populations loses up to the sum of their caps."
         )
     return found
 
