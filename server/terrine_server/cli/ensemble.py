@@ -382,9 +382,7 @@ def list_ensembles() -> None:
             "teachers": record.facts.teachers,
             "classes": len(record.facts.classes),
             "population": record.population.name,
-            "cap ε": record.population.epsilon,
-            "cap δ": record.population.delta,
-            "order": record.population.rdp_order,
+            "cap": f"ε = {record.population.epsilon:g}, δ = {record.population.delta:g}",
             "reserved": f"{record.population.reserved / record.population.cap:.1%}",
         }
         for record in records
