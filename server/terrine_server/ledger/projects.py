@@ -34,6 +34,7 @@ _CHANGES = {
 _ON_ENSEMBLE = (
     select(projects.c.id).where(projects.c.ensemble_id == bindparam("id")).order_by(projects.c.id)
 )
+_ALL = select(projects.c.id).order_by(projects.c.id)
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,7 @@ class Projects(DatabaseHandle):
         with self._writing(by) as tx:
             found = self._named(tx.connection, name)
             rows.lock_population(tx.connection, found.ensemble.population.id)
-            tx.connection.execute(rows.HOLD, {"id": found.id})
-            project = self._named(tx.connection, name)
+            project = self._held(tx, found.id)
             if project.status is status:
                 return project
             if project.status is ProjectStatus.CLOSED:
@@ -150,10 +150,7 @@ class Projects(DatabaseHandle):
             if closing:
                 _check_reserved(tx, project.ensemble)
                 unit_accounts.check_closing(tx, project)
-            changed = {"status": str(status), "closed_at": tx.now if closing else None}
-            row = tx.change(projects, project.id, changed)
-            logged = {**row, "ensemble": project.ensemble.name}
-            log.record_row(tx, _CHANGES[status], name, logged)
+            _change_status(tx, project, status)
             if closing:
                 # Sound because the cap is itself a privacy filter, which may be filled adaptively:
                 # only what was released counts against it, not what might have been.
@@ -161,6 +158,11 @@ class Projects(DatabaseHandle):
                 delta_unspent = project.terms.delta_budget - project.delta_spent
                 _reserve(tx, project.ensemble, -unspent, -delta_unspent)
             return self._named(tx.connection, name)
+
+    def _held(self, tx: Transaction, id: int) -> ProjectRecord:
+        """Lock a project until the transaction ends, and return it as the last writer left it."""
+        tx.connection.execute(rows.HOLD, {"id": id})
+        return rows.fetch_project(tx.connection, self._seals, f"number {id}", id=id)
 
     def make_edition(
         self,
@@ -202,8 +204,7 @@ class Projects(DatabaseHandle):
                 check_delta("The cap's δ", delta, slots - len({*erased}))
             on_it = []
             for id in tx.connection.execute(_ON_ENSEMBLE, {"id": ensemble.id}).scalars().all():
-                tx.connection.execute(rows.HOLD, {"id": id})
-                on_it.append(rows.fetch_project(tx.connection, tx.seals, f"number {id}", id=id))
+                on_it.append(self._held(tx, id))
             month = (tx.now.year, tx.now.month)
             published = (before.made_at.year, before.made_at.month) == month
             edition = Edition(
@@ -230,26 +231,25 @@ class Projects(DatabaseHandle):
 
         What was charged after the backup is not known any more, so no unit of a project of
         `neighbours` votes again in it. Such a project is never closed: what it has spent of the cap
-        is not known either. Each project is a transaction of its own; what was done already is
-        done again. Raises LedgerCorrupted.
+        is not known either. All in one transaction; done again, it changes nothing that is open.
+        Raises LedgerCorrupted, with nothing changed.
         """
         paused, filled = [], []
-        for name in self.project_names():
-            project = self.project(name)
-            if project.status is ProjectStatus.ACTIVE:
-                self.set_status(name, ProjectStatus.PAUSED)
-                paused.append(name)
-            if project.terms.allowance is None or project.status is ProjectStatus.CLOSED:
-                continue
-            with self._writing(None) as tx:
-                tx.connection.execute(rows.HOLD, {"id": project.id})
-                project = self._named(tx.connection, name)
+        with self._writing(None) as tx:
+            # All are locked before the end of the log is, as by everybody.
+            ids = tx.connection.execute(_ALL).scalars().all()
+            for project in [self._held(tx, id) for id in ids]:
+                if project.status is ProjectStatus.ACTIVE:
+                    _change_status(tx, project, ProjectStatus.PAUSED)
+                    paused.append(project.name)
+                if project.terms.allowance is None or project.status is ProjectStatus.CLOSED:
+                    continue
                 unit_accounts.fill(tx, project)
                 shadow_accounts.fill(tx, project)
                 detail = {"charges": project.charges}
-                log.record(tx, Action.ACCOUNTS_FILLED, name, detail)
-            filled.append(name)
-        return RestoredProjects(paused, filled)
+                log.record(tx, Action.ACCOUNTS_FILLED, project.name, detail)
+                filled.append(project.name)
+        return RestoredProjects(sorted(paused), sorted(filled))
 
 
 @dataclass(frozen=True)
@@ -258,6 +258,12 @@ class RestoredProjects:
 
     paused: Sequence[str]
     filled: Sequence[str]
+
+
+def _change_status(tx: Transaction, project: ProjectRecord, status: ProjectStatus) -> None:
+    closed_at = tx.now if status is ProjectStatus.CLOSED else None
+    row = tx.change(projects, project.id, {"status": str(status), "closed_at": closed_at})
+    log.record_row(tx, _CHANGES[status], project.name, {**row, "ensemble": project.ensemble.name})
 
 
 def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:

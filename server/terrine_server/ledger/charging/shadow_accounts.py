@@ -60,13 +60,12 @@ def save(tx: Transaction, after: ProjectRecord, accounts: Accounts) -> None:
         "head": bytes.fromhex(after.head),
         "accounts": accounts.astype(_STORED).tobytes(),
     }
-    sealed = tx.seals.sealed("shadow_accounts", {"project_id": after.id, **values})
-    known = select(shadow_accounts.c.project_id).where(shadow_accounts.c.project_id == after.id)
-    if tx.connection.execute(known).first() is None:
-        write(tx.connection, insert(shadow_accounts).values(sealed))
-    else:
-        here = shadow_accounts.c.project_id == after.id
-        write(tx.connection, update(shadow_accounts).where(here).values(sealed))
+    here, row = shadow_accounts.c.project_id == after.id, {"project_id": after.id, **values}
+    seal = tx.seals.of("shadow_accounts", row)
+    if tx.connection.execute(select(shadow_accounts.c.project_id).where(here)).first() is None:
+        write(tx.connection, insert(shadow_accounts).values(**row, seal=seal))
+    else:  # whose it is stays, and the service has no right to change it
+        write(tx.connection, update(shadow_accounts).where(here).values(**values, seal=seal))
 
 
 def fill(tx: Transaction, project: ProjectRecord) -> None:
