@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,8 +21,9 @@ from books import (
 )
 from commands import Terrine
 from migrated import SECRET_KEY
+from neighbouring import PEOPLE, open_people
 from publishing import open_published, publishing_ledger, voted
-from refusals import holds
+from refusals import holds, refuses
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
@@ -30,7 +32,7 @@ from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor.database import rights
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, NewProject, NewToken, check_schema, connect, seal, upgrade
-from terrine_server.ledger.store.roles import grant
+from terrine_server.ledger.store.roles import check_rights, grant
 from terrine_server.ledger.store.schema import differences
 
 pytestmark = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
@@ -128,6 +130,49 @@ def test_noisy_counts_need_no_more_rights_either(
     again = ledger.charge(project.id, [counted(i, "again") for i in range(5)]).results
     assert [result.counts for result in again] == [proposal.counts for proposal in batch]
     assert ledger.verify("study").ok
+
+
+def test_people_who_vote_leave_and_are_restored_need_no_more_rights_either(
+    each_database_url: str, service: URL, restricted: Engine
+) -> None:
+    opened = open_people(each_database_url)
+    grant(connect(each_database_url), role_of(service))
+    ledger = Ledger(restricted, SECRET_KEY)
+    url = service.render_as_string(hide_password=False)
+    people = replace(opened, url=url, ledger=ledger)
+    inputs = [opened.people.input(person) for person in range(4)]
+    people.ask(inputs[:1])
+    people.ask(inputs[1:3])  # by then its shadows have accounts
+    assert [each.replayed for each in people.ask(inputs[:1]).results] == [True]
+    ledger.make_edition("people", 2, "22" * 32, PEOPLE, [3])
+    people.ask(inputs[3:])
+    assert ledger.project("study").charges == 4
+    restored = ledger.fill_accounts()
+    assert (restored.paused, restored.filled) == (["study"], ["study"])
+    assert ledger.verify("study").ok
+
+
+def test_a_right_that_was_taken_away_is_told_as_what_it_is(
+    each_database_url: str, service: URL, restricted: Engine
+) -> None:
+    """By the charge that fails, by readiness and by doctor: not that the ledger is out of reach."""
+    opened = open_people(each_database_url)
+    owner = connect(each_database_url)
+    grant(owner, role_of(service))
+    check_rights(restricted)
+    with owner.begin() as connection:
+        revoke = f'REVOKE UPDATE ON shadow_accounts FROM "{role_of(service)}"'
+        connection.execute(text(revoke))
+    url = service.render_as_string(hide_password=False)
+    people = replace(opened, url=url, ledger=Ledger(restricted, SECRET_KEY))
+    people.ask([opened.people.input(1)])
+    with refuses(DatabaseUnavailable, "shadow_accounts", "right", "--service-role"):
+        people.ask([opened.people.input(2)])
+    with refuses(DatabaseUnavailable, "UPDATE", "shadow_accounts", "--service-role"):
+        check_rights(restricted)
+    (found,) = rights(restricted)
+    holds(found.found, "UPDATE", "shadow_accounts")
+    assert people.ledger.project("study").charges == 1
 
 
 def test_sealing_with_another_key_needs_no_more_rights_either(

@@ -11,7 +11,13 @@ from terrine_protocol import LogState
 from terrine_protocol.transparency.policies import Policy
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import Ledger, check_definitions, check_schema, check_writable
+from terrine_server.ledger import (
+    Ledger,
+    check_definitions,
+    check_rights,
+    check_schema,
+    check_writable,
+)
 from terrine_server.owner.checkpoints import log_state
 
 SECONDS = 1.0
@@ -56,6 +62,7 @@ class Readiness:
         try:
             check_schema(self._engine)
             check_definitions(self._engine)
+            check_rights(self._engine)
             self._ledger.check_sealed()
             check_writable(self._engine)
             for ensemble in self._ledger.ensembles():

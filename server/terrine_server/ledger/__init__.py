@@ -3,6 +3,7 @@
 connect, upgrade, check_schema      open a database, migrate it, check its version
 check_definitions                   whether its whole schema is as the migrations make it
 check_writable                      whether a charge could be made durable
+check_rights                        whether this account of PostgreSQL may do all that is needed
 check_active                        raise unless a project is active
 Ledger                              every read and every write
 seal                                seal a ledger of an earlier version, or with another key
@@ -41,6 +42,7 @@ from terrine_server.ledger.records import (
 )
 from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.store.database import connect
+from terrine_server.ledger.store.roles import check_rights
 from terrine_server.ledger.store.schema import (
     check_definitions,
     check_schema,

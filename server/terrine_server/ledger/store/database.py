@@ -50,6 +50,7 @@ _POOL: dict[str, Any] = {
 # PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
 _BUSY = {"55P03", "57014", "40P01", "40001"}
 _READ_ONLY = "25006"
+_NO_RIGHT = "42501"
 _NOT_WHOLE = "22012"
 """Division by zero: how the one statement of a charge fails if a part of it was ignored."""
 _STARTING = "57P03"
@@ -390,6 +391,13 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     if isinstance(error, exc.DataError) and not state:
         # Raised by the driver itself: Python cannot represent a value in PostgreSQL.
         return LedgerCorrupted("A value in the ledger is none that was written.", cause=cause)
+    if state == _NO_RIGHT:  # in words that name the table, and no row
+        return DatabaseUnavailable(
+            f"The account that this service has in PostgreSQL lacks a right: {words}. Run `terrine "
+            "init --service-role ACCOUNT` as the owner of the tables, which grants all that it "
+            "needs; `terrine doctor` lists what is missing.",
+            cause,
+        )
     if state in _DISK or re.search(r"disk is full|disk I/O", words):
         return DatabaseUnavailable(
             "The ledger's disk is full or fails. Repair it, then retry.", cause

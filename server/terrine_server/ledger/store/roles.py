@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, text
 
-from terrine_server.errors import NotFound
-from terrine_server.ledger.store.database import writing
+from terrine_server.errors import DatabaseUnavailable, NotFound
+from terrine_server.ledger.store.database import reading, writing
 
 CHANGES: dict[str, tuple[str, ...]] = {
     "administrative_log": (),
@@ -74,25 +74,42 @@ def grant(engine: Engine, role: str) -> None:
         connection.execute(text(f"GRANT USAGE ON SEQUENCE {', '.join(SEQUENCES)} TO {quoted}"))
 
 
+_MISSING = text(
+    "SELECT DISTINCT wanted.privilege || ' on ' || wanted.tablename AS lacking "
+    "FROM unnest(CAST(:tables AS text[]), CAST(:rights AS text[]), CAST(:columns AS text[])) "
+    "AS wanted (tablename, privilege, columnname) WHERE NOT CASE WHEN columnname = '' "
+    "THEN has_table_privilege(tablename, privilege) "
+    "ELSE has_column_privilege(tablename, columnname, privilege) END ORDER BY lacking"
+)
+
+
 def missing(connection: Connection) -> list[str]:
     """Return the rights that this database account lacks, such as "INSERT on charges"."""
-    lacking = []
-    for table, rights in RIGHTS.items():
-        for right, columns in rights.items():
-            if not all(_has(connection, right, table, column) for column in columns or (None,)):
-                lacking.append(f"{right} on {table}")
-    return lacking
+    wanted = [
+        (table, right, column)
+        for table, rights in RIGHTS.items()
+        for right, columns in rights.items()
+        for column in columns or ("",)
+    ]
+    tables, rights, columns = (list(each) for each in zip(*wanted, strict=True))
+    given = {"tables": tables, "rights": rights, "columns": columns}
+    return list(connection.execute(_MISSING, given).scalars())
+
+
+def check_rights(engine: Engine) -> None:
+    """Raise DatabaseUnavailable unless this account may do all that the service does."""
+    if engine.dialect.name == "sqlite":
+        return
+    with reading(engine) as connection:
+        lacking = missing(connection)
+    if lacking:
+        raise DatabaseUnavailable(
+            f"The account that this service has in PostgreSQL may not {', '.join(lacking)}. Run "
+            "`terrine init --service-role ACCOUNT` as the owner of the tables."
+        )
 
 
 def over_history(connection: Connection) -> list[str]:
     """Return the rights of this database account that could change what was charged."""
-    return [right for right in HISTORY if _has(connection, right, "charges")]
-
-
-def _has(connection: Connection, right: str, table: str, column: str | None = None) -> bool:
-    if column is None:
-        query = text("SELECT has_table_privilege(:table, :right)")
-    else:
-        query = text("SELECT has_column_privilege(:table, :column, :right)")
-    given = {"table": table, "right": right} | ({"column": column} if column else {})
-    return bool(connection.execute(query, given).scalar_one())
+    query = text("SELECT has_table_privilege('charges', :right)")
+    return [right for right in HISTORY if connection.execute(query, {"right": right}).scalar_one()]
