@@ -18,7 +18,7 @@ from commands import Terrine, commands
 from hypothesis import HealthCheck, settings
 from migrated import SECRET_KEY
 from patience import PATIENCE_SECONDS
-from postgres import Postgres, running_postgres
+from postgres import SERVICE, Postgres, running_postgres
 from seeded_noise import seed_noise
 from sqlalchemy import Engine
 from sqlalchemy.engine.default import DefaultDialect
@@ -102,6 +102,10 @@ def postgres() -> Iterator[Postgres]:
 def each_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of a fresh, empty database: once of SQLite and once of PostgreSQL.
 
+    On PostgreSQL it is that of the role that a server has: `migrated` makes the tables as their
+    owner, and grants it what `terrine init` grants. What an owner or a forger does takes the URL
+    `as_owner`.
+
     For promises that a database keeps in a way of its own: dialects, triggers, roles, locks,
     crashes. A test whose fixtures take `database_url` asks for it by `usefixtures`.
     """
@@ -126,7 +130,7 @@ def _database(request: pytest.FixtureRequest, directory: Path) -> Iterator[str]:
         return
     server: Postgres = request.getfixturevalue("postgres")
     with server.database() as name:
-        yield server.url(name)
+        yield server.url(name, user=SERVICE)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from caller import Caller, slug
+from postgres import as_owner
 from refusals import holds
 from server import CAP_DELTA, CAP_EPSILON, RunningServer
 
@@ -45,7 +46,7 @@ def test_an_act_that_the_database_ignores_is_no_success_and_the_server_not_ready
     admin = call("admin")
     assert admin.http.post("/projects", json=TERMS).status_code == 201
     assert admin.http.get("/readyz").status_code == 200
-    engine = connect(database_url)
+    engine = connect(as_owner(database_url))
     with engine.begin() as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql(

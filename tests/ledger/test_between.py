@@ -11,6 +11,7 @@ import pytest
 from between import come_between, come_first
 from books import answered, open_ledger, open_project
 from migrated import SECRET_KEY
+from postgres import as_owner
 from sqlalchemy import Connection, event, make_url, text
 
 from terrine_protocol import ProjectStatus
@@ -36,7 +37,7 @@ class Two:
     """Two servers on one database, where a project affords three queries and one is paid."""
 
     def __init__(self, url: str) -> None:
-        self.project = open_project(open_ledger(url), queries=3).id
+        self.url, self.project = url, open_project(open_ledger(url), queries=3).id
         self.engine = connect(url)
         self.ours, self.theirs = Ledger(self.engine, SECRET_KEY), Ledger(connect(url), SECRET_KEY)
         self.theirs.charge(self.project, [answered(0)])
@@ -168,7 +169,7 @@ def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
         else:
             results.append(type(fate))
 
-    come_first(two.engine, lambda: act(two), ask)
+    come_first(connect(as_owner(two.url)), lambda: act(two), ask)
     assert results == (expected if isinstance(expected, list) else [expected])
     assert two.ours.verify("study").ok
 
@@ -217,9 +218,10 @@ def exchange(url: str, directory: Path) -> None:
         ):
             backup.backup(ours)
         return
-    engine = connect(url)
+    engine = connect(as_owner(url))
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))
         connection.execute(text("CREATE SCHEMA public"))
+        connection.execute(text("GRANT USAGE ON SCHEMA public TO PUBLIC"))
     engine.dispose()
     open_project(open_ledger(url), queries=5)

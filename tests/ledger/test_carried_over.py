@@ -13,6 +13,7 @@ import pytest
 from alembic import command
 from kept_ledger import DATABASE
 from migrated import SECRET_KEY
+from postgres import as_owner
 from refusals import refuses
 from sqlalchemy import Connection, DateTime, Engine, MetaData, insert, select
 
@@ -110,7 +111,7 @@ def old_ledger(url: str, directory: Path, *edits: Edit) -> Engine:
 def test_ensembles_that_shared_a_cap_become_one_population(
     each_database_url: str, tmp_path: Path
 ) -> None:
-    engine = old_ledger(each_database_url, tmp_path, share("mnist", "spare"))
+    engine = old_ledger(as_owner(each_database_url), tmp_path, share("mnist", "spare"))
     upgrade(engine, SECRET_KEY)
     assert differences(engine) == []
     ledger = Ledger(engine, SECRET_KEY)

@@ -14,6 +14,7 @@ from books import (
     open_project,
 )
 from migrated import SECRET_KEY
+from postgres import as_owner
 from refusals import refuses
 from sqlalchemy import Engine, event, text
 
@@ -90,7 +91,7 @@ def test_a_label_that_is_not_paid_for_is_in_no_error(each_database_url: str) -> 
     """The database refuses the row and quotes it; the error that reaches anyone does not."""
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=3)
-    with connect(each_database_url).begin() as connection:
+    with connect(as_owner(each_database_url)).begin() as connection:
         if connection.dialect.name == "sqlite":
             connection.execute(
                 text(

@@ -15,6 +15,7 @@ from books import COUNTED, NOISY, answered, counted, digest, open_ledger, open_p
 from dialects import SQLITE_BY_DAY
 from ledger_workers import ask_and_log, die_after_commit, die_before
 from migrated import SECRET_KEY
+from postgres import as_owner
 from processes import in_processes, start
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import text
@@ -173,7 +174,7 @@ def test_a_database_that_was_read_only_is_written_to_again(each_database_url: st
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=10)
     late = Ledger(connect(each_database_url), SECRET_KEY)
-    with connect(each_database_url).connect() as connection:
+    with connect(as_owner(each_database_url)).connect() as connection:
         name = connection.scalar(text("SELECT current_database()"))
         connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
         connection.commit()

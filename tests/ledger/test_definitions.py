@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from books import answered, open_ledger, open_project
 from migrated import SECRET_KEY
+from postgres import as_owner
 from refusals import holds, refuses, says
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -26,7 +27,7 @@ POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect
 def engine(each_database_url: str) -> Iterator[Engine]:
     ledger = open_ledger(each_database_url)
     ledger.charge(open_project(ledger, 5).id, [answered(1)])
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     yield engine
     engine.dispose()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from books import CONFIDENT, answered, digest, open_ledger, open_project, register, terms
 from migrated import SECRET_KEY
+from postgres import as_owner
 from sqlalchemy import Engine, text
 
 import terrine_server
@@ -104,7 +105,7 @@ ACTS: dict[tuple[str, str], Callable[[Ledger], object]] = {
 def test_an_act_that_is_ignored_fails_and_changes_nothing(
     ledger: Ledger, each_database_url: str
 ) -> None:
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     for (table, command), act in ACTS.items():
         entries = ledger.verify_log().entries
         ignore(engine, table, command)
@@ -128,7 +129,7 @@ def test_nothing_is_told_whose_charge_is_ignored(
     ledger: Ledger, each_database_url: str, table: str, command: str
 ) -> None:
     """The answer would be out, and its charge not on record."""
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     for queries in (1, 2):
         before = ledger.project("study")
         batch = [answered(f"new {queries} {number}") for number in range(queries)]
@@ -147,7 +148,7 @@ def test_nothing_is_told_whose_charge_is_ignored(
 @pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 def test_a_pause_that_a_trigger_undoes_is_an_error(ledger: Ledger, each_database_url: str) -> None:
     """The row is written, and counted, but it is not what was meant: its seal shows that."""
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     run(
         engine,
         [
@@ -167,7 +168,7 @@ def test_a_pause_that_a_trigger_undoes_is_an_error(ledger: Ledger, each_database
 def test_a_rule_that_does_nothing_instead_is_an_error(
     ledger: Ledger, each_database_url: str
 ) -> None:
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     for table in ("projects", "charges"):
         command = "UPDATE" if table == "projects" else "INSERT"
         run(engine, [f"CREATE RULE deaf AS ON {command} TO {table} DO INSTEAD NOTHING"])
@@ -183,7 +184,7 @@ def test_a_rule_that_does_nothing_instead_is_an_error(
 def test_sealing_and_readiness_notice_that_nothing_is_written(
     ledger: Ledger, each_database_url: str
 ) -> None:
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     ignore(engine, "tokens", "UPDATE")
     with pytest.raises(LedgerCorrupted), engine.begin() as connection:
         seal_rows(connection, Seals(SECRET_KEY))

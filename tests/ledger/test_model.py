@@ -24,13 +24,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from logged import policy_of, publisher
-from migrated import SECRET_KEY
+from migrated import SECRET_KEY, migrated
 from reference_ledger import Answer, Book, Books, Refused
 from sqlalchemy import Connection, event
 
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
-from terrine_server.ledger import Ledger, NewProject, Proposal, connect, upgrade
+from terrine_server.ledger import Ledger, NewProject, Proposal, connect
 from terrine_server.privacy import VoteOutcome, cap
 
 REFUSALS: dict[type[errors.TerrineError], str] = {
@@ -274,8 +274,7 @@ class LedgerMachine(RuleBasedStateMachine):
 def test_a_ledger_does_as_the_reference_does(
     each_database_url: str, examples: int, tmp_path: Path
 ) -> None:
-    upgrade(engine := connect(each_database_url), SECRET_KEY)
-    engine.dispose()
+    migrated(each_database_url).dispose()
     made = Copies(each_database_url, tmp_path)
 
     class Machine(LedgerMachine):

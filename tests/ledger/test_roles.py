@@ -22,6 +22,7 @@ from books import (
 from commands import Terrine
 from migrated import SECRET_KEY
 from neighbouring import PEOPLE, open_people
+from postgres import as_owner
 from publishing import open_published, publishing_ledger, voted
 from refusals import holds, refuses
 from sqlalchemy import Engine, text
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.parametrize("each_database_url", ["postgresql"], indire
 @pytest.fixture
 def service(each_database_url: str) -> Iterator[URL]:
     """A role with no rights yet, as a URL to log in with."""
-    owner, role = connect(each_database_url), f"service-{secrets.token_hex(6)}"
+    owner, role = connect(as_owner(each_database_url)), f"service-{secrets.token_hex(6)}"
     with owner.begin() as connection:
         connection.execute(text(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'service'"))
     yield make_url(each_database_url).set(username=role, password="service")
@@ -67,7 +68,7 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     each_database_url: str, service: URL, restricted: Engine
 ) -> None:
     open_ledger(each_database_url)
-    grant(connect(each_database_url), role_of(service))
+    grant(connect(as_owner(each_database_url)), role_of(service))
     check_schema(restricted)
     assert differences(restricted) == []
     ledger = Ledger(restricted, SECRET_KEY)
@@ -110,7 +111,7 @@ def test_publishing_needs_no_more_rights_either(
     each_database_url: str, service: URL, restricted: Engine
 ) -> None:
     publishing_ledger(each_database_url)
-    grant(connect(each_database_url), role_of(service))
+    grant(connect(as_owner(each_database_url)), role_of(service))
     ledger = Ledger(restricted, SECRET_KEY)
     project = open_published(ledger)
     ledger.charge(project.id, voted(project, range(5)))
@@ -122,7 +123,7 @@ def test_noisy_counts_need_no_more_rights_either(
     each_database_url: str, service: URL, restricted: Engine
 ) -> None:
     open_ledger(each_database_url)
-    grant(connect(each_database_url), role_of(service))
+    grant(connect(as_owner(each_database_url)), role_of(service))
     ledger = Ledger(restricted, SECRET_KEY)
     project = open_project(ledger, 10, COUNTED)
     batch = [counted(i) for i in range(5)]
@@ -136,7 +137,7 @@ def test_people_who_vote_leave_and_are_restored_need_no_more_rights_either(
     each_database_url: str, service: URL, restricted: Engine
 ) -> None:
     opened = open_people(each_database_url)
-    grant(connect(each_database_url), role_of(service))
+    grant(connect(as_owner(each_database_url)), role_of(service))
     ledger = Ledger(restricted, SECRET_KEY)
     url = service.render_as_string(hide_password=False)
     people = replace(opened, url=url, ledger=ledger)
@@ -157,7 +158,7 @@ def test_a_right_that_was_taken_away_is_told_as_what_it_is(
 ) -> None:
     """By the charge that fails, by readiness and by doctor: not that the ledger is out of reach."""
     opened = open_people(each_database_url)
-    owner = connect(each_database_url)
+    owner = connect(as_owner(each_database_url))
     grant(owner, role_of(service))
     check_rights(restricted)
     with owner.begin() as connection:
@@ -181,7 +182,7 @@ def test_sealing_with_another_key_needs_no_more_rights_either(
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 5)
     ledger.charge(project.id, [answered(1)])
-    grant(connect(each_database_url), role_of(service))
+    grant(connect(as_owner(each_database_url)), role_of(service))
     other = b"o" * 64
     assert seal(restricted, other, old_key=SECRET_KEY).projects == 1
     assert Ledger(restricted, other).verify("study").ok
@@ -220,7 +221,7 @@ def test_the_service_cannot_touch_history(
 ) -> None:
     ledger = open_ledger(each_database_url)
     ledger.charge(open_project(ledger, 5).id, [answered(1)])
-    grant(connect(each_database_url), role_of(service))
+    grant(connect(as_owner(each_database_url)), role_of(service))
     for statement in DENIED:
         with (
             pytest.raises(DBAPIError, match=r"permission|owner"),
@@ -234,7 +235,7 @@ def test_granting_again_takes_back_what_was_added(
     each_database_url: str, service: URL, restricted: Engine
 ) -> None:
     open_ledger(each_database_url)
-    owner = connect(each_database_url)
+    owner = connect(as_owner(each_database_url))
     grant(owner, role_of(service))
     with owner.begin() as connection:
         connection.execute(text(f'GRANT ALL ON charges TO "{role_of(service)}"'))
@@ -255,7 +256,7 @@ def test_the_doctor_says_which_rights_are_missing(
     assert said.state == "problem"
     holds(said.found, "SELECT", "charges")
     holds(said.fix, "--service-role", role_of(service))
-    (said,) = rights(connect(each_database_url))
+    (said,) = rights(connect(as_owner(each_database_url)))
     assert said.state == "warning", "the owner may do anything"
 
 
@@ -263,7 +264,7 @@ def test_the_service_sees_what_the_tables_lack(
     each_database_url: str, service: URL, restricted: Engine
 ) -> None:
     open_ledger(each_database_url)
-    owner = connect(each_database_url)
+    owner = connect(as_owner(each_database_url))
     grant(owner, role_of(service))
     with owner.begin() as connection:
         connection.execute(text("DROP TRIGGER charges_no_delete ON charges"))
@@ -281,7 +282,7 @@ def test_the_service_sees_what_the_tables_lack(
 def test_init_grants_the_rights(
     each_database_url: str, service: URL, restricted: Engine, terrine: Terrine
 ) -> None:
-    variables = {"TERRINE_DATABASE_URL": each_database_url}
+    variables = {"TERRINE_DATABASE_URL": as_owner(each_database_url)}
     assert terrine("init", "--service-role", role_of(service), **variables).code == 0
     (said,) = rights(restricted)
     assert said.state == "ok"

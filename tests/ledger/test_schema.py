@@ -12,6 +12,7 @@ from alembic.migration import MigrationContext
 from books import answered, digest, open_ledger, open_project
 from ledger_workers import migrate
 from migrated import SECRET_KEY
+from postgres import as_owner
 from processes import in_processes
 from refusals import refuses
 from sqlalchemy import Engine, insert, inspect, text
@@ -24,7 +25,7 @@ from terrine_server.ledger.store.tables import charges, metadata
 
 @pytest.fixture
 def engine(each_database_url: str) -> Iterator[Engine]:
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     yield engine
     engine.dispose()
 
@@ -62,7 +63,7 @@ def test_migrating_twice_changes_nothing(engine: Engine) -> None:
 
 @pytest.mark.slow
 def test_processes_that_migrate_at_once_all_succeed(each_database_url: str) -> None:
-    processes = in_processes(migrate, *[(each_database_url,)] * 2)
+    processes = in_processes(migrate, *[(as_owner(each_database_url),)] * 2)
     assert [process.exitcode for process in processes] == [0] * 2
 
 
@@ -153,7 +154,7 @@ def test_the_database_itself_refuses_to_forget_or_to_raise(each_database_url: st
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=5)
     ledger.charge(project.id, [answered(i) for i in range(3)])
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     truncate = [f"TRUNCATE {table} CASCADE" for table in ("charges", "projects", "ensembles")]
     for attempt in REFUSED_BY_TRIGGERS + truncate * (engine.dialect.name == "postgresql"):
         with engine.connect() as connection:
@@ -186,7 +187,7 @@ def test_the_database_itself_refuses_a_charge(each_database_url: str) -> None:
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=5)
     ledger.charge(project.id, [answered(i) for i in range(3)])
-    engine = connect(each_database_url)
+    engine = connect(as_owner(each_database_url))
     with engine.connect() as connection:
         last = dict(
             connection.execute(charges.select().order_by(charges.c.seq.desc())).first()._mapping  # type: ignore[union-attr]

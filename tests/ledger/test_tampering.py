@@ -452,7 +452,7 @@ def plain(value: Any) -> Any:
 OF_THE_CAP = {"epsilon", "delta", "rdp_order", "cap", "delta_cap"}
 EXPORTED = {
     "projects": set(archive.ACCOUNT_FIELDS) - {"status", "closed_at"} | {"ensemble_id"},
-    "populations": OF_THE_CAP,
+    "populations": OF_THE_CAP | {"id"},
     "ensembles": {n.removeprefix("ensemble__") for n in TERMS_FIELDS if "__" in n} - OF_THE_CAP
     | {"id", "population_id"},
     "charges": {column.name for column in TABLES["charges"].columns},

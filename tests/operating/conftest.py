@@ -52,8 +52,8 @@ def served_machine(
         return machine
     mechanism = ("--mechanism", "gnmax:sigma=4")
     budget = ("--epsilon", "5", "--delta", "1e-5")
+    assert machine.init().code == 0
     for command in (
-        ("init",),
         ("ensemble", "register", "digits", *cap),
         ("project", "open", "study", "--ensemble", "digits", *mechanism, *budget),
     ):

@@ -16,6 +16,7 @@ from books import answered, unguarded
 from dialects import SQLITE_BY_DAY
 from machine import Machine
 from migrated import SECRET_KEY
+from postgres import as_owner
 from refusals import holds, says
 from sqlalchemy import make_url, text
 
@@ -70,7 +71,7 @@ def test_a_bare_machine_needs_init(machine: Machine) -> None:
 @SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_a_database_of_a_newer_version_is_found(served_machine: Machine) -> None:
-    with connect(served_machine.database_url).begin() as connection:
+    with connect(as_owner(served_machine.database_url)).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("schema", "problem")
@@ -216,7 +217,7 @@ def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Mach
     charge(served_machine, 1)
     on_sqlite = served_machine.database_url.startswith("sqlite")
     on = " ON charges" * (not on_sqlite)
-    with connect(served_machine.database_url).begin() as connection:
+    with connect(as_owner(served_machine.database_url)).begin() as connection:
         connection.execute(text(f"DROP TRIGGER charges_no_update{on}"))
         connection.execute(text("DROP INDEX uq_charges_answered_input"))
     ((check, state, found, fix),) = served_machine.wrong()
@@ -224,17 +225,17 @@ def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Mach
     holds(found, "missing", "trigger", "charges_no_update", "charges")
     holds(found, "missing", *(() if on_sqlite else ("unique",)), "uq_charges_answered_input")
     assert fix == "terrine init && terrine ledger verify all"
-    printed = served_machine.run("init").fine
+    printed = served_machine.init().fine
     holds(printed, "charges_no_update", "charges")
     assert "terrine ledger verify all" in printed
     assert served_machine.wrong() == []
-    assert "Restored" not in served_machine.run("init").fine
+    assert "Restored" not in served_machine.init().fine
 
 
 @SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_what_no_statement_restores_needs_a_backup(served_machine: Machine) -> None:
-    with connect(served_machine.database_url).begin() as connection:
+    with connect(as_owner(served_machine.database_url)).begin() as connection:
         connection.execute(text("ALTER TABLE tokens RENAME COLUMN label TO marked"))
     check, state, found, fix = next(
         each for each in served_machine.wrong() if says(each[2], "cannot", "restored")
@@ -329,7 +330,9 @@ def test_a_postgresql_that_may_lose_charges_or_wait_for_ever_is_found() -> None:
 @contextmanager
 def altered(url: str, alter: str, restore: str) -> Iterator[None]:
     """Change a setting of a real PostgreSQL for the duration of the context."""
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    plain = (
+        make_url(as_owner(url)).set(drivername="postgresql").render_as_string(hide_password=False)
+    )
     with psycopg.connect(plain, autocommit=True) as connection:
         connection.execute(alter)
         connection.execute("SELECT pg_reload_conf()")

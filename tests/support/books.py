@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from migrated import SECRET_KEY, migrated
+from postgres import as_owner
 from sqlalchemy import Connection, Select, delete, insert, inspect, select, update
 from sqlalchemy.exc import StatementError
 
@@ -122,7 +123,7 @@ def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
     The forger has the secret key as well, unless told otherwise: only what follows from charges can
     then show what was forged.
     """
-    engine = connect(url)
+    engine = connect(as_owner(url))
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
@@ -132,7 +133,14 @@ def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
             for name in names.scalars().all():
                 connection.exec_driver_sql(f"DROP TRIGGER {name}")
         else:
-            for table in ("charges", "projects", "ensembles", "requests", "administrative_log"):
+            for table in (
+                "charges",
+                "projects",
+                "populations",
+                "ensembles",
+                "requests",
+                "administrative_log",
+            ):
                 connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER USER")
                 for check in inspect(connection).get_check_constraints(table):
                     connection.exec_driver_sql(

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg
+from postgres import as_owner
 from sqlalchemy.engine import make_url
 
 
@@ -15,7 +16,7 @@ class Copies:
     """Copies of one database. Its connections must be closed when it is restored."""
 
     def __init__(self, url: str, directory: Path) -> None:
-        self._url, self._directory, self._made = make_url(url), directory, 0
+        self._url, self._directory, self._made = make_url(as_owner(url)), directory, 0
 
     def make(self) -> str:
         """Copy the database and return the copy's name."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 from books import terms
-from commands import Terrine
+from commands import Done, Terrine
 from migrated import SECRET_KEY
+from postgres import SERVICE, as_owner
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger, NewProject, connect
@@ -34,6 +35,12 @@ class Machine:
     @property
     def ledger(self) -> Ledger:
         return Ledger(connect(self.database_url), SECRET_KEY)
+
+    def init(self) -> Done:
+        """Run `terrine init`: on PostgreSQL as the tables' owner, for the role that then serves."""
+        owner = as_owner(self.database_url)
+        role = () if owner == self.database_url else ("--service-role", SERVICE)
+        return self.run("init", *role, TERRINE_DATABASE_URL=owner)
 
     def student(self, project: str, queries: int, ensemble: str = "digits") -> dict[str, str]:
         """Return the headers of a student whose new project pays for exactly `queries`."""

