@@ -17,6 +17,7 @@ from dialects import POSTGRESQL_BY_DAY, SQLITE_BY_DAY
 from fastapi import FastAPI
 from machine import Machine, question
 from patience import PATIENCE_SECONDS
+from postgres import as_owner
 from refusals import holds
 from serving import Serving, serving, until
 from sqlalchemy import text
@@ -29,13 +30,13 @@ from terrine_server.ledger import connect
 def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_command(
     served_machine: Machine,
 ) -> None:
-    with connect(served_machine.database_url).begin() as connection:
+    with connect(as_owner(served_machine.database_url)).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     refused = served_machine.run("serve", "--port", "0")
     assert (refused.code, refused.out) == (1, "")
     holds(refused.err, "newer")
     holds(refused.err, "Install")
-    with connect(served_machine.database_url).begin() as connection:
+    with connect(as_owner(served_machine.database_url)).begin() as connection:
         connection.execute(text("DELETE FROM alembic_version"))
     refused = served_machine.run("serve", "--port", "0")
     assert (refused.code, refused.out) == (1, "")
