@@ -142,6 +142,23 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_token_that_could_not_be_printed_is_revoked(terrine: Terrine, tmp_path: Path) -> None:
+    terrine("init").fine  # noqa: B018
+    command = (sys.executable, "-m", "terrine_server", "--data-dir", tmp_path / "data")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*command, "token", "create", "--role", "auditor"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, "No space" in done.stderr) == (1, True), done.stderr
+    (token,) = json.loads(terrine("--json", "token", "list").fine)
+    assert token["revoked_at"] is not None
+
+
+@pytest.mark.slow
 def test_json_is_what_the_http_api_returns(
     terrine: Terrine, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:

@@ -317,9 +317,9 @@ def test_the_command_ends_on_images_of_ordinary_size(
     records = Dataset(private, written.target[:PRIVATE].astype(np.int64), DIGITS, spec)
     made = server.settings.ensembles_dir / "large"
     train_ensemble(records, made, name="large", teachers=30)
-    register_ensemble(
-        server.ledger, server.settings, EnsembleRegister(name="large", epsilon=90.0, delta=1e-4)
-    )
+    cap = {"epsilon": 90.0, "delta": 1e-4, "population": "large", "disjoint": True}
+    wanted = EnsembleRegister.model_validate({"name": "large", **cap})
+    register_ensemble(server.ledger, server.settings, wanted)
     terms = {"name": "large", "ensemble": "large", "epsilon": 80, "delta": 1e-5}
     open_project(server.ledger, ProjectOpen.model_validate({**terms, "mechanism": mechanism}))
     np.save(tmp_path / "pool.npy", enlarged(digits.public))

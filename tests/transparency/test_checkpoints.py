@@ -15,6 +15,7 @@ from forging import cut
 from logged import LOG, RunningWitness, policy_of, publisher, witnessing
 from migrated import SECRET_KEY
 from refusals import refuses
+from serving import until
 from sqlalchemy import Connection, text, update
 
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
@@ -219,6 +220,16 @@ def test_a_database_that_was_set_back_as_a_whole_is_not_signed(
     assert file.read_text() == str(published)
     Publisher(ledger, new, None, 3600, file).round()  # a new log, which everybody sees
     assert file.read_text() == str(last(ledger)) != str(early)
+
+
+def test_what_was_charged_before_the_end_is_signed(ledger: Ledger) -> None:
+    owner = publisher(ledger)
+    owner.start()
+    until(lambda: ledger.checkpoint() is not None)
+    before = Checkpoint.parse(last(ledger).text).size
+    charge(ledger, *range(7))
+    owner.stop()
+    assert Checkpoint.parse(last(ledger).text).size == before + 7
 
 
 def test_a_new_key_begins_a_new_log(ledger: Ledger) -> None:

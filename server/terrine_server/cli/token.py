@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -29,12 +30,17 @@ def create(request: TokenCreate) -> None:
     from terrine_server.owner.tokens import Tokens, load_secret_key
     from terrine_server.settings import Settings
 
-    tokens = Tokens(opened_ledger(), load_secret_key(Settings().secret_key_path))
-    made = tokens.create(request)
-    if as_json():
-        print_json(made)
-    else:
-        typer.echo(made.token)
+    ledger = opened_ledger()
+    made = Tokens(ledger, load_secret_key(Settings().secret_key_path)).create(request)
+    try:
+        if as_json():
+            print_json(made)
+        else:
+            typer.echo(made.token)
+        sys.stdout.flush()
+    except OSError:  # a full disk, or whoever read it has gone: nobody has it
+        ledger.revoke_token(made.id)
+        raise
     errors.print(
         f"Role {made.role}, id {made.id}, expires {made.expires_at:%Y-%m-%d}. "
         "Keep it safe: it will not be shown again.",

@@ -153,7 +153,10 @@ class Publisher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the round that is under way."""
+        """Stop after a last round, so that all that was charged here is signed.
+
+        It is left undone if it takes too long, or another process has the turn.
+        """
         self._stop.set()
         self._thread.join(timeout=2 * PATIENCE_SECONDS)
 
@@ -177,7 +180,9 @@ class Publisher:
         return True
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        last = False
+        while not last:
+            last = self._stop.is_set()
             try:
                 self.round()
                 self._say(None)

@@ -70,7 +70,7 @@ def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[
     edited or if the log does not end where it says.
     """
     row = connection.execute(_HEAD.with_for_update() if lock else _HEAD).one_or_none()
-    if row is None:
+    if row is None or row.id != 1:
         raise LedgerCorrupted("The end of the administrative log is missing.")
     if row.key_check != seals.key_check:
         raise NotSealed(
