@@ -268,6 +268,12 @@ def _contradiction(
             f"the one of {current.size} entries does not agree with. Keep both as evidence:\n"
             f"{seen}\n{opened.note}"
         ]
+    if earlier.size > current.size:
+        return [
+            f"THE LOG WENT BACK: a checkpoint {whose} is of {earlier.size} entries, and the server "
+            f"now shows one of {current.size}: an older database was restored, or entries are "
+            f"kept from you. Keep both as evidence:\n{seen}\n{opened.note}"
+        ]
     return []
 
 
@@ -277,12 +283,14 @@ def _places(receipts: Receipts, places: dict[int, int]) -> Plan[bytes | None]:
     if not wanted:
         return None
     cursor: str | None = str(wanted[0] - 1)
+    before = wanted[0] - 1
     key: bytes | None = None
     while cursor is not None:
         page: ReceiptPage = yield _calls.receipts(cursor)
         key = None if page.leaf_key is None else bytes.fromhex(page.leaf_key)
         places.update((item.charge, item.index) for item in page.items)
-        cursor = page.next
-        if page.items and page.items[-1].charge >= wanted[-1]:
-            cursor = None
+        last = max((item.charge for item in page.items), default=before)
+        # A server that goes on with pages of nothing new must not keep us for ever.
+        cursor = page.next if before < last < wanted[-1] else None
+        before = last
     return key if key is None or len(key) == 32 else None

@@ -138,6 +138,68 @@ def test_what_is_not_in_the_log_waits_or_is_missing(served: Served) -> None:
         holds(str(report), 5, "log")
 
 
+class _Forger(httpx.BaseTransport):
+    """A server that replies to some paths as it likes."""
+
+    def __init__(self, replies: dict[str, bytes]) -> None:
+        self.replies = replies
+        self.asked: list[str] = []
+        self._served = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.path)
+        if (forged := self.replies.get(request.url.path)) is not None:
+            return httpx.Response(200, content=forged)
+        return self._served.handle_request(request)
+
+
+def _client_of(forger: _Forger, served: Served) -> Client:
+    class Deceived(Client):
+        @staticmethod
+        def _open(**options: Any) -> httpx.Client:
+            return httpx.Client(**options, transport=forger)
+
+    return Deceived(served.server.url, served.server.token())
+
+
+def test_a_checkpoint_before_the_one_that_was_seen_is_a_problem_and_not_remembered(
+    served: Served,
+) -> None:
+    x, forger = served.server.ensemble.public, _Forger({})
+    with _client_of(forger, served) as client:
+        client.label(x[:3])
+        until(lambda: len(client.verify_receipts(served.policy).proofs) == 3)
+        early = client.receipts.checkpoint
+        assert early is not None
+        client.label(x[3:9])
+        until(lambda: len(client.verify_receipts(served.policy).proofs) == 9)
+        late = client.receipts.checkpoint
+        assert late is not None
+        forger.replies["/checkpoint"] = early.encode()
+        for _ in range(2):
+            report = client.verify_receipts(served.policy)
+            assert not report.ok
+            holds(str(report), "BACK")
+            assert client.receipts.checkpoint == late
+        client.receipts.checkpoint = None
+        report = client.verify_receipts(served.policy, others=[late])
+        assert not report.ok
+        holds(str(report), "BACK", "others")
+
+
+def test_pages_of_nothing_come_to_an_end(served: Served) -> None:
+    forger = _Forger({})
+    with _client_of(forger, served) as client:
+        client.label(served.server.ensemble.public[:3])
+        until(lambda: len(client.verify_receipts(served.policy).proofs) == 3)
+        for items in ([], [{"charge": 1, "index": 2}], [{"charge": 1, "index": 2}] * 2):
+            page = {"leaf_key": "ab" * 32, "items": items, "next": "1"}
+            forger.replies["/receipts"] = json.dumps(page).encode()
+            forger.asked.clear()
+            assert not client.verify_receipts(served.policy).proofs
+            assert forger.asked.count("/receipts") <= 2
+
+
 def test_a_log_that_the_policy_does_not_know_is_not_believed(served: Served) -> None:
     url, token = served.server.url, served.server.token()
     stranger = SignerKey("log.example/1", Kind.ED25519, b"s" * 32)
