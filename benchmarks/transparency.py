@@ -33,7 +33,7 @@ from ledger import MECHANISM, databases, fill
 from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import Note
-from terrine_protocol.transparency.tiles import Tile, Tiles
+from terrine_protocol.transparency.tiles import WIDTH, Tile, Tiles
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
 
@@ -49,6 +49,8 @@ def main() -> bool:
     parser.add_argument("--pairs", type=int, default=60, help="slices without the log, and with it")
     parser.add_argument("--database", choices=["sqlite", "postgresql"], help="only this one")
     options = parser.parse_args()
+    if options.entries < WIDTH:
+        parser.error(f"--entries must be at least {WIDTH}, one full tile")
     peers(options.entries)
     met = True
     for kind in [options.database] if options.database else ["sqlite", "postgresql"]:
@@ -109,7 +111,8 @@ def grow(kind: str, url: str, entries: int) -> None:
         f"{len(note) + 45 * len(path):,}; from {len(fetched)} tiles, "
         f"{sum(length for _, length in fetched):,} bytes"
     )
-    one = statistics.median(seconds(lambda: ledger.tile(Tile(0, 7))) for _ in range(50))
+    middle = Tile(0, (size // WIDTH - 1) // 2)
+    one = statistics.median(seconds(lambda: ledger.tile(middle)) for _ in range(50))
     print(f"  a full tile from the database: {one * 1e3:.2f} ms")
 
     def from_early() -> None:

@@ -54,13 +54,16 @@ def check(folder: Path, keys: list[VerifierKey]) -> CheckedDossier:
     if first != FORMAT:
         raise DossierError(f"{folder / NOTE} is no {FORMAT}, but {first!r}.")
     listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    # What a link leads to, outside the folder, may change after it was checked.
+    links = sorted(path.name for path in folder.iterdir() if path.is_symlink())
     there = {path.name for path in folder.iterdir()} - {NOTE}
     wrong = [f"{name} is missing" for name in sorted(set(listed) - there)]
     wrong += [f"{name} was added" for name in sorted(there - set(listed))]
+    wrong += [f"{name} is a link" for name in links]
     wrong += [
         f"{name} was altered"
-        for name in sorted(set(listed) & there)
-        if _digest(folder / name) != listed[name]
+        for name in sorted((set(listed) & there) - set(links))
+        if not (folder / name).is_file() or _digest(folder / name) != listed[name]
     ]
     if wrong:
         raise DossierError(f"{folder} is not as it was signed: {', '.join(wrong)}.")
