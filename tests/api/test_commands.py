@@ -18,6 +18,8 @@ from digits import DigitsEnsemble
 from refusals import holds
 from serving import started
 
+from terrine_server.cli.console import command_text
+
 
 @pytest.mark.slow
 def test_help_and_version_import_no_heavy_library() -> None:
@@ -139,6 +141,20 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     holds(log[-1], "Finished", "server", "process")
     assert "Traceback" not in "".join(log)
     assert token.split("_")[2] not in "".join(log)
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (("serve",), "terrine serve"),
+        (("train", Path("-rf.csv"), "--near", 40), "terrine train ./-rf.csv --near 40"),
+        (("train", Path("--public")), "terrine train ./--public"),
+        (("train", Path("a b.csv"), Path("x/-y")), "terrine train 'a b.csv' x/-y"),
+        (("train", Path("-a;b")), "terrine train './-a;b'"),
+    ],
+)
+def test_a_command_is_printed_as_it_can_be_typed(words: tuple[object, ...], typed: str) -> None:
+    assert command_text(*words) == typed
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -61,6 +62,18 @@ class CommandError(Exception):
 def fail(message: str) -> NoReturn:
     """End the command with `message` on stderr and exit code 1."""
     raise CommandError(message)
+
+
+def command_text(*words: object) -> str:
+    """Return a command of `terrine` as it is typed in a shell.
+
+    A file whose name begins with a dash is written so that it is not taken for an option.
+    """
+    typed = [
+        f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+        for word in words
+    ]
+    return shlex.join(["terrine", *typed])
 
 
 def ask_for_json(context: typer.Context) -> None:

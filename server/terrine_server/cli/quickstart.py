@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from terrine_server.cli import arrays, neighbours, preview, serve, tables, ways
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import command_text, console, fail
 from terrine_server.cli.ways import DataOptions
 from terrine_server.progress import teachers_bar
 
@@ -408,10 +407,7 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
     url = f"http://{settings.host}:{settings.port}"
     _say("What remains is for you, and for the student:")
     _say(f"  {_typed(settings, 'serve')}")
-    _say(
-        f"  TERRINE_URL={url} TERRINE_TOKEN={secret} "
-        f"{shlex.join(['terrine', 'student', 'train', str(pool)])}"
-    )
+    _say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', pool)}")
     if pool.is_dir() and any(path.is_dir() for path in pool.iterdir()):
         _say(f"The student's pictures lie in one flat folder: give it those of {pool} so.")
 
@@ -420,7 +416,7 @@ def _typed(settings: Settings, *words: object) -> str:
     """Return a command as the owner types it."""
     default = settings.data_dir == type(settings).model_fields["data_dir"].default
     where = [] if default else ["--data-dir", settings.data_dir]
-    return shlex.join(map(str, ["terrine", *where, *words]))
+    return command_text(*where, *words)
 
 
 def _name(private: Path) -> str:

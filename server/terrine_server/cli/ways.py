@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import as_json, console, fail, print_json
+from terrine_server.cli.console import as_json, command_text, console, fail, print_json
 from terrine_server.cli.tables import split
 from terrine_server.progress import stages_bar
 
@@ -193,8 +192,8 @@ def bought(first: FirstProject) -> str:
 def show_plan(made: ForecastChoice, labelled: Dataset, given: DataOptions) -> None:
     """Print or write what each way would come to, and the command that opens the best."""
     first = made.first
-    words = ["terrine", "quickstart", "PRIVATE", "--public", given.public, *given.table]
-    command = shlex.join(map(str, [*words, *given.formats, "--epsilon", f"{first.epsilon:g}"]))
+    words = ["quickstart", "PRIVATE", "--public", given.public, *given.table, *given.formats]
+    command = command_text(*words, "--epsilon", f"{first.epsilon:g}")
     if as_json():
         ways = [
             {"way": each.first.way, "mechanism": each.first.spec, **asdict(each)}
