@@ -17,6 +17,7 @@ from caller import Caller, npy
 from commands import Terrine
 from digits import DigitsEnsemble, build_people
 from impatient import CHEAP, PATIENT, impatient
+from logged import signed
 from seeded_noise import seed_noise
 from server import INTERACTIVE, RunningServer, running_server
 from sqlalchemy import text
@@ -25,6 +26,7 @@ from wording import Wording
 
 from terrine_protocol import PROBLEMS
 from terrine_server.ledger import Ledger
+from terrine_server.owner import checkpoints
 
 NPY = "application/x-npy"
 TERMS = {"name": "more", "ensemble": "digits", "mechanism": CHEAP, "epsilon": 5.0, "delta": 1e-5}
@@ -96,7 +98,7 @@ def test_what_commands_refuse_is_worded(
 
     def refused(asked: str, *command: object, **variables: str) -> None:
         said[f"{asked}: terrine {' '.join(map(str, command))}"] = terrine(
-            *command, **variables
+            *command, TERRINE_PORT="0", **variables
         ).refused
 
     data = tmp_path / "data"
@@ -269,6 +271,14 @@ def broken(said: Said, server: RunningServer, monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, "charge_group", lambda *_: 1 / 0)
         said("a query, and there is a defect", student.label(images[:1]))
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "LOOK_SECONDS", 0)
+        kept = server.settings.signed_checkpoint_path
+        kept.write_text(signed(1000, b"r" * 32))
+        said("a query, and the ledger went back", student.label(images[:1]))
+        kept.write_text("what was signed last")
+        said("a query, and nothing can be signed", student.label(images[:1]))
+        kept.unlink()
     path = server.settings.ensembles_dir / "digits" / "manifest.json"
     whole = path.read_bytes()
     path.write_bytes(whole + b" ")

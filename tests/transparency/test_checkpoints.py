@@ -21,13 +21,14 @@ from sqlalchemy import Connection, text, update
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
 from terrine_protocol.transparency.notes import Kind, Note, SignerKey
 from terrine_protocol.transparency.policies import Policy
-from terrine_server.errors import TerrineError
+from terrine_server.errors import LedgerRestored, TerrineError
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.store.tables import tree_head, tree_leaves, tree_nodes
 from terrine_server.owner import checkpoints
 from terrine_server.owner.checkpoints import (
     CheckpointError,
     Publisher,
+    SignedHistory,
     load_checkpoint_key,
     load_policy,
     log_state,
@@ -171,7 +172,7 @@ def test_an_honest_service_signs_no_second_history(ledger: Ledger, database_url:
         connection.execute(update(tree_leaves).where(where).values(entry=b"f" * 32))
     charge(ledger, "more")
     for anybody in (owner, publisher(ledger)):  # also one that starts now
-        with refuses(CheckpointError, "continue"):
+        with refuses(LedgerRestored, "continue"):
             anybody.round()
     assert ledger.checkpoint() == signed
 
@@ -191,7 +192,7 @@ def test_a_restored_backup_is_not_signed_and_charges_go_on(
         cut(connection, 5)
         connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 4))
     for anybody in (owner, publisher(ledger)):
-        with refuses(CheckpointError, "backup"):
+        with refuses(LedgerRestored, "backup"):
             anybody.round()
     charge(ledger, "a charge needs no checkpoint")
     assert ledger.checkpoint() == signed
@@ -203,22 +204,23 @@ def test_a_database_that_was_set_back_as_a_whole_is_not_signed(
     """Not by a process that starts then, either: what was signed is known outside the database."""
     file, new = tmp_path / "checkpoint.signed", SignerKey(LOG.name, Kind.ED25519, b"n" * 32)
     charge(ledger, *range(5))
-    Publisher(ledger, LOG, None, 3600, file).round()
+    Publisher(ledger, LOG, None, 3600, SignedHistory(ledger, LOG.verifier, file)).round()
     early = last(ledger)
     size = Checkpoint.parse(early.text).size
     charge(ledger, *range(5, 20))
-    Publisher(ledger, LOG, None, 3600, file).round()
+    Publisher(ledger, LOG, None, 3600, SignedHistory(ledger, LOG.verifier, file)).round()
     published = last(ledger)
     with forging(database_url, with_key=True) as connection:
         cut(connection, 5)
         connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= size))
         connection.execute(update(tree_head).values(checkpoint=str(early)))
     charge(ledger, "another history")
-    with refuses(CheckpointError, "backup"):
-        Publisher(ledger, LOG, None, 3600, file).round()
+    with refuses(LedgerRestored, "backup"):
+        Publisher(ledger, LOG, None, 3600, SignedHistory(ledger, LOG.verifier, file)).round()
     assert last(ledger) == early
     assert file.read_text() == str(published)
-    Publisher(ledger, new, None, 3600, file).round()  # a new log, which everybody sees
+    begun = SignedHistory(ledger, new.verifier, file)  # a new log, which everybody sees
+    Publisher(ledger, new, None, 3600, begun).round()
     assert file.read_text() == str(last(ledger)) != str(early)
 
 

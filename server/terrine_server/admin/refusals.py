@@ -23,6 +23,8 @@ WORDS = {
 """What these problems say on a page, where the API speaks of paths and headers."""
 COMMANDS = {
     "ledger-corrupted": "terrine ledger verify",
+    "ledger-restored": "terrine ledger restored",
+    "log-not-signed": "terrine doctor",
     "database-unavailable": "terrine doctor",
     "ensemble-unavailable": "terrine doctor",
 }

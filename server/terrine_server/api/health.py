@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from fastapi import APIRouter
 from prometheus_client import Metric
@@ -16,8 +17,9 @@ from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import Auditor, ServicesDep
+from terrine_server.errors import LedgerRestored, LogNotSigned
 from terrine_server.ledger import Ledger, ProjectRecord
-from terrine_server.owner.checkpoints import log_state
+from terrine_server.owner.checkpoints import SignedHistory, log_state
 
 router = APIRouter(tags=["operation"])
 
@@ -30,14 +32,20 @@ async def healthz() -> dict[str, str]:
 
 @router.get(
     "/readyz",
-    responses=openapi.problems("database-unavailable", "ensemble-unavailable", token=False),
+    responses=openapi.problems(
+        "database-unavailable",
+        "ensemble-unavailable",
+        *openapi.NOT_SIGNED,
+        token=False,
+    ),
 )
 async def readyz(services: ServicesDep) -> Ready:
     """Succeed if a query could be answered and paid for now.
 
-    The database, its schema and every registered ensemble can be used, and a commit can be made
-    durable. That is found out at most once a second, however often it is asked. Who did not cosign
-    the transparency log's last checkpoint is said, but keeps nothing from being answered.
+    The database, its schema and every registered ensemble can be used, the ledger continues what
+    was signed of it, and a commit can be made durable. That is found out at most once a second,
+    however often it is asked. Who did not cosign the transparency log's last checkpoint is said,
+    but keeps nothing from being answered.
     """
     return Ready(log=await services.readiness.check())
 
@@ -45,7 +53,7 @@ async def readyz(services: ServicesDep) -> Ready:
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
 def metrics(services: ServicesDep, _: Auditor) -> Response:
     """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account."""
-    log = LogMetrics(services.ledger, services.readiness.policy)
+    log = LogMetrics(services.ledger, services.readiness.policy, services.history)
     text = services.metrics.text(AccountMetrics(services.ledger), log)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -75,12 +83,22 @@ class AccountMetrics(Collector):
 class LogMetrics(Collector):
     """What the transparency log's last checkpoint says, read at each scrape."""
 
-    def __init__(self, ledger: Ledger, policy: Policy | None) -> None:
+    def __init__(self, ledger: Ledger, policy: Policy | None, history: SignedHistory) -> None:
         self._ledger = ledger
         self._policy = policy
+        self._history = history
 
     def collect(self) -> Iterator[Metric]:
-        """Yield its size, and whether each witness of the policy cosigned it."""
+        """Yield its size, who of the policy cosigned it, and whether the ledger continues it."""
+        with suppress(LedgerRestored, LogNotSigned):
+            self._history.check()
+        for name, kind, meaning in (
+            ("ledger_restored", LedgerRestored, "Whether it does not continue what was signed."),
+            ("log_not_signed", LogNotSigned, "Whether no checkpoint could be signed for a minute."),
+        ):
+            failing = GaugeMetricFamily(f"terrine_{name}", meaning)
+            failing.add_metric([], float(isinstance(self._history.found, kind)))
+            yield failing
         log = log_state(self._ledger.checkpoint(), self._policy)
         entries = GaugeMetricFamily("terrine_log_entries", "Entries under the last checkpoint.")
         meaning = "Whether the witness cosigned the last checkpoint."

@@ -23,6 +23,8 @@ ALWAYS = (
     "ledger-corrupted",
 )
 """Problems that any request may meet before it reaches its route."""
+NOT_SIGNED = ("ledger-restored", "log-not-signed")
+"""Problems of a route that spends."""
 WITH_TOKEN = ("unauthorized", "forbidden")
 BINARY = {"type": "string", "format": "binary"}
 
@@ -76,6 +78,7 @@ LABEL_RESPONSES: Responses = problems(
     "project-paused",
     "project-closed",
     "ensemble-unavailable",
+    *NOT_SIGNED,
 )
 
 CSV_RESPONSES: Responses = problems("not-found") | {

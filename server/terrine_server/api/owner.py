@@ -48,7 +48,9 @@ def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | E
 @router.post(
     "/projects",
     status_code=201,
-    responses=openapi.problems("invalid-terms", "not-found", "conflict", "cap-exceeded"),
+    responses=openapi.problems(
+        "invalid-terms", "not-found", "conflict", "cap-exceeded", *openapi.NOT_SIGNED
+    ),
 )
 def open_project(
     services: ServicesDep,

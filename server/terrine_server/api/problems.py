@@ -41,7 +41,7 @@ PRIVATE_DETAIL = {
 """Problems whose cause names paths and hosts: clients get this text, the log the cause."""
 WITH_CONTACT = {"budget-exhausted", "project-paused", "project-closed"}
 """Problems that a student takes to the data owner."""
-NO_RETRY = {"ledger-corrupted"}
+NO_RETRY = {"ledger-corrupted", "ledger-restored", "log-not-signed"}
 """Problems of status 503 that last until a person has repaired something."""
 BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
 

@@ -64,6 +64,7 @@ class Readiness:
             check_definitions(self._engine)
             check_rights(self._engine)
             self._ledger.check_sealed()
+            self._ledger.check_history()
             check_writable(self._engine)
             for ensemble in self._ledger.ensembles():
                 self._voters.check(ensemble)

@@ -78,7 +78,9 @@ def request(
 @router.post(
     "/requests/{request_id}/approve",
     status_code=201,
-    responses=openapi.problems("invalid-terms", "not-found", "conflict", "cap-exceeded"),
+    responses=openapi.problems(
+        "invalid-terms", "not-found", "conflict", "cap-exceeded", *openapi.NOT_SIGNED
+    ),
 )
 def approve_request(
     services: ServicesDep,

@@ -22,6 +22,7 @@ from terrine_server.labeling.queue import Queue
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.metrics import Metrics
+from terrine_server.owner.checkpoints import SignedHistory
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Principal, Tokens
 from terrine_server.ratelimit import RateLimit
@@ -50,6 +51,7 @@ class Services:
     voters: Voters
     readiness: Readiness
     labeling: Labeling
+    history: SignedHistory
     queue: Queue[CheckedRequest, LabelReply]
     requests: RateLimit
     replays: RateLimit

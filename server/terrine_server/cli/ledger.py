@@ -87,16 +87,34 @@ def show(
 
 
 @app.command()
-def restored() -> None:
+def restored(
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What a new transparency log is called, if one must begin; by default as before, "
+            "with the next number.",
+        ),
+    ] = None,
+) -> None:
     """Make a ledger safe that was restored from a backup: run it before anything answers again.
 
     What was charged after the backup is not known any more. So every active project is paused, and
     in projects of `neighbours` every person's account counts as spent, for good: resumed, they
     answer with noise, and they cannot be closed.
+
+    If something is gone that was signed, a new transparency log begins: the old one cannot be
+    continued, and its key and its last checkpoint are kept beside the new ones. Servers answer new
+    queries again once they are restarted.
     """
-    done = opened_ledger().fill_accounts()
+    from terrine_server.owner.checkpoints import make_restored_safe
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    outcome = make_restored_safe(opened_ledger(), settings, origin)
+    done = outcome.projects
     console.print(
-        f"Paused {len(done.paused)} projects: {', '.join(done.paused) or 'none was active'}.",
+        f"Paused: {', '.join(done.paused)}." if done.paused else "No project was active.",
         highlight=False,
         soft_wrap=True,
     )
@@ -106,6 +124,15 @@ def restored() -> None:
             highlight=False,
             soft_wrap=True,
         )
+    if outcome.new_log is not None:
+        console.print(
+            f"Entries are gone that were signed, so a new log begins: {outcome.new_log.name}. "
+            "Restart all servers. Put this line into policies, and tell it to students, auditors "
+            "and witnesses; what the old log signed last shows them how much was lost:",
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(f"log {outcome.new_log.verifier}", soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from terrine_server.cli.console import console, errors, fail, opened_ledger, writing
 from terrine_server.progress import entries_bar
@@ -123,7 +124,21 @@ def _verify_ledger(project: str) -> bool:
     if project == "all":
         log = verify_log(ledger)
         intact = _report("administrative log", f"{log.entries} entries", log) and intact
+        intact = _continues_signed(ledger) and intact
     return intact
+
+
+def _continues_signed(ledger: Ledger) -> bool:
+    """Print that the ledger does not continue what was signed of it here, if it does not."""
+    from terrine_server.errors import LedgerRestored, LogNotSigned
+
+    try:
+        ledger.check_history()
+    except (LedgerRestored, LogNotSigned) as error:
+        line = f"last signed checkpoint: [bold red]NOT CONTINUED[/]\n  {escape(str(error))}"
+        console.print(line, highlight=False, soft_wrap=True)
+        return False
+    return True
 
 
 def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:

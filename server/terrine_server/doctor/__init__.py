@@ -92,6 +92,7 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
         yield from books.ensembles(ledger, settings)
         yield from books.ends(ledger)
         yield from books.log(ledger)
+        yield books.signed(ledger, settings)
     except SchemaMismatch as error:
         newer = "newer" in error.detail
         fix = "Install the version of Terrine that migrated it" if newer else "terrine init"

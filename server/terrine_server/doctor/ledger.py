@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from terrine_server.doctor.database import CLOCK_SKEW
 from terrine_server.doctor.finding import Finding, Severity
-from terrine_server.errors import ConcurrentUpdate, TerrineError
+from terrine_server.errors import ConcurrentUpdate, LedgerRestored, LogNotSigned, TerrineError
 from terrine_server.ledger import Ledger
+from terrine_server.owner.checkpoints import CheckpointError, guard
 from terrine_server.owner.editions import leftovers
 from terrine_server.settings import Settings
 
@@ -92,6 +93,23 @@ def log(ledger: Ledger) -> Iterator[Finding]:
     if found.ok:
         text = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."
         yield Finding("log", Severity.OK, text)
+
+
+def signed(ledger: Ledger, settings: Settings) -> Finding:
+    """Check that the ledger continues what was signed of it, as the data directory has it."""
+    path = settings.signed_checkpoint_path
+    try:
+        guard(ledger, settings).check()
+    except LedgerRestored as error:
+        return Finding("signed", Severity.PROBLEM, str(error), "terrine ledger restored")
+    except LogNotSigned as error:
+        fix = f"Make {path} readable, or see docs/transparency.md"
+        return Finding("signed", Severity.PROBLEM, str(error), fix)
+    except CheckpointError as error:
+        return Finding("signed", Severity.PROBLEM, str(error), "terrine init")
+    if not path.exists():
+        return Finding("signed", Severity.OK, "Nothing has been signed of the ledger yet.")
+    return Finding("signed", Severity.OK, f"The ledger continues what {path} says.")
 
 
 def dated(now: datetime, newest: datetime | None) -> Finding:

@@ -201,6 +201,15 @@ class Labeling:
                         raise
                     continue
             chosen = self._payable(project, digests, record.recorded)
+            if chosen:
+                try:
+                    self._ledger.check_history()
+                except TerrineError as found:  # for all but those that are paid in full
+                    for index, ask in zip(waiting, group, strict=True):
+                        if not all(record.recorded.find(d.query, d.input) for d in ask.digests):
+                            answers[index] = found
+                    waiting = [i for i in waiting if i not in answers]
+                    continue
             if chosen and not own_turn and _one_at_a_time(project):
                 turn.enter_context(self._ledger.turn(project.id))
                 own_turn = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -28,6 +28,16 @@ class DatabaseHandle:
         self._accounts = rows.KnownProjects(self._seals)
         # By project: its number of charges after the last one made here. Older records are stale.
         self._charged: dict[int, int] = {}
+        self._check_history: Callable[[], None] | None = None
+
+    def guard(self, check_history: Callable[[], None]) -> None:
+        """Let nothing be spent from now on unless this check passes."""
+        self._check_history = check_history
+
+    def check_history(self) -> None:
+        """Raise LedgerRestored or LogNotSigned if nothing may be spent, as found by its guard."""
+        if self._check_history is not None:
+            self._check_history()
 
     @contextmanager
     def _writing(self, by: Actor | None) -> Iterator[Transaction]:

@@ -124,8 +124,9 @@ class Projects(DatabaseHandle):
 
         Raises NotFound, Conflict when the name is taken, InvalidTerms when δ is 1/units or more or
         the terms were quoted for another mechanism, CapExceeded when the budget does not fit in
-        what is left of the cap.
+        what is left of the cap, and what `check_history` raises.
         """
+        self.check_history()
         with self._writing(by) as tx:
             return open_project(tx, new)
 

@@ -117,6 +117,7 @@ class Requests(DatabaseHandle):
         All of it, and what the log says of it, is one transaction. Raises NotFound, Conflict when
         it was decided already or is for another ensemble, and what `open_project` raises.
         """
+        self.check_history()
         with self._writing(by) as tx:
             request = _hold(tx, id)
             if project.ensemble != request.ensemble:

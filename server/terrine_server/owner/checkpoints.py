@@ -7,11 +7,13 @@ note that results. Nothing waits for a round, least of all a charge.
 from __future__ import annotations
 
 import base64
+import math
 import secrets
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +22,7 @@ import structlog
 
 from terrine_protocol import LogState
 from terrine_protocol.files import read, write_atomically, write_secret
-from terrine_protocol.transparency.checkpoints import Checkpoint, opened
+from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.notes import (
     LARGEST,
     Kind,
@@ -33,8 +35,9 @@ from terrine_protocol.transparency.notes import (
 )
 from terrine_protocol.transparency.policies import NONE, Party, Policy
 from terrine_protocol.transparency.trees import ProofError
-from terrine_server.errors import TerrineError
+from terrine_server.errors import LedgerRestored, LogNotSigned, TerrineError
 from terrine_server.ledger import Ledger
+from terrine_server.ledger.projects import RestoredProjects
 from terrine_server.settings import Settings
 
 PATIENCE_SECONDS = 5.0
@@ -43,6 +46,10 @@ LONGEST_PAUSE_SECONDS = 60.0
 """How long a witness that fails is left alone at most. The first pause is one second."""
 TURN_SECONDS = 60.0
 """How long a turn to sign is waited for by whoever asks for a checkpoint of now."""
+LOOK_SECONDS = 1.0
+"""How long what was found about the ledger's history is still true."""
+UNSIGNED_SECONDS = 60.0
+"""How long a server answers while its rounds fail."""
 REFRESH_SECONDS = 3600
 """A cosignature says until when its witness saw no larger tree: it is asked again after so long."""
 MOST_WITNESSES = 32
@@ -118,12 +125,195 @@ def log_state(note: str | None, policy: Policy | None) -> LogState | None:
     )
 
 
-class Publisher:
-    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes.
+class SignedHistory:
+    """What was signed of a ledger's log, and whether the ledger still continues it. Thread-safe.
 
-    `signed`: file, outside the database, that keeps the last one; without it, only this process
-    knows what it signed if the database is set back.
+    `file`: keeps the last checkpoint outside the database, which may be set back; without it, only
+    this process knows what it signed or saw. `key`: whose signatures count; without one, the file
+    is believed as it is. Checkpoints of another key are of another log.
     """
+
+    def __init__(
+        self, ledger: Ledger, key: VerifierKey | None = None, file: Path | None = None
+    ) -> None:
+        self._ledger = ledger
+        self._key = key
+        self._file = file
+        self._last: Checkpoint | None = None
+        self._memory = threading.Lock()
+        self._looking = threading.Lock()
+        self._looked = -math.inf
+        self._failing_since: float | None = None
+        self._failure = ""
+        self.found: LedgerRestored | LogNotSigned | None = None
+        """What `check` last found wrong."""
+
+    def check(self) -> None:
+        """Raise what is wrong, found out once a second at most.
+
+        That is LedgerRestored; LogNotSigned if nothing could be signed here for a minute, or the
+        file cannot be read; or DatabaseUnavailable.
+        """
+        with self._looking:
+            if time.monotonic() - self._looked >= LOOK_SECONDS:
+                try:
+                    self.hold_against_ledger(self._ledger.checkpoint())
+                    self._check_signing()
+                    self.found = None
+                except (LedgerRestored, LogNotSigned) as error:
+                    self.found = error
+                self._looked = time.monotonic()
+            found = self.found
+        if found is not None:
+            raise found.with_traceback(None)
+
+    def hold_against_ledger(self, kept: str | None) -> None:
+        """Raise LedgerRestored unless the ledger continues all that is known to be signed of it.
+
+        `kept`: the checkpoint that the database has. Raises LogNotSigned if that, or the file,
+        cannot be read, and DatabaseUnavailable.
+        """
+        for earlier in self._signed(kept):
+            try:
+                if self._ledger.tree_root(earlier.size) == earlier.root:
+                    continue
+            except ProofError:  # leaves that are gone come back if their entries are there
+                if (
+                    self._ledger.grow_tree() >= earlier.size
+                    and self._ledger.tree_root(earlier.size) == earlier.root
+                ):
+                    continue
+            raise LedgerRestored(
+                f"{earlier.size} entries were signed, as {self._file or 'this server'} says, and "
+                "the log does not continue them"
+            )
+
+    def keep(self, note: str) -> None:
+        """Write down what was just signed. Raises OSError."""
+        if self._file is not None:
+            write_atomically(self._file, note.encode())
+        self._remember(self._own(note))
+
+    def report(self, failure: str | None) -> None:
+        """Say how the last round of this process ended: with a failure, or well."""
+        if failure is None:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = time.monotonic()
+        self._failure = failure or ""
+
+    def _check_signing(self) -> None:
+        since = self._failing_since
+        if since is not None and time.monotonic() - since >= UNSIGNED_SECONDS:
+            raise LogNotSigned(self._failure)
+
+    def _signed(self, kept: str | None) -> set[Checkpoint]:
+        before, filed = self._last, None
+        try:
+            if self._file is not None and self._file.exists():
+                filed = self._own(read(self._file, LARGEST))
+        except (OSError, NoteError) as error:
+            raise LogNotSigned(f"{self._file}: {error}") from None
+        try:
+            found = [before, filed, None if kept is None else self._own(kept)]
+        except NoteError as error:
+            raise LogNotSigned(f"the checkpoint in the database: {error}") from None
+        self._remember(*found)
+        return {each for each in found if each is not None}
+
+    def _remember(self, *found: Checkpoint | None) -> None:
+        with self._memory:
+            known = [each for each in (self._last, *found) if each is not None]
+            self._last = max(known, key=lambda each: each.size, default=None)
+
+    def _own(self, note: str | bytes) -> Checkpoint | None:
+        """Return what a note says if our key signed it: with a new key, a new log begins.
+
+        Raises NoteError.
+        """
+        parsed = Note.parse(note)
+        checkpoint = Checkpoint.parse(parsed.text)
+        if self._key is None:
+            return checkpoint
+        signed = self._key in parsed.signers([self._key])
+        return checkpoint if signed and checkpoint.origin == self._key.name else None
+
+
+def guard(ledger: Ledger, settings: Settings) -> SignedHistory:
+    """Let nothing be spent of a ledger that does not continue what was signed of it here.
+
+    Raises CheckpointError for a key that cannot be used.
+    """
+    key = load_checkpoint_key(settings.checkpoint_key_path)
+    verifier = None if key is None else key.verifier
+    history = SignedHistory(ledger, verifier, settings.signed_checkpoint_path)
+    ledger.guard(history.check)
+    return history
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was done after a restore."""
+
+    projects: RestoredProjects
+    new_log: SignerKey | None
+    """The key of the log that begins; None if the old one goes on, or there is no key."""
+
+
+def make_restored_safe(ledger: Ledger, settings: Settings, origin: str | None = None) -> Restored:
+    """Make a ledger safe that was restored; see `Ledger.fill_accounts`.
+
+    If it does not continue what was signed of it, a new log begins, because what was signed cannot
+    be continued: servers sign it once they are restarted. `origin`: what it is called; by default
+    as before, with the next number. Done again, it changes nothing that is open. Raises
+    TerrineError, CheckpointError, NoteError for a name that no log may have, and OSError.
+    """
+    history = guard(ledger, settings)
+    done = ledger.fill_accounts()
+    try:
+        history.check()
+    except LedgerRestored:
+        return Restored(done, _begin_new_log(settings, origin))
+    return Restored(done, None)
+
+
+def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
+    """Put a new key in the place of the log's, and return it; None if there was none.
+
+    The old key, and what it signed last, stay beside it under their names and the key's id.
+    """
+    path, signed = settings.checkpoint_key_path, settings.signed_checkpoint_path
+    key = load_checkpoint_key(path)
+    if key is None:  # of whoever signs elsewhere; here nothing is
+        signed.replace(signed.with_name(f"{signed.name}.ended"))
+        return None
+    name, slash, number_text = key.name.rpartition("/")
+    numbered = bool(slash) and number_text.isdecimal()
+    following = f"{name}/{int(number_text) + 1}" if numbered else f"{key.name}/2"
+    new = SignerKey(origin or following, Kind.ED25519, secrets.token_bytes(32))
+    SignerKey.parse(new.secret)  # refuses a name that is none
+    if new.name == key.name:
+        raise CheckpointError(f"The log that ends is called {key.name}: name another --origin.")
+    ended = f".{key.verifier.key_id.hex()}"
+    if signed.exists():
+        write_atomically(signed.with_name(signed.name + ended), read(signed, LARGEST))
+    try:
+        write_secret(path.with_name(path.name + ended), f"{key.secret}\n")
+        scratch = path.with_name(f".{path.name}.new")
+        scratch.unlink(missing_ok=True)
+        write_secret(scratch, f"{new.secret}\n")
+        scratch.replace(path)
+    except OSError as error:  # such as a Secret of Kubernetes
+        raise CheckpointError(
+            f"Active projects are paused, but a new log must begin, and its key {path} cannot be "
+            f"replaced ({error.strerror}). Make another with `terrine --data-dir NEW init --origin "
+            f"{new.name}`, and put NEW/checkpoint.key where servers have theirs."
+        ) from None
+    return new
+
+
+class Publisher:
+    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes."""
 
     def __init__(
         self,
@@ -131,10 +321,11 @@ class Publisher:
         key: SignerKey,
         policy: Policy | None,
         seconds: float,
-        signed: Path | None = None,
+        history: SignedHistory | None = None,
     ) -> None:
         self._ledger = ledger
         self._key = key
+        self._history = history or SignedHistory(ledger, key.verifier)
         self._policy = policy
         self._seconds = seconds
         self._witnesses = {
@@ -142,8 +333,6 @@ class Publisher:
             for name, party in (policy.witnesses if policy else {}).items()
             if party.url is not None
         }
-        self._file = signed
-        self._signed: Checkpoint | None = None
         self._said: str | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
@@ -163,8 +352,8 @@ class Publisher:
     def round(self) -> bool:
         """Log what is new, sign the root, and ask witnesses who have not cosigned it.
 
-        Return False, having done nothing, if another process has the turn. Raises TerrineError, and
-        CheckpointError if the tree does not continue the one that was signed before.
+        Return False, having done nothing, if another process has the turn. Raises TerrineError,
+        also LedgerRestored if the tree does not continue the one that was signed before.
         """
         with self._ledger.growing() as mine:
             if not mine:
@@ -174,8 +363,7 @@ class Publisher:
             note = self._next(kept, size)
             note = self._cosigned(note)
             if str(note) != kept:
-                if self._file is not None:
-                    write_atomically(self._file, str(note).encode())
+                self._history.keep(str(note))
                 self._ledger.keep_checkpoint(str(note), kept)
         return True
 
@@ -193,7 +381,8 @@ class Publisher:
             self._stop.wait(self._seconds)
 
     def _say(self, found: str | None) -> None:
-        """Log what is wrong, once."""
+        """Log what is wrong, once, and let it count against the history."""
+        self._history.report(found)
         if found is not None and found != self._said:
             log.error("no checkpoint was signed", cause=found)
         self._said = found
@@ -201,32 +390,15 @@ class Publisher:
     def _next(self, kept: str | None, size: int) -> Note:
         """Return the signed checkpoint of the tree as it is; the one that was kept if it is that.
 
-        Raises CheckpointError if the tree is no continuation of what this key signed before.
+        Raises LedgerRestored if the tree is no continuation of what this key signed before.
         """
-        before, filed = self._own(kept), None
-        if self._file is not None and self._file.exists():
-            filed = self._own(read(self._file, LARGEST))
-        for earlier in {each for each in (self._signed, before, filed) if each is not None}:
-            if earlier.size > size or self._ledger.tree_root(earlier.size) != earlier.root:
-                raise CheckpointError(
-                    f"The log of {size} leaves does not continue the one of {earlier.size} that "
-                    "was signed before: an older backup was restored, or entries were altered. "
-                    "Nothing is signed. Restore the newer database, or see docs/transparency.md."
-                )
+        self._history.hold_against_ledger(kept)
         checkpoint = Checkpoint(self._key.name, size, self._ledger.tree_root(size))
-        self._signed = checkpoint
-        if kept is not None and before == checkpoint:
-            return Note.parse(kept)
+        if kept is not None:
+            note = Note.parse(kept)
+            if note.text == checkpoint.text and note.signers([self._key.verifier]):
+                return note
         return Note(checkpoint.text, (self._key.sign(checkpoint.text),))
-
-    def _own(self, kept: str | bytes | None) -> Checkpoint | None:
-        """Return what was kept if this key signed it. With a new key, a new log begins."""
-        if kept is None:
-            return None
-        try:
-            return opened(kept, self._key.verifier)
-        except NoteError:
-            return None
 
     def _cosigned(self, note: Note) -> Note:
         """Return the note with all cosignatures that witnesses give now, and those it had."""
@@ -260,7 +432,8 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
     policy = load_policy(settings.log_policy_path)
     # Who signs from elsewhere, by a key and a database of other places, has no data directory.
     signed = settings.signed_checkpoint_path if settings.data_dir.is_dir() else None
-    publisher = Publisher(ledger, key, policy, settings.checkpoint_seconds, signed)
+    history = SignedHistory(ledger, key.verifier, signed)
+    publisher = Publisher(ledger, key, policy, settings.checkpoint_seconds, history)
     due = time.monotonic() + TURN_SECONDS
     while not publisher.round():
         if time.monotonic() > due:

@@ -23,6 +23,7 @@ from terrine_server.ledger import (
     connect,
 )
 from terrine_server.owner.cap_advice import explained
+from terrine_server.owner.checkpoints import guard
 from terrine_server.owner.editions import refuse_forgotten_people
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
@@ -59,10 +60,13 @@ def make_directories(settings: Settings) -> None:
 def open_ledger(settings: Settings) -> Ledger:
     """Return the ledger that the settings name. It connects on first use.
 
-    Raises SecretKeyError without the key that it is sealed with.
+    Raises SecretKeyError without the key that it is sealed with, and CheckpointError for a key of
+    the log that cannot be used.
     """
     engine = connect(settings.database, settings.database_password())
-    return Ledger(engine, load_secret_key(settings.secret_key_path))
+    ledger = Ledger(engine, load_secret_key(settings.secret_key_path))
+    guard(ledger, settings)
+    return ledger
 
 
 @dataclass(frozen=True)
