@@ -146,7 +146,7 @@ def read_policy(policy: Policy | Path | str | bytes) -> Policy:
     """
     if find_spec("cryptography") is None:
         raise ConfigurationError(
-            "Signatures are checked with cryptography. In a checkout: pip install '.[witness]'"
+            "Signatures are checked with cryptography. In a checkout: pip install '.[signatures]'"
         )
     if isinstance(policy, Policy):
         return policy

@@ -1,6 +1,6 @@
 """A witness: cosigns a log's checkpoints if each continues the last one (c2sp.org/tlog-witness).
 
-It is for somebody else's machine: it needs no database, and of all libraries only `cryptography`.
+It is for somebody else's machine: it needs no database, and beside `cryptography` only what serves.
 The last checkpoint of each log is in a file, on disk before its cosignature is given away, so that
 a witness which is killed at any point never cosigns two histories.
 """
@@ -11,12 +11,20 @@ import fcntl
 import hashlib
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+
+import structlog
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
@@ -31,14 +39,22 @@ from terrine_protocol.transparency.notes import (
     number,
 )
 from terrine_protocol.transparency.trees import EMPTY, ProofError, check_consistency
+from terrine_server.serving.bounds import Guard
+from terrine_server.serving.limits import Limits
 
 MOST_PROOF_LINES = 63
-MOST_REQUESTS = 32
-"""Requests answered at a time; others wait to be accepted."""
-PATIENCE_SECONDS = 15
-"""How long a connection may be silent."""
+LIMITS = Limits(
+    connections=1024,
+    held_bytes=2**24,
+    keep_alive_seconds=15,
+    body_seconds=15,
+    write_seconds=15,
+    shutdown_seconds=5,
+)
 ADD, READ = "/add-checkpoint", "/checkpoint/"
 TEXT, SIZE = "text/plain; charset=utf-8", "text/x.tlog.size"
+
+logger = structlog.get_logger("terrine")
 
 
 class WitnessError(Exception):
@@ -99,6 +115,7 @@ class Witness:
 
     def read(self, path: str) -> Answer:
         """Answer with the last checkpoint of a log, and its cosignature as of now."""
+        path = path[path.find(READ) :] if READ in path else path
         with self._one:
             for origin, log in self._logs.items():
                 if path == f"{READ}{hashlib.sha256(origin.encode()).hexdigest()}":
@@ -154,84 +171,38 @@ class Witness:
         return Answer(HTTPStatus.OK, str(self._key.sign(note.text, int(time.time()))))
 
 
-class WitnessServer(ThreadingHTTPServer):
-    """Serves a witness over plain HTTP; a proxy in front adds TLS. Signatures need none."""
+def serve_app(witness: Witness) -> Starlette:
+    """Return the routes of a witness, as an app for `listening.serve`; a proxy in front adds TLS.
 
-    daemon_threads = True
-    request_queue_size = 64
+    It has no tokens, so it is bounded as strangers are: no address takes more than its part.
+    """
 
-    def __init__(self, address: tuple[str, int], witness: Witness) -> None:
-        self.witness = witness
-        self._places = threading.BoundedSemaphore(MOST_REQUESTS)
-        super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Wait for a place, then answer in a thread."""
-        if self._places.acquire(timeout=PATIENCE_SECONDS):
-            super().process_request(request, client_address)
+    async def answer(request: Request) -> Response:
+        find: Callable[[], Answer]
+        if request.method == "POST":
+            if not request.url.path.endswith(ADD):
+                return _response(_NOTHING)
+            find = partial(witness.add, await request.body())
         else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and leave the place."""
+            find = partial(witness.read, request.url.path)
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that go away."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: WitnessServer
-    protocol_version = "HTTP/1.1"
-    server_version = "terrine-witness"
-    sys_version = ""
-    timeout = PATIENCE_SECONDS
-
-    def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
-            self._send(Answer(HTTPStatus.LENGTH_REQUIRED, "a body says its length\n"), close=True)
-        elif len(length) > 9 or int(length) > LARGEST:
-            too_long = Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the body is too long\n")
-            self._send(too_long, close=True)
-        else:
-            body = self.rfile.read(int(length))
-            if len(body) < int(length):
-                self.close_connection = True
-                return
-            known = self.path.endswith(ADD)
-            self._answer(lambda: self.server.witness.add(body) if known else _NOTHING)
-
-    def do_GET(self) -> None:
-        path = self.path[self.path.find(READ) :] if READ in self.path else self.path
-        self._answer(lambda: self.server.witness.read(path))
-
-    def _answer(self, find: Any) -> None:
-        try:
-            answer = find()
+            found = await to_thread.run_sync(find)
         except (WitnessError, OSError) as error:  # its disk: say nothing and cosign nothing
-            self.log_error("%s", error)
-            answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, "this witness cannot cosign now\n")
-        self._send(answer)
+            logger.error("cannot cosign", cause=str(error))
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            found = Answer(status, "this witness cannot cosign now\n")
+        if found.status != HTTPStatus.OK:  # cosigning is what it does all day
+            logger.info("refused", method=request.method, status=int(found.status))
+        return _response(found)
 
-    def _send(self, answer: Answer, close: bool = False) -> None:
-        body = answer.text.encode()
-        with suppress(OSError):
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.kind)
-            self.send_header("Content-Length", str(len(body)))
-            if close:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
+    return Starlette(
+        routes=[Route("/{path:path}", answer, methods=["GET", "POST"])],
+        middleware=[Middleware(Guard, LIMITS, LARGEST, lambda _: None)],
+    )
 
-    def log_request(self, code: Any = "-", size: Any = "-") -> None:
-        """Log what was refused; cosigning is what it does all day."""
-        if code != HTTPStatus.OK:
-            self.log_message("%s %s", getattr(code, "value", code), self.command)
+
+def _response(answer: Answer) -> Response:
+    return Response(answer.text, answer.status, media_type=answer.kind)
 
 
 _NOTHING = Answer(HTTPStatus.NOT_FOUND, "a witness has add-checkpoint\n")

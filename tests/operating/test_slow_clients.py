@@ -88,7 +88,7 @@ def listening_on(app: Starlette, limits: Limits, pem: Path | None) -> Iterator[s
     config = uvicorn.Config(
         app, loop="asyncio", ssl_certfile=pem, ssl_keyfile=key, **options(limits)
     )
-    server = listening.ListeningServer(config, announce=False)
+    server = listening.ListeningServer(config, lambda url: None)
     thread = threading.Thread(target=server.run, args=([own],))
     thread.start()
     try:

@@ -116,14 +116,14 @@ def test_whoever_gets_a_dossier_checks_it_as_a_witness_would(tmp_path: Path) -> 
     sign(folder, LOG, datetime(2026, 3, 1, tzinfo=UTC))
     policy.write_text(policy_text())
     check = ("dossier", "--check", folder, "--policy", policy)
-    done = run(COMMAND, ("witness",), *check)
+    done = run(COMMAND, ("signatures",), *check)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "made 2026-03-01" in done.stdout
     (folder / "dossier.html").write_text("<h1>Another</h1>")
-    holds(run(COMMAND, ("witness",), *check).stderr, "dossier.html", "altered")
+    holds(run(COMMAND, ("signatures",), *check).stderr, "dossier.html", "altered")
     policy.write_text("quorum")
-    holds(run(COMMAND, ("witness",), *check).stderr, "policy", 1)
-    assert "'.[witness]'" in run(COMMAND, (), *check[:3]).stderr
+    holds(run(COMMAND, ("signatures",), *check).stderr, "policy", 1)
+    assert "'.[signatures]'" in run(COMMAND, (), *check[:3]).stderr
 
 
 def test_a_student_s_program_needs_no_extra() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvicorn
 from migrated import SECRET_KEY
+from patience import PATIENCE_SECONDS
 
 from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.checkpoints import Checkpoint
@@ -17,8 +20,10 @@ from terrine_protocol.transparency.notes import Kind, Note, SignerKey, VerifierK
 from terrine_protocol.transparency.policies import Policy
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
+from terrine_server.serving import listening
+from terrine_server.serving.connection import options
 from terrine_server.settings import Settings
-from terrine_server.witness import Witness, WitnessServer
+from terrine_server.witness import LIMITS, Witness, serve_app
 
 LOG = SignerKey("log.example/1", Kind.ED25519, bytes(range(32)))
 """The owner's key in tests."""
@@ -50,15 +55,18 @@ def witnessing(
     """Serve a witness of this log in a thread, with its state in this directory."""
     key = witness_key(name)
     witness = Witness(key, [log], state)
-    server = WitnessServer(("127.0.0.1", port), witness)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    (own,) = listening.bind("127.0.0.1", port)
+    config = uvicorn.Config(serve_app(witness), log_level="critical", **options(LIMITS))
+    urls = queue.Queue[str]()
+    server = listening.ListeningServer(config, urls.put)
+    thread = threading.Thread(target=server.run, args=([own],), daemon=True)
     thread.start()
     try:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
+        url = urls.get(timeout=PATIENCE_SECONDS)
         yield RunningWitness(name, url, key.verifier, witness)
     finally:
-        server.shutdown()
-        server.server_close()
+        server.should_exit = True
+        thread.join()
         witness.close()
 
 

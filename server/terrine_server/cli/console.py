@@ -231,7 +231,7 @@ def _extra(words: list[str]) -> str:
         case ["witness", *_]:
             return "witness"
         case ["dossier", *words] if any(word.startswith("--check") for word in words):
-            return "witness"  # its signature is checked, and no ledger is there
+            return "signatures"  # of the dossier: no ledger is there
         case _:
             return "server"
 

@@ -90,6 +90,8 @@ def serve(
     Environment variables set everything else: docs/settings.md.
     """
     with _refusing(), ExitStack() as stack:
+        import structlog
+
         from terrine_server.serving import listening
         from terrine_server.settings import Settings
 
@@ -107,7 +109,19 @@ def serve(
         if not settings.checkpoint_key_path.exists():
             logs.say("warning", "signs no checkpoints", cause="no key: run `terrine init`")
         logs.configure(settings.log_level)
-        listening.serve(app, sockets, settings.limits, proxies=settings.forwarded_allow_ips)
+
+        def announce(url: str) -> None:
+            structlog.get_logger("terrine").info(
+                f"Terrine running on {url} (pages for its owner: {url}/admin)"
+            )
+
+        listening.serve(
+            app,
+            sockets,
+            settings.limits,
+            proxies=settings.forwarded_allow_ips,
+            announce=announce,
+        )
 
 
 @contextmanager

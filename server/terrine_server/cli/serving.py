@@ -18,16 +18,13 @@ def serve_over_tls(app: Starlette, what: str, settings: SmallServer, limits: Lim
     from terrine_server.serving import listening
 
     certificate, key = settings.certificate_file, settings.certificate_key_file
-    scheme, sockets = (
-        "http" if certificate is None else "https",
-        listening.bind(settings.host, settings.port),
-    )
+    sockets = listening.bind(settings.host, settings.port)
+
+    def announce(url: str) -> None:
+        console.print(f"{what} on {url}. Interrupt to stop.", soft_wrap=True)
+
     try:
-        port = sockets[0].getsockname()[1]
-        console.print(
-            f"{what} on {scheme}://{settings.host}:{port}. Interrupt to stop.", soft_wrap=True
-        )
-        listening.serve(app, sockets, limits, certificate=certificate, key=key, announce=False)
+        listening.serve(app, sockets, limits, certificate=certificate, key=key, announce=announce)
     finally:
         for own in sockets:
             own.close()

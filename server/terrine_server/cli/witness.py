@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,24 +66,25 @@ def serve(
     The state in its directory says what was cosigned. Never restore an older one.
     """
     from terrine_protocol.transparency.notes import Kind, VerifierKey
-    from terrine_server.witness import Witness, WitnessServer
+    from terrine_server import logs
+    from terrine_server.serving import listening
+    from terrine_server.witness import LIMITS, Witness, serve_app
 
-    logs = [VerifierKey.parse(key) for key in log]
-    if any(key.kind is not Kind.ED25519 for key in logs):
+    keys = [VerifierKey.parse(key) for key in log]
+    if any(key.kind is not Kind.ED25519 for key in keys):
         fail("--log is the key of a log, not of a witness.")
-    witness = Witness(_key(directory), logs, directory / "state")
+    witness = Witness(_key(directory), keys, directory / "state")
+    sockets = listening.bind(host, port)
+
+    def announce(url: str) -> None:
+        console.print(f"Witnessing {len(keys)} logs on {url}", highlight=False, soft_wrap=True)
+
+    logs.configure("info")
     try:
-        server = WitnessServer((host, port), witness)
-    except OSError as error:
-        fail(f"Cannot listen on {host}:{port}: {error.strerror}.")
-    for ending in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(ending, lambda *_: threading.Thread(target=server.shutdown).start())
-    at = f"http://{host}:{server.server_address[1]}"
-    console.print(f"Witnessing {len(logs)} logs on {at}", highlight=False, soft_wrap=True)
-    try:
-        server.serve_forever()
+        listening.serve(serve_app(witness), sockets, LIMITS, announce=announce)
     finally:
-        server.server_close()
+        for own in sockets:
+            own.close()
         witness.close()
 
 

@@ -11,17 +11,15 @@ import errno
 import resource
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
 import uvicorn
 
 from terrine_server.serving.connection import BACKLOG, SPARE, options
 from terrine_server.serving.limits import Limits
-
-log = structlog.get_logger("terrine")
 
 SWITCH_SECONDS = 0.0001
 """How long a thread may compute while another waits for Python's interpreter. With Python's own
@@ -111,9 +109,9 @@ def _bound(family: int, address: Any) -> socket.socket:
 
 
 class ListeningServer(uvicorn.Server):
-    """Says where it listens, if it is told to, and gives nobody long to agree on TLS."""
+    """Says where it listens, and gives nobody long to agree on TLS."""
 
-    def __init__(self, config: uvicorn.Config, *, announce: bool) -> None:
+    def __init__(self, config: uvicorn.Config, announce: Callable[[str], None]) -> None:
         super().__init__(config)
         self._announce = announce
 
@@ -125,8 +123,8 @@ class ListeningServer(uvicorn.Server):
             seconds = {"ssl_handshake_timeout": TLS_SECONDS, "ssl_shutdown_timeout": TLS_SECONDS}
             loop.create_server = partial(loop.create_server, **seconds)  # type: ignore[method-assign]
         await super().startup(sockets)
-        if self._announce:
-            _announce(sockets or [])
+        for own in sockets or []:
+            self._announce(_url(own, "https" if self.config.is_ssl else "http"))
 
 
 def connections(most: int) -> int:
@@ -142,12 +140,12 @@ def serve(
     proxies: str = "",
     certificate: Path | None = None,
     key: Path | None = None,
-    announce: bool = True,
+    announce: Callable[[str], None],
 ) -> None:
     """Serve an app until interrupted: plainly, or over TLS with a certificate chain and its key.
 
-    `proxies`: who may say from which address a request comes. Raises CannotListen if another
-    listens there by now.
+    `proxies`: who may say from which address a request comes. `announce`: is told each URL, once
+    it listens there. Raises CannotListen if another listens there by now.
     """
     config = uvicorn.Config(
         app,
@@ -156,7 +154,7 @@ def serve(
         ssl_keyfile=key,
         **options(limits, proxies) | {"limit_concurrency": connections(limits.connections)},
     )
-    server = ListeningServer(config, announce=announce)
+    server = ListeningServer(config, announce)
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets)
@@ -172,8 +170,6 @@ def _taken(port: int) -> CannotListen:
     )
 
 
-def _announce(sockets: list[socket.socket]) -> None:
-    for own in sockets:
-        host, port = own.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        log.info(f"Terrine running on {url} (pages for its owner: {url}/admin)")
+def _url(own: socket.socket, scheme: str) -> str:
+    host, port = own.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
