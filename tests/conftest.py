@@ -72,11 +72,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what tests recorded under the name `torture`, from whichever process they ran in."""
+    """Show what tests recorded as `torture` or `walk`, from whichever process they ran in."""
     reports = [report for kind in terminalreporter.stats.values() for report in kind]
     properties = [pair for report in reports for pair in getattr(report, "user_properties", [])]
-    for line in dict.fromkeys(line for name, line in properties if name == "torture"):
-        terminalreporter.write_line(f"TORTURE {line}")
+    shown = [(name, line) for name, line in properties if name in ("torture", "walk")]
+    for name, line in dict.fromkeys(shown):
+        terminalreporter.write_line(f"{name.upper()} {line}")
 
 
 @pytest.fixture(scope="session")

@@ -91,9 +91,14 @@ def test_every_problem_of_a_server_is_worded(
 
 
 def test_what_commands_refuse_is_worded(
-    terrine: Terrine, tmp_path: Path, digits_ensemble: DigitsEnsemble, wording: Wording
+    terrine: Terrine,
+    tmp_path: Path,
+    digits_ensemble: DigitsEnsemble,
+    wording: Wording,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Caps and budgets above all: what a data owner does by mistake."""
+    monkeypatch.setenv("TERRINE_PORT", "0")  # somebody else may have the usual one
     said: dict[str, str] = {}
 
     def refused(asked: str, *command: object, **variables: str) -> None:

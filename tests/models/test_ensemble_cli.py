@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from commands import Terrine
 from hospital import DEFAULT_ROLES, stays
+from PIL import Image
 from refusals import holds
 
 from terrine_models.data.arrays import Dataset
@@ -109,6 +111,28 @@ def test_a_mistake_gets_one_clear_line(
     holds(refused.err, *said.split())
     assert "Traceback" not in refused.err
     assert not (files / "data" / "ensembles" / "t").exists()
+
+
+def test_a_folder_of_pictures_has_a_size_and_classes_that_are_told(
+    terrine: Terrine, tmp_path: Path, digits: Dataset
+) -> None:
+    for place, (image, label) in enumerate(zip(digits.inputs, digits.labels, strict=True)):
+        folder = tmp_path / ("scans" if place < 400 else "own") / f"n{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image * 15).save(folder / f"{place}.{('png', 'jpg')[place % 2]}")
+    np.save(tmp_path / "pool.npy", digits.inputs[600:] * 15)
+    train = ("ensemble", "train", tmp_path / "scans", "--name", "scans", "--teachers", 5)
+    holds(terrine(*train).refused, "PNG", "JPEG")
+    holds(terrine(*train, "--images", "8").refused, "1x1", "1024x1024")
+    given = (*train, "--images", "8x8:grey", "--public", tmp_path / "pool.npy")
+    named = ",".join(f"n{label}" for label in range(10))
+    assert f"--classes '{named}'" in " ".join(terrine(*given).refused.split())
+    order = [f"n{label}" for label in reversed(range(10))]
+    said = terrine(*given, "--classes", ",".join(order), "--kind", "heads:augmentations=0").fine
+    assert re.search(r"pictures\s+8 × 8, grey", said)
+    assert list(load_manifest(tmp_path / "data" / "ensembles" / "scans").classes) == order
+    evaluate = ("ensemble", "evaluate", "scans", tmp_path / "own", "--trained-on", "public")
+    assert re.search(r"│ n3\s*│", terrine(*evaluate).fine)
 
 
 @pytest.fixture

@@ -1,14 +1,16 @@
-"""Commands as a person types them, run in the test's process, where imports are done."""
+"""Commands as a person types them, in the test's process, where imports are done, or their own."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+import processes
 import pytest
 
 
@@ -72,5 +74,21 @@ def commands(
                 os.umask(before)
         said = capsys.readouterr()
         return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+def in_own_processes(directory: Path, environment: Mapping[str, str]) -> Terrine:
+    """Return a function that runs each command in a process of its own, in this directory."""
+    out, err = directory / "out", directory / "err"
+
+    def run(*arguments: object, **variables: str) -> Done:
+        for file in (out, err):
+            file.unlink(missing_ok=True)
+        words, every = [*map(str, arguments)], {"COLUMNS": "200", **environment, **variables}
+        given = (directory, words, every, str(out), str(err))
+        [process] = processes.in_processes(processes.command_in, given)
+        assert process.exitcode is not None, f"{words} does not end"
+        return Done(process.exitcode, out.read_text(), err.read_text())
 
     return run

@@ -139,7 +139,7 @@ class _Meter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
-        item.stash[_BEFORE] = _processor_seconds()
+        item.stash[_BEFORE] = processor_seconds()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -148,7 +148,7 @@ class _Meter:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "teardown":
-            spent = _processor_seconds() - item.stash[_BEFORE]
+            spent = processor_seconds() - item.stash[_BEFORE]
             report.user_properties.append((SPENT, [_name(item.path), kind(item), spent]))
         return report
 
@@ -181,7 +181,7 @@ def _name(path: Path) -> str:
     return str(path.relative_to(TESTS)) if path.is_relative_to(TESTS) else str(path)
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     """What this process and all that it started have used so far."""
     used, children = dict[int, int](), dict[int, list[int]]()
     for entry in filter(str.isdigit, os.listdir("/proc")):

@@ -63,18 +63,19 @@ def command(
     environment: Mapping[str, str],
     log: str,
     descriptors: tuple[int, int] | None = None,
+    errors: str | None = None,
 ) -> None:
     """Run `terrine` with these arguments and this environment; its output goes to a file.
 
-    `descriptors`: how many it may open, and how many it may allow itself.
+    `descriptors`: how many it may open, and how many it may allow itself. `errors`: a file for what
+    it writes on stderr, if another.
     """
     from terrine_server.cli import main
 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = os.fdopen(0)  # uvicorn's workers look for it there
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    for stream, file in ((1, log), (2, errors or log)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     if descriptors is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
     os.environ.clear()  # it is of the test that started the first process
@@ -84,6 +85,18 @@ def command(
     if SEED in environment:
         seed_noise(pytest.MonkeyPatch(), int(environment[SEED]))
     main()
+
+
+def command_in(
+    directory: Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: str,
+    errors: str | None = None,
+) -> None:
+    """Run a `command` in a directory."""
+    os.chdir(directory)
+    command(arguments, environment, log, errors=errors)
 
 
 def killed_at(
@@ -98,7 +111,6 @@ def killed_at(
 
     `place`: its module and its name there.
     """
-    os.chdir(directory)
     module, name = importlib.import_module(place[0]), place[1]
     original = getattr(module, name)
 
@@ -108,7 +120,7 @@ def killed_at(
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(module, name, die)
-    command(arguments, environment, log)
+    command_in(directory, arguments, environment, log)
 
 
 def killed_before(engine: Engine, step: int) -> None:

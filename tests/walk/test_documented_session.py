@@ -45,7 +45,7 @@ NOT_RUN = {
     "TERRINE_URL=": "test_quickstart.py does what is printed",
     "terrine serve": "does not end; here it runs in a process of its own",
     "from terrine_models.tables.loading import": "needs a table; test_hospital.py runs them on one",
-    "from terrine_models.data.images": "needs a folder of pictures; test_pictures.py has one",
+    "from terrine_models.data.images": "needs a folder of pictures; test_default_way.py has one",
     "from terrine_client.estimator import": "needs labelled data; tests/client/test_estimator.py",
 }
 """How a line, or a block in Python, begins, and why it is not run."""

@@ -17,7 +17,6 @@ import typer
 from commands import Terrine
 from documented import ROOT, blocks
 from machine import Machine
-from PIL import Image
 from processes import in_processes, killed_at
 from refusals import holds
 from seeded_noise import REPEATED, SEED
@@ -165,16 +164,8 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
     assert learned(table, said, "own.csv")["outcomes"]["answered"] > 20
 
 
-def test_pictures_and_idx_files_are_asked_as_the_student_reads_them(machine: Machine) -> None:
+def test_idx_files_are_asked_as_the_student_reads_them(machine: Machine) -> None:
     data = load_digits()
-    for place, (image, label) in enumerate(zip(data.images[:900], data.target[:900], strict=True)):
-        folder = Path("scans" if place < 700 else "public") / f"n{label}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((image * 15).astype(np.uint8)).save(folder / f"{place}.png")
-    pictures = ("quickstart", "scans", "--public", "public", "--images", "8x8:grey")
-    said = machine.run(*pictures, "--epsilon", EPSILON, "--yes").fine
-    holds(said, "flat", "folder")
-    assert len(load_manifest(machine.data / "ensembles" / "scans").classes) == 10
     for name, rows in (("idx", slice(700)), ("pool", slice(700, 900))):
         Path(name).mkdir()
         for what, array in (("images", data.images[rows]), ("labels", data.target[rows])):

@@ -1,0 +1,255 @@
+"""The default way, by commands alone: from private records to labels, and on after a restart.
+
+Each walk is of one kind of data, one way to ask it and one database; on PostgreSQL, everything but
+`init` has the rights of the service. By day every two of these meet, by night all three.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import in_own_processes
+from durations import processor_seconds
+from machine import Machine
+from numpy.typing import NDArray
+from PIL import Image
+from refusals import holds, says
+from seeded_noise import SEED
+from serving import serving
+from sklearn.datasets import load_digits
+
+from terrine_client import Client, Labels
+from terrine_models.data.images import load_images
+from terrine_models.tables.loading import encode_table
+from terrine_models.teachers.kinds import load_manifest
+
+SIZES = {"private": 600, "pool": 100, "own": 40, "later": 4}
+"""Records of the owner's two files, and of the two of which a student asks."""
+CLASSES = {"heads": 2, "neighbours": 6}
+"""What quickstart makes of so many classes. For so few public rows it simulates no students, but
+takes the way whose votes have less noise; and of more classes fewer teachers can be trained."""
+
+
+def points(seed: int, count: int, classes: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return points [count, 4] in the unit cube, near one corner of it for each class [count]."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    corners = (labels[:, None] >> np.arange(4)) & 1
+    return (0.2 + 0.6 * corners + random.uniform(-0.2, 0.2, corners.shape)).round(4), labels
+
+
+def write_tables(classes: int, *, labelled: bool = True, people: bool = False) -> None:
+    """Write tables; of private people, each second one has two records."""
+    for seed, (name, count) in enumerate((*SIZES.items(), ("invented", 30))):
+        x, labels = points(seed, count, classes)
+        if name in ("pool", "invented"):
+            x[:2] = [[0], [1]]  # the least and the greatest number that can occur
+        columns = dict(zip(("age", "weight", "pulse", "pain"), x.T, strict=True))
+        if people and name in ("private", "pool"):
+            columns["patient"] = np.arange(count) + 1000 * seed
+        if name in ("private", "invented") or (labelled and name == "pool"):
+            columns["illness"] = np.array([f"illness {label}" for label in labels])
+        rows = list(zip(*columns.values(), strict=True))
+        with Path(f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+            if people and name == "private":
+                csv.writer(file).writerows(rows[::2])
+
+
+def write_pictures(classes: int, *, colours: bool) -> None:
+    """Write digits of 8 × 8 pixels: a folder for each class, and flat ones for the student."""
+    data = load_digits(n_class=classes)
+    random = np.random.default_rng(0)
+    order = np.resize(random.permutation(len(data.target)), sum(SIZES.values()))
+    names = np.repeat(list(SIZES), list(SIZES.values()))
+    for place, (row, name) in enumerate(zip(order, names, strict=True)):
+        labelled = name in ("private", "pool")
+        folder = Path(name, f"digit {data.target[row]}") if labelled else Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = 12 * data.images[row] + random.integers(0, 60, (8, 8))
+        if colours:
+            pixels = pixels[..., None] * random.uniform(0.3, 1, 3)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{place}.png")
+
+
+def write_features(classes: int) -> None:
+    for seed, (name, count) in enumerate(SIZES.items()):
+        x, labels = points(seed, count, classes)
+        np.savez(f"{name}.npz", x=x.astype(np.float32), y=labels, low=0.0, high=1.0)
+
+
+def labelled_tables(machine: Machine, classes: int) -> list[str]:
+    write_tables(classes)
+    return ["private.csv", "--public", "pool.csv", "--label", "illness"]
+
+
+def unlabelled_tables(machine: Machine, classes: int) -> list[str]:
+    """A table without labels cannot propose a schema; that of an invented one is used, if there."""
+    write_tables(classes, labelled=False)
+    told = ["private.csv", "--public", "pool.csv"]
+    without = machine.run("quickstart", *told, "--label", "illness", "--yes")
+    assert without.code == 1
+    holds(without.err, "pool.csv", "illness")
+    proposed = ("ensemble", "schema", "invented.csv", "--label", "illness")
+    machine.run(*proposed, "--out", "private-schema.json").fine  # noqa: B018 - asserts
+    return told
+
+
+def tables_of_people(machine: Machine, classes: int) -> list[str]:
+    write_tables(classes, people=True)
+    return ["private.csv", "--public", "pool.csv", "--label", "illness", "--group", "patient"]
+
+
+def grey_pictures(machine: Machine, classes: int) -> list[str]:
+    write_pictures(classes, colours=False)
+    return ["private", "--public", "pool", "--images", "8x8:grey"]
+
+
+def colour_pictures(machine: Machine, classes: int) -> list[str]:
+    write_pictures(classes, colours=True)
+    return ["private", "--public", "pool", "--images", "8x8"]
+
+
+def features(machine: Machine, classes: int) -> list[str]:
+    write_features(classes)
+    names = ",".join(f"class {label}" for label in range(classes))
+    return ["private.npz", "--public", "pool.npz", "--classes", names]
+
+
+Write = Callable[[Machine, int], list[str]]
+BY_DAY: dict[Write, str] = {
+    labelled_tables: "sqlite",
+    unlabelled_tables: "postgresql",
+    tables_of_people: "sqlite",
+    grey_pictures: "postgresql",
+    colour_pictures: "sqlite",
+    features: "postgresql",
+}
+"""What writes each kind of data and returns what `quickstart` is told of it; and the database on
+which trained teachers are asked of it by day: neighbours have the other one."""
+KINDS, WAYS, DATABASES = list(BY_DAY), list(CLASSES), ["sqlite", "postgresql"]
+
+
+def walked_by_day(write: Write, way: str, database: str) -> bool:
+    return (way == "heads") == (database == BY_DAY[write])
+
+
+WALKS = [
+    pytest.param(
+        write,
+        way,
+        database,
+        id=f"{write.__name__}-{way}-{database}",
+        marks=[] if walked_by_day(write, way, database) else pytest.mark.nightly,
+    )
+    for write, way, database in itertools.product(KINDS, WAYS, DATABASES)
+]
+
+
+def test_by_day_every_two_of_data_way_and_database_meet() -> None:
+    every = list(itertools.product(KINDS, WAYS, DATABASES))
+    by_day = [walk for walk in every if walked_by_day(*walk)]
+    for one, other in itertools.combinations(range(3), 2):
+        assert {(w[one], w[other]) for w in by_day} == {(w[one], w[other]) for w in every}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, each_database_url: str, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose commands, and server, are processes with the rights of the service."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SEED, "0")
+    data = tmp_path / "data"
+    own = {"TERRINE_DATA_DIR": str(data), "TERRINE_DATABASE_URL": each_database_url}
+    return Machine(data, each_database_url, in_own_processes(tmp_path, {**os.environ, **own}))
+
+
+@pytest.fixture
+def timed(
+    machine: Machine,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> Iterator[None]:
+    """Report how long the walk took on that machine: no promise, but growth is seen."""
+    began, used = time.monotonic(), processor_seconds()
+    yield
+    took, of_processor = time.monotonic() - began, processor_seconds() - used
+    line = f"{took:5.1f} s, {of_processor:4.1f} of a processor: {request.node.callspec.id}"
+    record_property("walk", line)
+
+
+@pytest.mark.parametrize(
+    ("write", "way", "each_database_url"), WALKS, indirect=["each_database_url"]
+)
+@pytest.mark.usefixtures("timed")
+def test_the_default_way_goes_on_after_its_first_request_and_a_restart(
+    write: Write, way: str, machine: Machine
+) -> None:
+    if machine.database_url.startswith("postgresql"):  # whose tables the service may not make
+        machine.init().fine  # noqa: B018 - asserts
+    told = write(machine, CLASSES[way])
+    said = machine.run("quickstart", *told, "--epsilon", 8, "--yes").fine
+    made = load_manifest(machine.data / "ensembles" / "private")
+    assert (made.teacher.kind, len(made.classes)) == (way, CLASSES[way])
+    own, later, pool = (Path(told[0]).with_stem(name) for name in ("own", "later", "pool"))
+    left = re.search(rf"TERRINE_TOKEN=(\S+) terrine student train {pool}$", said, re.MULTILINE)
+    assert left is not None, said
+    assert says(said, "flat", "folder") == pool.is_dir()
+    token = left[1]
+    with serving(machine) as server:
+        with Client(server.url, token) as student:
+            x = inputs(student, own)
+            first = pay(student, x[:3])
+            pay(student, x[3:6])
+            before = student.budget()
+            again = student.label(x[:3])
+            assert again.replayed.all()
+            for what in ("labels", "noisy_counts", "charges"):
+                assert np.array_equal(getattr(again, what), getattr(first, what))
+            assert student.budget() == before
+        variables = {"TERRINE_URL": server.url, "TERRINE_TOKEN": token}
+        machine.run("student", "train", own, **variables).fine  # noqa: B018 - asserts
+        assert json.loads(Path("student/report.json").read_text())["outcomes"]["answered"] > 6
+        check(machine)
+        assert server.stop() in (0, -signal.SIGTERM)
+    with serving(machine) as server, Client(server.url, token) as student:
+        pay(student, inputs(student, later))
+        assert student.label(x[:3]).charges.tolist() == first.charges.tolist()
+        check(machine)
+
+
+def inputs(student: Client, path: Path) -> NDArray[np.generic]:
+    """Read a student's file as the service says that its inputs are made."""
+    ensemble = student.project().ensemble
+    if ensemble.encoding is not None:
+        return encode_table(path, ensemble.encoding)
+    if ensemble.image is not None:
+        return load_images(path, ensemble.image)
+    with np.load(path) as file:
+        x: NDArray[np.generic] = file["x"]
+        return x
+
+
+def pay(student: Client, x: NDArray[np.generic]) -> Labels:
+    """Ask what nobody has asked: it is answered, and each answer is paid for."""
+    paid = student.budget().charges
+    labels = student.label(x)
+    assert labels.answered.all()
+    assert not labels.replayed.any()
+    assert labels.charges.tolist() == [*range(paid + 1, paid + 1 + len(x))]
+    assert student.budget().charges == paid + len(x)
+    return labels
+
+
+def check(machine: Machine) -> None:
+    assert "intact" in machine.run("ledger", "verify", "all").fine
+    assert machine.wrong() == []
