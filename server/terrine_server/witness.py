@@ -202,7 +202,7 @@ def serve_app(witness: Witness) -> Starlette:
 
 
 def _response(answer: Answer) -> Response:
-    return Response(answer.text, answer.status, media_type=answer.kind)
+    return Response(answer.text, answer.status, {"Content-Type": answer.kind})
 
 
 _NOTHING = Answer(HTTPStatus.NOT_FOUND, "a witness has add-checkpoint\n")

@@ -46,7 +46,7 @@ def page(
     services: Services = request.app.state.services
     if reader is not None:
         values["form_key"] = services.sessions.form_key(reader.id)
-    values["found"] = services.history.found
+    values["refusing"] = services.history.found
     response = rendered(template, reader=reader, status=status, path=request.url.path, **values)
     _keep(services, response, reader)
     return response
@@ -55,7 +55,7 @@ def page(
 def rendered(template: str, *, status: int, reader: Session | None, **values: Any) -> HTMLResponse:
     """Return a page without looking at any request."""
     admin = reader is not None and reader.role is Role.ADMIN
-    known = {"reader": reader, "is_admin": admin, "path": "", "root": ROOT, "found": None}
+    known = {"reader": reader, "is_admin": admin, "path": "", "root": ROOT, "refusing": None}
     text = _TEMPLATES.get_template(template).render(known | values)
     return HTMLResponse(text, status, HEADERS)
 
