@@ -138,6 +138,8 @@ def test_metrics_hold_no_votes_outcomes_of_a_project_or_secrets(
         "terrine_group_requests": set(),
         "terrine_problems_total": {"problem"},
         "terrine_project_": {"project"},
+        "terrine_ledger_restored": set(),
+        "terrine_log_not_signed": set(),
     }
     for name, labels in scrape(terrine_server):
         (kind,) = [known[start] for start in known if name.startswith(start.removesuffix("_total"))]
