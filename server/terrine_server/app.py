@@ -93,6 +93,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
                 policy,
                 settings.checkpoint_seconds,
                 settings.signed_checkpoint_path,
+                metrics,
             )
             publisher.start()
         if alone:

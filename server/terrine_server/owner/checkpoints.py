@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import structlog
@@ -36,6 +37,9 @@ from terrine_protocol.transparency.trees import ProofError
 from terrine_server.errors import TerrineError
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
+
+if TYPE_CHECKING:  # auditors sign and verify without it
+    from terrine_server.metrics import Metrics
 
 PATIENCE_SECONDS = 5.0
 """How long a witness may take for a part of its answer, or to accept a connection."""
@@ -122,7 +126,7 @@ class Publisher:
     """Signs checkpoints of a ledger, round by round. One round at a time, in all processes.
 
     `signed`: file, outside the database, that keeps the last one; without it, only this process
-    knows what it signed if the database is set back.
+    knows what it signed if the database is set back. `metrics`: what says how the rounds go.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class Publisher:
         policy: Policy | None,
         seconds: float,
         signed: Path | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._ledger = ledger
         self._key = key
@@ -143,6 +148,7 @@ class Publisher:
             if party.url is not None
         }
         self._file = signed
+        self._metrics = metrics
         self._signed: Checkpoint | None = None
         self._said: str | None = None
         self._stop = threading.Event()
@@ -184,19 +190,22 @@ class Publisher:
         while not last:
             last = self._stop.is_set()
             try:
-                self.round()
-                self._say(None)
+                self._say(None, signed=self.round())
             except (TerrineError, CheckpointError, NoteError, ProofError, OSError) as error:
                 self._say(str(error))
             except Exception as error:  # a defect: charges go on, and somebody should hear of it
                 self._say(f"{type(error).__name__}: {error}")
             self._stop.wait(self._seconds)
 
-    def _say(self, found: str | None) -> None:
-        """Log what is wrong, once."""
+    def _say(self, found: str | None, *, signed: bool = False) -> None:
+        """Log what is wrong, once; and tell the metrics how the round went."""
         if found is not None and found != self._said:
             log.error("no checkpoint was signed", cause=found)
         self._said = found
+        if self._metrics is not None and (signed or found is not None):
+            self._metrics.signing.set(signed)
+            if signed:
+                self._metrics.signed.set_to_current_time()
 
     def _next(self, kept: str | None, size: int) -> Note:
         """Return the signed checkpoint of the tree as it is; the one that was kept if it is that.
