@@ -162,6 +162,8 @@ def test_every_question_is_answered_by_what_a_server_exports(watched: RunningSer
 def test_each_alert_says_how_bad_it_is_what_happened_and_what_to_do() -> None:
     names = [alert["alert"] for alert in ALERTS]
     assert len(set(names)) == len(names)
+    handbook = (REPOSITORY / "docs" / "operating.md").read_text()
+    assert re.findall(r"^\| `(Terrine\w+)` \|", handbook, re.MULTILINE) == names
     for alert in ALERTS:
         assert alert["labels"]["severity"] in ("critical", "warning", "info")
         assert alert["annotations"].keys() == {"summary", "description"}
