@@ -362,6 +362,8 @@ def test_the_notes_have_the_commands_for_what_was_chosen() -> None:
     usual, watched = notes(*BUNDLED), notes(*VARIANTS["watched"])
     for said in (usual, watched):
         holds(said, "deployment/study", "doctor")
-    holds(watched, "https://terrine.example.org", "--role", "metrics", "terrine-metrics", "token=")
+    holds(watched, "https://terrine.example.org")
+    holds(watched, "create", "secret", "terrine-metrics", "token=")
+    holds(watched, "token", "create", "--role", "metrics")
     assert "https://" not in usual
     assert not says(usual, "metrics")
