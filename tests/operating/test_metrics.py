@@ -8,6 +8,7 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from caller import Caller, slug
 from digits import DigitsEnsemble
 from prometheus_client.parser import text_string_to_metric_families
@@ -214,6 +215,7 @@ def test_requests_count_as_open_until_the_owner_has_decided(terrine_server: Runn
     assert value(scrape(terrine_server), "terrine_open_requests") == 0
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_server_says_what_it_is_made_of_and_whether_it_is_ready(
     terrine_server: RunningServer,
 ) -> None:
