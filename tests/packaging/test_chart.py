@@ -6,6 +6,7 @@ No cluster is here to run it on.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -367,3 +368,19 @@ def test_the_notes_have_the_commands_for_what_was_chosen() -> None:
     holds(watched, "token", "create", "--role", "metrics")
     assert "https://" not in usual
     assert not says(usual, "metrics")
+
+
+def test_the_values_in_the_guide_are_taken_together(tmp_path: Path) -> None:
+    guide = (REPOSITORY / "docs" / "deploying.md").read_text()
+    section = guide.partition("## Kubernetes\n")[2].partition("\n## ")[0]
+    files = []
+    for number, text in enumerate(re.findall(r"(?ms)^```yaml\n(.*?)^```", section)):
+        files += ["--values", str(tmp_path / f"{number}.yaml")]
+        Path(files[-1]).write_text(text)
+    assert len(files) == 4
+    done = helm("template", "study", str(CHART), *values(*BUNDLED), *files)
+    assert done.returncode == 0, done.stderr
+    manifests = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    (server,) = pods(manifests)["server"]["containers"]
+    assert variables(server)["TERRINE_OIDC_PUBLIC_URL"] == "https://terrine.example.org"
+    assert only(manifests, "Ingress")["spec"]["rules"][0]["host"] == "terrine.example.org"
