@@ -95,6 +95,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
                 policy,
                 settings.checkpoint_seconds,
                 history,
+                metrics,
             )
             publisher.start()
         if alone:

@@ -1,8 +1,8 @@
-"""Prometheus metrics: how many requests, how long they took, and their outcomes.
+"""Prometheus metrics of one process: requests, how long they took, outcomes, and what it signed.
 
-Whoever sent a request knows all of this already: its route, duration, outcomes and refusals. A
-stage's duration is a part of the response time and depends on the same things: on the number of
-queries, never on their votes. No vote count, margin or label is used here.
+Whoever sent a request knows what is counted of it already: its route, duration, outcomes and
+refusals. A stage's duration is a part of the response time and depends on the same things: on the
+number of queries, never on their votes. No vote count, margin or label is used here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    GCCollector,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.registry import Collector
+
+from terrine_protocol import PROBLEMS
 
 Stage = Literal["decode", "replay", "vote", "release", "charge"]
 """Stages of `POST /label`: reading the body; looking up earlier answers; teachers voting; noise and
@@ -88,6 +92,20 @@ class Metrics:
                 registry=registry,
             )
         )
+        for problem in PROBLEMS:
+            self.problems(problem)  # zero from the start, or the first one would be no increase
+        self.signing = Gauge(
+            "terrine_signing",
+            "Whether this server signs the transparency log: 1 after a round that succeeded.",
+            registry=registry,
+        )
+        self.signed = Gauge(
+            "terrine_signed_timestamp_seconds",
+            "When this server last found the whole ledger signed; 0 before it did. Unix time.",
+            registry=registry,
+        )
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
 
     def stage(self, stage: Stage) -> AbstractContextManager[object]:
         """Time one stage of a label request, failed or not."""

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from caller import Caller, slug
+from digits import DigitsEnsemble
 from prometheus_client.parser import text_string_to_metric_families
-from server import RunningServer
+from server import CAP_EPSILON, GNMAX, RunningServer, running_server
+from serving import until
+from sqlalchemy import make_url
 
-from terrine_protocol import ProjectStatus
+from terrine_protocol import PROBLEMS, ProjectStatus
+from terrine_protocol.transparency.checkpoints import Checkpoint
+from terrine_protocol.transparency.notes import Note
+from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scrape(server: RunningServer, role: str = "auditor") -> Series:
-    reply = Caller(server, server.token(role)).http.get("/metrics")
+    return read(Caller(server, server.token(role)))
+
+
+def read(auditor: Caller) -> Series:
+    reply = auditor.http.get("/metrics")
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     found: Series = {}
@@ -115,12 +130,24 @@ def test_every_stage_of_a_label_is_timed_and_every_outcome_counted(
 
 
 def test_the_handbook_lists_exactly_the_metrics_that_exist(terrine_server: RunningServer) -> None:
-    handbook = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
-    listed = re.findall(r"^\| `(terrine_\w+)` \|", handbook, re.MULTILINE)
-    http = Caller(terrine_server, terrine_server.token("auditor")).http
-    assert listed == [
-        family.name for family in text_string_to_metric_families(http.get("/metrics").text)
-    ]
+    terrine_server.open_project()
+    Caller(terrine_server, terrine_server.token()).label(terrine_server.ensemble.public[:2])
+    handbook = (REPOSITORY / "docs" / "operating.md").read_text()
+    listed = re.findall(r"^\| `(terrine_\w+)` \| (\w+) \| ([\w, ]*)\|", handbook, re.MULTILINE)
+    text = Caller(terrine_server, terrine_server.token("auditor")).http.get("/metrics").text
+    exported = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
+    own = [each for each in exported if not each[0].startswith(("process_", "python_gc_"))]
+    assert [(name, kind) for name, kind, _ in listed] == own
+    labels = {name: labels.strip() for name, _, labels in listed}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = next((each for each in (sample.name, family.name) if each in labels), None)
+            if name is not None:
+                assert sorted(set(sample.labels) - {"le"}) == sorted(
+                    filter(None, labels[name].split(", "))
+                ), name
+    besides = set(re.findall(r"`((?:process|python)_\w+)`", handbook))
+    assert besides <= {name for name, _ in exported}
 
 
 def test_metrics_hold_no_votes_outcomes_of_a_project_or_secrets(
@@ -137,10 +164,114 @@ def test_metrics_hold_no_votes_outcomes_of_a_project_or_secrets(
         "terrine_waiting_queries": set(),
         "terrine_group_requests": set(),
         "terrine_problems_total": {"problem"},
+        "terrine_sign": set(),
+        "terrine_build_info": {"version", "python", "database", "schema"},
+        "terrine_ready": set(),
+        "terrine_data_free_bytes": set(),
         "terrine_project_": {"project"},
+        "terrine_population_": {"population"},
+        "terrine_open_requests": set(),
         "terrine_ledger_restored": set(),
-        "terrine_log_not_signed": set(),
+        "terrine_log_": set(),
+        "process_": set(),
+        "python_gc_": {"generation"},
     }
     for name, labels in scrape(terrine_server):
-        (kind,) = [known[start] for start in known if name.startswith(start.removesuffix("_total"))]
+        (kind,) = [known[start] for start in known if name.startswith(start)]
         assert set(dict(labels)) - {"le"} == kind, name
+
+
+def test_caps_are_shared_by_projects_and_told_as_the_owner_sees_them(
+    terrine_server: RunningServer,
+) -> None:
+    ledger = terrine_server.ledger
+    for name in ("study", "closed"):
+        terrine_server.open_project(name, epsilon=5.0)
+    student = Caller(terrine_server, terrine_server.token())
+    student.label(terrine_server.ensemble.public[:5])
+    (account,) = (
+        Caller(terrine_server, terrine_server.token("auditor")).http.get("/ensembles").json()
+    )
+
+    def told(figure: str) -> float:
+        return value(scrape(terrine_server), f"terrine_population_{figure}", population="people")
+
+    assert told("epsilon") == account["epsilon"] == CAP_EPSILON
+    assert told("reserved_ratio") == account["reserved"] / account["cap"]
+    spent = ledger.project("study").cap_spent
+    assert 0 < told("spent_ratio") == spent / account["cap"] < told("reserved_ratio")
+    ledger.set_status("closed", ProjectStatus.CLOSED)
+    (left,) = ledger.populations()
+    assert told("reserved_ratio") == left.reserved / left.cap < account["reserved"] / account["cap"]
+
+
+def test_requests_count_as_open_until_the_owner_has_decided(terrine_server: RunningServer) -> None:
+    terrine_server.open_project()
+    student = Caller(terrine_server, terrine_server.token())
+    assert value(scrape(terrine_server), "terrine_open_requests") == 0
+    asked = {"title": "More", "purpose": "A second study.", "mechanism": GNMAX}
+    made = student.http.post("/requests", json={**asked, "epsilon": 1.0, "delta": 1e-6})
+    assert made.status_code == 201, made.text
+    assert value(scrape(terrine_server), "terrine_open_requests") == 1
+    terrine_server.ledger.refuse_request(made.json()["id"], "Not this year.")
+    assert value(scrape(terrine_server), "terrine_open_requests") == 0
+
+
+@pytest.mark.usefixtures("each_database_url")
+def test_a_server_says_what_it_is_made_of_and_whether_it_is_ready(
+    terrine_server: RunningServer,
+) -> None:
+    seen = scrape(terrine_server)
+    ((name, labels),) = [key for key in seen if key[0] == "terrine_build_info"]
+    assert dict(labels) == {
+        "version": version("terrine"),
+        "python": platform.python_version(),
+        "database": make_url(terrine_server.settings.database).get_backend_name(),
+        "schema": max((REPOSITORY / "migrations" / "versions").glob("*.py")).stem.split("_")[0],
+    }
+    assert seen[name, labels] == value(seen, "terrine_ready") == 1
+    assert value(seen, "terrine_data_free_bytes") > 0
+    assert value(seen, "process_resident_memory_bytes") > 0
+    weights = next(terrine_server.settings.ensembles_dir.glob("*/*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    until(lambda: value(scrape(terrine_server), "terrine_ready") == 0)
+
+
+def test_every_problem_is_counted_from_zero(terrine_server: RunningServer) -> None:
+    seen = scrape(terrine_server)
+    for problem in PROBLEMS:
+        assert value(seen, "terrine_problems_total", problem=problem) == 0
+
+
+def test_signing_is_told_until_it_fails(
+    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    make_checkpoint_key(data / "checkpoint.key")
+    with running_server(data, database_url, digits_ensemble, checkpoint_seconds=0.1) as server:
+        auditor = Caller(server, server.token("auditor"))
+        seen = until(lambda: read(auditor), lambda seen: value(seen, "terrine_signing") == 1)
+        first = value(seen, "terrine_signed_timestamp_seconds")
+        assert first > value(seen, "process_start_time_seconds")
+        until(lambda: value(read(auditor), "terrine_signed_timestamp_seconds") > first)
+        key = load_checkpoint_key(data / "checkpoint.key")
+        assert key is not None
+        newer = Checkpoint(key.name, 10**6, bytes(32)).text
+        note = Note(newer, (key.sign(newer),))
+
+        def after_it_went_back() -> Series:
+            server.settings.signed_checkpoint_path.write_text(str(note))
+            return read(auditor)
+
+        seen = until(after_it_went_back, lambda seen: value(seen, "terrine_signing") == 0)
+        last = value(seen, "terrine_signed_timestamp_seconds")
+        assert first < last == value(read(auditor), "terrine_signed_timestamp_seconds")
+
+
+def test_a_server_without_the_logs_key_says_that_it_does_not_sign(
+    terrine_server: RunningServer,
+) -> None:
+    assert not terrine_server.settings.checkpoint_key_path.exists()
+    seen = scrape(terrine_server)
+    assert value(seen, "terrine_signing") == value(seen, "terrine_signed_timestamp_seconds") == 0

@@ -28,9 +28,10 @@ def test_every_service_is_locked_down(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert ("ports" in service) == (name == "proxy"), (
-        "unauthenticated clients meet the proxy and nobody else"
+    assert ("ports" in service) == (name in ("proxy", "grafana")), (
+        "unauthenticated clients meet the proxy, and nobody else of what is always there"
     )
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     assert not service.get("privileged")
 
 
@@ -41,11 +42,12 @@ def test_only_servers_share_a_network_with_what_is_private() -> None:
     }
     assert joined == {
         "inside": {"db", "migrate", "server", "server-ray"},
-        "behind": {"server", "server-ray", "proxy"},
-        "outside": {"proxy"},
+        "behind": {"server", "server-ray", "proxy", "prometheus"},
+        "outside": {"proxy", "grafana"},
         "owners": {"server", "owner"},
         "witnesses": {"server", "witness"},
         "cluster": {"server-ray", "ray-head", "ray-worker"},
+        "monitoring": {"prometheus", "grafana"},
     }
     closed = {name for name, network in COMPOSE["networks"].items() if network}
     assert closed == joined.keys() - {"outside"}
@@ -55,6 +57,28 @@ def test_profiles_are_off_until_they_are_asked_for() -> None:
     usual = {name for name, service in SERVICES.items() if "profiles" not in service}
     assert usual == {"db", "migrate", "server", "proxy"}
     assert COMPOSE["include"] == ["${OWNERS_FILE:-docker/owners/none.yml}"]
+
+
+def test_whoever_watches_has_the_files_that_it_names_and_one_token() -> None:
+    watching = {name: SERVICES[name] for name in ("prometheus", "grafana")}
+    for service in watching.values():
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"]), "no moving tag"
+        files = [each.split(":")[0] for each in service["volumes"] if each.startswith("./")]
+        assert files
+        assert all((REPOSITORY / file).is_file() for file in files)
+        assert all(each.endswith(":ro") for each in service["volumes"] if each.startswith("./"))
+    asks = REPOSITORY / "docker" / "monitoring" / "prometheus.yml"
+    (scraped,) = yaml.safe_load(asks.read_text())["scrape_configs"]
+    (token,) = watching["prometheus"]["secrets"]
+    assert scraped["authorization"] == {"credentials_file": f"/run/secrets/{token}"}
+    (found,) = scraped["dns_sd_configs"]
+    servers = {name for name, service in SERVICES.items() if name.startswith("server")}
+    assert set(found["names"]) == servers
+    assert all("behind" in SERVICES[name]["networks"] for name in servers)
+    for name in ("datasource.yml", "dashboards.yml"):
+        assert any(name in each for each in watching["grafana"]["volumes"])
+    source = yaml.safe_load((asks.parent / "datasource.yml").read_text())["datasources"]
+    assert [each["url"] for each in source] == ["http://prometheus:9090"]
 
 
 def set_up(directory: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -57,3 +57,42 @@ imagePullSecrets:
   {{- end }}
 {{- end }}
 {{- end }}
+
+{{- /* Of a pod: where it may run. */ -}}
+{{- define "terrine.nodes" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The variables of a sign-in through an issuer, if there is one. */ -}}
+{{- define "terrine.issuer" -}}
+{{- with .Values.oidc }}
+{{- if .issuer }}
+- {name: TERRINE_OIDC_ISSUER, value: {{ .issuer | quote }}}
+- {name: TERRINE_OIDC_CLIENT_ID, value: {{ .clientId | quote }}}
+{{- if .clientSecretKey }}
+- {name: TERRINE_OIDC_CLIENT_SECRET_FILE, value: /run/secrets/{{ .clientSecretKey }}}
+{{- end }}
+{{- if not (or .publicUrl $.Values.ingress.host) }}
+{{- fail "oidc.publicUrl is needed: the issuer sends browsers back there, and no ingress.host says where that is." }}
+{{- end }}
+- {name: TERRINE_OIDC_PUBLIC_URL, value: {{ .publicUrl | default (printf "https://%s" $.Values.ingress.host) | quote }}}
+{{- if .scopes }}
+- {name: TERRINE_OIDC_SCOPES, value: {{ .scopes | quote }}}
+{{- end }}
+{{- if .roleClaim }}
+- {name: TERRINE_OIDC_ROLE_CLAIM, value: {{ .roleClaim | quote }}}
+{{- end }}
+{{- if .admins }}
+- {name: TERRINE_OIDC_ADMINS, value: {{ join "," .admins | quote }}}
+{{- end }}
+{{- if .auditors }}
+- {name: TERRINE_OIDC_AUDITORS, value: {{ join "," .auditors | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import version
+from shutil import disk_usage
 
+from anyio import to_thread
 from fastapi import APIRouter
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 
-from terrine_protocol import ProjectStatus, Ready
+from terrine_protocol import ProjectStatus, Ready, RequestStatus
 from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.services import Auditor, ServicesDep
-from terrine_server.errors import LedgerRestored, LogNotSigned
-from terrine_server.ledger import Ledger, ProjectRecord
+from terrine_server.api.services import Auditor, Services, ServicesDep
+from terrine_server.errors import LedgerRestored, LogNotSigned, TerrineError
+from terrine_server.ledger import Ledger, ProjectRecord, schema_revision
 from terrine_server.owner.checkpoints import SignedHistory, log_state
 
 router = APIRouter(tags=["operation"])
@@ -51,21 +55,70 @@ async def readyz(services: ServicesDep) -> Ready:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
-def metrics(services: ServicesDep, _: Auditor) -> Response:
+async def metrics(services: ServicesDep, _: Auditor) -> Response:
     """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account."""
-    log = LogMetrics(services.ledger, services.readiness.policy, services.history)
-    text = services.metrics.text(AccountMetrics(services.ledger), log)
+    try:
+        await services.readiness.check()
+    except TerrineError:
+        ready = False
+    else:
+        ready = True
+    collectors = (
+        ServerMetrics(services, ready),
+        LedgerMetrics(services.ledger, services.readiness.policy, services.history),
+    )
+    text = await to_thread.run_sync(services.metrics.text, *collectors)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-class AccountMetrics(Collector):
-    """The public account of every project that is not closed, read at each scrape."""
+class ServerMetrics(Collector):
+    """What this server is, and whether it could answer now."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, services: Services, ready: bool) -> None:
+        self._services = services
+        self._ready = ready
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one gauge per figure, with one value per project."""
+        """Yield versions, readiness, and the space in the data directory."""
+        versions = {
+            "version": version("terrine"),
+            "python": platform.python_version(),
+            "database": self._services.engine.dialect.name,
+            "schema": schema_revision(),
+        }
+        yield InfoMetricFamily("terrine_build", "What this server is made of.", versions)
+        yield GaugeMetricFamily(
+            "terrine_ready",
+            "Whether a query could be answered and paid for now, as in /readyz.",
+            float(self._ready),
+        )
+        free = GaugeMetricFamily(
+            "terrine_data_free_bytes", "Free bytes on the disk of the data directory."
+        )
+        with suppress(OSError):
+            free.add_metric([], disk_usage(self._services.settings.data_dir).free)
+        yield free
+
+
+class LedgerMetrics(Collector):
+    """What the ledger says, read at each scrape. Figures that auditors see in the API, too."""
+
+    def __init__(self, ledger: Ledger, policy: Policy | None, history: SignedHistory) -> None:
+        self._ledger = ledger
+        self._policy = policy
+        self._history = history
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield accounts, caps, requests that wait, and the log."""
+        yield from self._accounts()
+        yield from self._caps()
+        waiting = len(self._ledger.list_requests(status=RequestStatus.OPEN))
+        meaning = "Requests of students that wait for the data owner's decision."
+        yield GaugeMetricFamily("terrine_open_requests", meaning, waiting)
+        yield from self._log()
+
+    def _accounts(self) -> Iterator[Metric]:
+        """Yield one gauge per public figure, with one value per project that is not closed."""
         accounts = [views.budget(project) for project in self._open()]
         for figure, meaning in FIGURES.items():
             gauge = GaugeMetricFamily(f"terrine_project_{figure}", meaning, labels=["project"])
@@ -79,26 +132,30 @@ class AccountMetrics(Collector):
             yield from (p for p in page if p.status is not ProjectStatus.CLOSED)
             after = page[-1].name
 
+    def _caps(self) -> Iterator[Metric]:
+        """Yield the cap of each population, and the shares of it that are reserved and spent."""
+        spent = self._ledger.spent_of_caps()
+        gauges = [
+            GaugeMetricFamily(f"terrine_population_{figure}", meaning, labels=["population"])
+            for figure, meaning in SHARES.items()
+        ]
+        for each in self._ledger.populations():
+            reserved, used = each.reserved / each.cap, spent.get(each.id, 0) / each.cap
+            for gauge, value in zip(gauges, (each.epsilon, reserved, used), strict=True):
+                gauge.add_metric([each.name], value)
+        yield from gauges
 
-class LogMetrics(Collector):
-    """What the transparency log's last checkpoint says, read at each scrape."""
-
-    def __init__(self, ledger: Ledger, policy: Policy | None, history: SignedHistory) -> None:
-        self._ledger = ledger
-        self._policy = policy
-        self._history = history
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield its size, who of the policy cosigned it, and whether the ledger continues it."""
+    def _log(self) -> Iterator[Metric]:
+        """Yield whether the ledger continues what was signed, the last checkpoint's size, and which
+        witnesses cosigned it."""
         with suppress(LedgerRestored, LogNotSigned):
             self._history.check()
         for name, kind, meaning in (
             ("ledger_restored", LedgerRestored, "Whether it does not continue what was signed."),
             ("log_not_signed", LogNotSigned, "Whether no checkpoint could be signed for a minute."),
         ):
-            failing = GaugeMetricFamily(f"terrine_{name}", meaning)
-            failing.add_metric([], float(isinstance(self._history.found, kind)))
-            yield failing
+            failing = float(isinstance(self._history.found, kind))
+            yield GaugeMetricFamily(f"terrine_{name}", meaning, failing)
         log = log_state(self._ledger.checkpoint(), self._policy)
         entries = GaugeMetricFamily("terrine_log_entries", "Entries under the last checkpoint.")
         meaning = "Whether the witness cosigned the last checkpoint."
@@ -119,3 +176,8 @@ FIGURES = {
     "affordable": "Further queries that are certain to fit, at the worst-case price.",
 }
 """Figures of the public account only: students see the same in `GET /budget`."""
+SHARES = {
+    "epsilon": "The epsilon of the cap that all projects on a population share.",
+    "reserved_ratio": "The share of the cap that is carved out for projects, spent or not.",
+    "spent_ratio": "The share of the cap that projects have spent.",
+}

@@ -2,6 +2,7 @@
 
 connect, upgrade, check_schema      open a database, migrate it, check its version
 check_definitions                   whether its whole schema is as the migrations make it
+schema_revision                     which tables this version has
 check_writable                      whether a charge could be made durable
 check_rights                        whether this account of PostgreSQL may do all that is needed
 check_active                        raise unless a project is active
@@ -47,6 +48,7 @@ from terrine_server.ledger.store.schema import (
     check_definitions,
     check_schema,
     check_writable,
+    schema_revision,
     upgrade,
 )
 from terrine_server.ledger.tokens import NewToken

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import structlog
@@ -39,6 +40,9 @@ from terrine_server.errors import LedgerRestored, LogNotSigned, TerrineError
 from terrine_server.ledger import Ledger
 from terrine_server.ledger.projects import RestoredProjects
 from terrine_server.settings import Settings
+
+if TYPE_CHECKING:  # auditors sign and verify without it
+    from terrine_server.metrics import Metrics
 
 PATIENCE_SECONDS = 5.0
 """How long a witness may take for a part of its answer, or to accept a connection."""
@@ -313,7 +317,10 @@ def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
 
 
 class Publisher:
-    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes."""
+    """Signs checkpoints of a ledger, round by round. One round at a time, in all processes.
+
+    `metrics`: what says how the rounds go.
+    """
 
     def __init__(
         self,
@@ -322,10 +329,12 @@ class Publisher:
         policy: Policy | None,
         seconds: float,
         history: SignedHistory | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._ledger = ledger
         self._key = key
         self._history = history or SignedHistory(ledger, key.verifier)
+        self._metrics = metrics
         self._policy = policy
         self._seconds = seconds
         self._witnesses = {
@@ -372,20 +381,23 @@ class Publisher:
         while not last:
             last = self._stop.is_set()
             try:
-                self.round()
-                self._say(None)
+                self._say(None, signed=self.round())
             except (TerrineError, CheckpointError, NoteError, ProofError, OSError) as error:
                 self._say(str(error))
             except Exception as error:  # a defect: charges go on, and somebody should hear of it
                 self._say(f"{type(error).__name__}: {error}")
             self._stop.wait(self._seconds)
 
-    def _say(self, found: str | None) -> None:
-        """Log what is wrong, once, and let it count against the history."""
+    def _say(self, found: str | None, *, signed: bool = False) -> None:
+        """Log what is wrong, once, let it count against the history, and tell the metrics."""
         self._history.report(found)
         if found is not None and found != self._said:
             log.error("no checkpoint was signed", cause=found)
         self._said = found
+        if self._metrics is not None and (signed or found is not None):
+            self._metrics.signing.set(signed)
+            if signed:
+                self._metrics.signed.set_to_current_time()
 
     def _next(self, kept: str | None, size: int) -> Note:
         """Return the signed checkpoint of the tree as it is; the one that was kept if it is that.

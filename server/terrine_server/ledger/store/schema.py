@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -62,6 +63,14 @@ def upgrade(engine: Engine, key: bytes) -> list[str]:
         _migrate(connection, seals)
         initialise(connection, seals)
         return _restore(connection) if state == "current" else []
+
+
+@cache
+def schema_revision() -> str:
+    """Return the revision of this version's tables: the last of its migrations."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None  # noqa: S101 - there are migrations
+    return head
 
 
 def check_schema(engine: Engine) -> None:
@@ -146,7 +155,7 @@ def _state(connection: Connection) -> str:
     revision = MigrationContext.configure(connection).get_current_revision()
     if revision is None:
         return "empty"
-    if revision == scripts.get_current_head():
+    if revision == schema_revision():
         return "current"
     return "older" if revision in {s.revision for s in scripts.walk_revisions()} else "newer"
 

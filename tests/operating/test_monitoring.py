@@ -1,0 +1,371 @@
+"""The dashboard and the alerts: they ask for what a server exports, and say what is wrong.
+
+Prometheus's own programs are used where they are on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import httpx
+import promql_parser as promql
+import pytest
+import yaml
+from caller import Caller
+from digits import DigitsEnsemble
+from logged import LOG, witness_key
+from prometheus_client.parser import text_string_to_metric_families
+from server import RunningServer, running_server
+from serving import until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MONITORING = REPOSITORY / "charts" / "terrine" / "files" / "monitoring"
+ALERTS: list[dict[str, Any]] = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][
+    0
+]["rules"]
+DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+ADDED = {"job", "instance", "namespace"}
+"""Labels that Prometheus adds."""
+OF_PROMETHEUS = {"up": ADDED, "ALERTS": ADDED | {"alertname", "alertstate", "severity"}}
+"""Metrics of its own, with their labels."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """An expression of the dashboard or of an alert, and the labels that its text names."""
+
+    where: str
+    text: str
+    shown: frozenset[str]
+
+    @property
+    def expression(self) -> promql.Expr:
+        """What it asks for, with an interval and a namespace of Grafana's."""
+        return promql.parse(self.text.replace("$__rate_interval", "5m").replace("$namespace", ".*"))
+
+    def selectors(self) -> list[promql.VectorSelector]:
+        found: list[promql.VectorSelector] = []
+
+        def look(node: promql.Expr) -> None:
+            if isinstance(node, promql.MatrixSelector):
+                found.append(node.vector_selector)
+            elif isinstance(node, promql.VectorSelector):
+                found.append(node)
+
+        promql.walk(self.expression, look)
+        return found
+
+    def labels(self) -> set[str]:
+        """By which labels it sums up."""
+        found: set[str] = set()
+
+        def look(node: promql.Expr) -> None:
+            modifier = getattr(node, "modifier", None)
+            if isinstance(node, promql.AggregateExpr) and modifier is not None:
+                found.update(modifier.labels)
+
+        promql.walk(self.expression, look)
+        return found
+
+
+def questions() -> Iterator[Question]:
+    for alert in ALERTS:
+        text = " ".join(alert["annotations"].values())
+        labels = frozenset(re.findall(r"\$labels\.(\w+)", text))
+        yield Question(alert["alert"], alert["expr"], labels)
+    for panel in PANELS:
+        for target in panel.get("targets", []):
+            labels = frozenset(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            yield Question(panel["title"], target["expr"], labels)
+
+
+QUESTIONS = list(questions())
+
+
+@pytest.fixture
+def watched(
+    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
+) -> Iterator[RunningServer]:
+    """A server that has answered and refused, and whose witness cosigns nothing."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "checkpoint.key").write_text(LOG.secret)
+    witness = f"witness w {witness_key('w').verifier} http://127.0.0.1:1"
+    (data / "policy").write_text(f"log {LOG.verifier}\n{witness}\nquorum w\n")
+    with running_server(data, database_url, digits_ensemble, checkpoint_seconds=0.1) as server:
+        server.open_project()
+        student = Caller(server, server.token())
+        student.label(server.ensemble.public[:3])
+        student.http.get("/nowhere")
+        until(lambda: server.ledger.checkpoint() is not None)
+        yield server
+
+
+def samples(server: RunningServer) -> dict[str, list[dict[str, str]]]:
+    """The labels of every sample, by its name."""
+    found: dict[str, list[dict[str, str]]] = {}
+    reply = Caller(server, server.token("auditor")).http.get("/metrics")
+    for family in text_string_to_metric_families(reply.text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+def selects(matcher: promql.Matcher, labels: Mapping[str, str]) -> bool:
+    """Whether a matcher of a selector admits a sample."""
+    there = labels.get(matcher.name, "")
+    if matcher.op == promql.MatchOp.Equal:
+        return there == matcher.value
+    assert matcher.op == promql.MatchOp.Re
+    return re.fullmatch(matcher.value, there) is not None
+
+
+def test_every_question_is_answered_by_what_a_server_exports(watched: RunningServer) -> None:
+    exported, missing = samples(watched), set[str]()
+    for question in QUESTIONS:
+        named = set[str]()
+        for selector in question.selectors():
+            assert selector.name is not None, question
+            own = [m for m in selector.matchers.matchers if m.name not in ADDED]
+            if selector.name in OF_PROMETHEUS:
+                named |= OF_PROMETHEUS[selector.name]
+                continue
+            named |= ADDED
+            if selector.name not in exported:
+                missing.add(selector.name)
+                continue
+            there = exported[selector.name]
+            assert any(all(selects(m, labels) for m in own) for labels in there), (
+                question.where,
+                str(selector),
+            )
+            named |= there[0].keys()
+        assert question.labels() <= named, question.where
+        assert question.shown <= (question.labels() or named), question.where
+    assert not missing
+
+
+def test_each_alert_says_how_bad_it_is_what_happened_and_what_to_do() -> None:
+    names = [alert["alert"] for alert in ALERTS]
+    assert len(set(names)) == len(names)
+    handbook = (REPOSITORY / "docs" / "operating.md").read_text()
+    assert re.findall(r"^\| `(Terrine\w+)` \|", handbook, re.MULTILINE) == names
+    for alert in ALERTS:
+        assert alert["labels"]["severity"] in ("critical", "warning", "info")
+        assert alert["annotations"].keys() == {"summary", "description"}
+
+
+def test_each_panel_has_a_place_of_its_own_and_asks_the_prometheus_that_was_chosen() -> None:
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    taken = set[tuple[int, int]]()
+    for panel in PANELS:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not taken & cells, panel["title"]
+        taken |= cells
+        for asked in [panel, *panel.get("targets", [])] if panel["type"] != "row" else []:
+            assert asked["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def program(name: str) -> str:
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"NO {name.upper()} on this machine: alerts and dashboard are only parsed.")
+    return found
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [program("promtool"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+HEALTHY = {
+    'up{job="terrine",instance="a"}': "1",
+    'up{job="terrine",instance="b"}': "1",
+    'terrine_ready{job="terrine",instance="a"}': "1",
+    'terrine_ledger_restored{job="terrine",instance="a"}': "0",
+    'terrine_signing{job="terrine",instance="a"}': "1",
+    'terrine_signing{job="terrine",instance="b"}': "0",
+    'terrine_signed_timestamp_seconds{job="terrine",instance="a"}': "0+60",
+    'terrine_log_cosigned{job="terrine",instance="a",witness="w"}': "1",
+    'terrine_data_free_bytes{job="terrine",instance="a"}': "2e9",
+    'terrine_project_epsilon{job="terrine",instance="a",project="p"}': "1",
+    'terrine_project_epsilon_spent{job="terrine",instance="a",project="p"}': "0.89",
+    'terrine_open_requests{job="terrine",instance="a"}': "0",
+    **{
+        f'terrine_problems_total{{job="terrine",instance="a",problem="{problem}"}}': "0"
+        for problem in ("internal", "overloaded", "database-unavailable", "not-found")
+    },
+    **{
+        f'terrine_stage_seconds_bucket{{job="terrine",stage="{stage}",le="{le}"}}': "0+100"
+        for stage in ("charge", "vote")
+        for le in ("1", "10", "30", "+Inf")
+    },
+}
+"""Series of a service in which nothing is wrong: a value, or `start+step` by the minute."""
+
+
+def of(name: str, **labels: str) -> str:
+    """The series of HEALTHY with this name and these labels."""
+    (found,) = (
+        series
+        for series in HEALTHY
+        if series.startswith(name + "{")
+        and all(f'{key}="{value}"' in series for key, value in labels.items())
+    )
+    return found
+
+
+PROBLEMS = "terrine_problems_total"
+BUCKETS = "terrine_stage_seconds_bucket"
+WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
+    "nothing": ({}, []),
+    "a server down": ({of("up", instance="b"): "0"}, ["TerrineServerDown"]),
+    "all servers down": (
+        {of("up", instance=each): "0" for each in "ab"},
+        ["TerrineServerDown", "TerrineServerDown", "TerrineUnreachable"],
+    ),
+    "no server found": ({of("up", instance=each): "" for each in "ab"}, ["TerrineUnreachable"]),
+    "not ready": ({of("terrine_ready"): "0"}, ["TerrineNotReady"]),
+    "restored": ({of("terrine_ledger_restored"): "1"}, ["TerrineLedgerRestored"]),
+    "a defect": ({of(PROBLEMS, problem="internal"): "0+1"}, ["TerrineErrors"]),
+    "no database": (
+        {of(PROBLEMS, problem="database-unavailable"): "0+1"},
+        ["TerrineDatabaseUnavailable"],
+    ),
+    "mistakes of students": ({of(PROBLEMS, problem="not-found"): "0+1000"}, []),
+    "too much asked": ({of(PROBLEMS, problem="overloaded"): "0+60"}, ["TerrineOverloaded"]),
+    "slow charges": ({of(BUCKETS, stage="charge", le="1"): "0+90"}, ["TerrineDatabaseSlow"]),
+    "slow votes": (
+        {of(BUCKETS, stage="vote", le=le): "0+90" for le in ("1", "10")},
+        ["TerrineVotesSlow"],
+    ),
+    "no key": (
+        {of("terrine_signing", instance="a"): "0", of("terrine_signed_timestamp_seconds"): "0"},
+        ["TerrineNothingSigned"],
+    ),
+    "signing hangs": ({of("terrine_signed_timestamp_seconds"): "60"}, ["TerrineNothingSigned"]),
+    "no cosignature": ({of("terrine_log_cosigned"): "0"}, ["TerrineNotCosigned"]),
+    "a full disk": ({of("terrine_data_free_bytes"): "1e9"}, ["TerrineDiskNearlyFull"]),
+    "nearly spent": ({of("terrine_project_epsilon_spent"): "0.9"}, ["TerrineBudgetNearlySpent"]),
+    "a request waits": ({of("terrine_open_requests"): "2"}, ["TerrineRequestsWaiting"]),
+}
+"""What is different when something is wrong, and which alerts fire then."""
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_each_alert_fires_when_it_should_and_no_other_does(wrong: str, tmp_path: Path) -> None:
+    changed, expected = WRONG[wrong]
+    series = [
+        {"series": name, "values": f"{value if '+' in value else value + '+0'}x1600"}
+        for name, value in (HEALTHY | changed).items()
+        if value
+    ]
+    firing = {
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        "eval_time": "25h",
+        "exp_samples": [
+            {"labels": f'{{alertname="{name}"}}', "value": len(list(alerts))}
+            for name, alerts in groupby(sorted(expected))
+        ],
+    }
+    test = tmp_path / "test.yaml"
+    test.write_text(
+        yaml.safe_dump(
+            {
+                "rule_files": [str(MONITORING / "alerts.yaml")],
+                "evaluation_interval": "5m",
+                "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [firing]}],
+            }
+        )
+    )
+    done = promtool("test", "rules", test)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_was_seen_to_fire() -> None:
+    assert set.union(*(set(names) for _, names in WRONG.values())) == {
+        alert["alert"] for alert in ALERTS
+    }
+
+
+def ready(http: httpx.Client) -> bool:
+    try:
+        return http.get("/-/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def prometheus(directory: Path, server: RunningServer) -> Iterator[httpx.Client]:
+    """Run Prometheus as the profile `monitoring` does, but for where the server is."""
+    config = yaml.safe_load((REPOSITORY / "docker" / "monitoring" / "prometheus.yml").read_text())
+    config["global"] = dict.fromkeys(config["global"], "1s")
+    config["rule_files"] = [str(MONITORING / name) for name in config["rule_files"]]
+    (scraped,) = config["scrape_configs"]
+    assert scraped.pop("dns_sd_configs")[0]["names"][0] == "server"
+    scraped["static_configs"] = [{"targets": [server.url.removeprefix("http://")]}]
+    token = directory / "token"
+    token.write_text(server.token("auditor") + "\n")
+    scraped["authorization"]["credentials_file"] = str(token)
+    file = directory / "prometheus.yml"
+    file.write_text(yaml.safe_dump(config))
+    checked = promtool("check", "config", file)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        program("prometheus"),
+        f"--config.file={file}",
+        f"--storage.tsdb.path={directory / 'series'}",
+        f"--web.listen-address={address}",
+    ]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            with httpx.Client(base_url=f"http://{address}", timeout=30) as http:
+                until(lambda: ready(http))
+                yield http
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_real_prometheus_answers_every_panel(watched: RunningServer, tmp_path: Path) -> None:
+    student = Caller(watched, watched.token())
+
+    with prometheus(tmp_path, watched) as http:
+        panels = {each for each in QUESTIONS if each.where in {p["title"] for p in PANELS}}
+        for question in panels:
+
+            def answer(question: Question = question) -> list[Any]:
+                student.http.get("/nowhere")
+                student.label(watched.ensemble.public[:3])
+                asked = {"query": str(question.expression)}
+                reply = http.get("/api/v1/query", params=asked).json()
+                assert reply["status"] == "success", (question.where, reply)
+                found: list[Any] = reply["data"]["result"]
+                return found
+
+            until(answer)
+        rules = http.get("/api/v1/rules").json()["data"]["groups"][0]["rules"]
+        assert {rule["name"]: rule["health"] for rule in rules} == {
+            alert["alert"]: "ok" for alert in ALERTS
+        }
