@@ -47,6 +47,7 @@ from terrine_server import aggregator as aggregators
 from terrine_server.labeling import inference, shares
 from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
 from terrine_server.ledger import Ledger
+from terrine_server.owner.checkpoints import make_checkpoint_key
 from terrine_server.owner.operations import open_project
 from terrine_server.owner.tokens import Tokens
 
@@ -57,6 +58,12 @@ AT_A_TIME, MANY = 16, 300
 WARM = 1.5
 PAUSE = 0.01
 CLASSES = 10
+STRANGERS = {
+    "the log": ("/checkpoint", "/tile/0/000.p/1", "/tile/entries/000.p/5", "/tile/0/000.p/7"),
+    "tiles that are not there": ("/tile/0/001.p/1", "/tile/entries/999", "/tile/1/000.p/3"),
+    "other pages": ("/problems", "/readyz", "/problems/internal", "/admin/sign-in"),
+}
+"""What strangers ask for: it takes no token."""
 PROJECT = {"ensemble": "digits", "epsilon": 5.0, "delta": 1e-5}
 CHEAP = {"name": "gnmax", "sigma": 100.0}
 
@@ -76,6 +83,10 @@ def request(method: str, path: str, body: bytes, **headers: str) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def strangers(count: int, *paths: str) -> list[bytes]:
+    return [request("GET", paths[number % len(paths)], b"") for number in range(count)]
 
 
 def packed(**arrays: np.ndarray) -> bytes:
@@ -112,7 +123,7 @@ def busy(_: int, __: None) -> None:
 
 
 def repeat(port: int, sent: Sequence[bytes]) -> None:
-    """Send requests on several connections, each as soon as the last was answered."""
+    """Send each request again and again, on a connection of its own."""
     ends = time.monotonic() + LONGEST
 
     def one(body: bytes) -> None:
@@ -125,10 +136,7 @@ def repeat(port: int, sent: Sequence[bytes]) -> None:
                     exchange(connection, body)
             time.sleep(0.01)
 
-    threads = [
-        threading.Thread(target=one, args=(sent[number % len(sent)],), daemon=True)
-        for number in range(AT_A_TIME)
-    ]
+    threads = [threading.Thread(target=one, args=(body,), daemon=True) for body in sent]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -218,7 +226,8 @@ def command(*arguments: object, **variables: str) -> Iterator[int]:
 @contextmanager
 def service(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
     url = f"sqlite:///{home / 'terrine.sqlite'}"
-    _, engine = installed(home / "data", url, ensemble)
+    settings, engine = installed(home / "data", url, ensemble)
+    make_checkpoint_key(settings.checkpoint_key_path)
     ledger = Ledger(engine, SECRET_KEY)
     for name in ("honest", "greedy"):
         terms = {"name": name, "mechanism": CHEAP, **PROJECT, "ensemble": ensemble.manifest.name}
@@ -257,14 +266,23 @@ def service(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
             {
                 "npz that unpack to 63 MiB": (
                     repeat,
-                    [label("x-npz", packed(inputs=np.zeros((63 << 14, 8, 8), np.uint8)))],
+                    [label("x-npz", packed(inputs=np.zeros((63 << 14, 8, 8), np.uint8)))]
+                    * AT_A_TIME,
                 ),
-                "npz of the largest batch": (repeat, [label("x-npz", packed(inputs=largest))]),
-                "npy of the largest batch": (repeat, [whole]),
-                "JSON of the largest batch": (repeat, [label("json", json)]),
+                "npz of the largest batch": (
+                    repeat,
+                    [label("x-npz", packed(inputs=largest))] * AT_A_TIME,
+                ),
+                "npy of the largest batch": (repeat, [whole] * AT_A_TIME),
+                "JSON of the largest batch": (repeat, [label("json", json)] * AT_A_TIME),
                 "half-sent heads": (hold, whole[:40]),
                 "half-sent bodies": (hold, whole[:60_000]),
                 "idle connections": (hold, b""),
+                **{
+                    f"{count} strangers who ask for {what}": (repeat, strangers(count, *paths))
+                    for what, paths in STRANGERS.items()
+                    for count in (8, 32)
+                },
             },
         )
     engine.dispose()
@@ -330,7 +348,7 @@ def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
             port,
             lambda: lambda: asked(2, token),
             {
-                "unauthenticated bodies": (repeat, [unknown]),
+                "unauthenticated bodies": (repeat, [unknown] * AT_A_TIME),
                 "unauthenticated half-sent bodies": (hold, unknown[:60_000]),
                 "half-sent heads": (hold, unknown[:40]),
                 "idle connections": (hold, b""),

@@ -24,6 +24,7 @@ from terrine_server.api import (
     transparency,
 )
 from terrine_server.api import ledger as books
+from terrine_server.api.published import PublishedLog
 from terrine_server.api.readiness import Readiness
 from terrine_server.api.services import Check, Services, bearer, known_parameters
 from terrine_server.errors import TerrineError
@@ -70,6 +71,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         sessions=Sessions(ledger, tokens, key, Issuer(settings) if settings.oidc_issuer else None),
         voters=voters,
         readiness=Readiness(engine, ledger, voters, policy),
+        published_log=PublishedLog(ledger),
         labeling=labeling,
         history=history,
         queue=Queue(students.answering(labeling), metrics, settings.max_waiting),

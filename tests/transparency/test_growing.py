@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -27,6 +28,8 @@ from sqlalchemy.exc import DBAPIError
 from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.leaves import commitment
 from terrine_protocol.transparency.tiles import WIDTH, Tile, Tiles, entries_in, tile_of
+from terrine_server.api import published
+from terrine_server.api.published import PublishedLog
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.store.tables import administrative_log, charges, projects, tree_leaves
@@ -216,3 +219,47 @@ def test_leaves_that_a_forger_removed_are_noticed(database_url: str) -> None:
         connection.execute(tree_leaves.delete().where(tree_leaves.c.position == 1))
     with pytest.raises(NotFound):
         list(ledger.leaves())
+
+
+def test_strangers_read_the_log_from_memory(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is asked for each tile once, and for the checkpoint once a second."""
+    ledger = open_ledger(database_url)
+    ledger.grow_tree()
+    size = len(list(ledger.leaves()))
+    asked: list[Tile | None] = []
+    really = ledger.tile
+
+    def tile(wanted: Tile) -> bytes:
+        asked.append(wanted)
+        return really(wanted)
+
+    def checkpoint() -> str:
+        asked.append(None)
+        return "signed"
+
+    monkeypatch.setattr(ledger, "tile", tile)
+    monkeypatch.setattr(ledger, "checkpoint", checkpoint)
+
+    async def read() -> None:
+        log = PublishedLog(ledger)
+        for level in (0, None):
+            whole = await log.tile(Tile(level, 0, size))
+            for width in range(1, size + 1):
+                assert await log.tile(Tile(level, 0, width)) == really(Tile(level, 0, width))
+                assert whole.startswith(await log.tile(Tile(level, 0, width)))
+        with pytest.raises(NotFound):
+            await log.tile(Tile(0, 0, size + 1))
+        assert asked == [Tile(0, 0, size), Tile(None, 0, size), Tile(0, 0, size + 1)]
+        asked.clear()
+        notes = await asyncio.gather(*[log.checkpoint() for _ in range(50)])
+        assert (set(notes), asked) == ({"signed"}, [None])
+        asked.clear()
+        monkeypatch.setattr(published, "MOST_TILES", 1)
+        few = PublishedLog(ledger)
+        for level in (0, None, 0):
+            await few.tile(Tile(level, 0, size))
+        assert len(asked) == 3, "only so many are kept"
+
+    asyncio.run(read())

@@ -15,6 +15,8 @@ from terrine_protocol.transparency.trees import ProofError, perfect_root
 HEIGHT = 8
 WIDTH = 1 << HEIGHT
 HASH_BYTES = 32
+ENTRY_BYTES = 2 + 32
+"""Of an entry in a bundle: its length, and the commitment that it is."""
 _PATH = re.compile(
     r"(?P<level>entries|0|[1-9][0-9]?)/(?P<high>(?:x[0-9]{3}/)*)(?P<low>[0-9]{3})"
     r"(?:\.p/(?P<width>[1-9][0-9]{0,2}))?",

@@ -93,13 +93,13 @@ def install(app: FastAPI, answer: Answer = problem) -> None:
 
 
 @router.get("/problems")
-def catalogue() -> dict[str, ProblemType]:
+async def catalogue() -> dict[str, ProblemType]:
     """Return every problem type, by the last part of its `type`."""
     return PROBLEMS
 
 
 @router.get("/problems/{slug}", responses=openapi.problems("not-found", token=False))
-def explanation(slug: str) -> ProblemType:
+async def explanation(slug: str) -> ProblemType:
     """Explain one problem type."""
     if slug not in PROBLEMS:
         raise NotFound(f"There is no problem type {slug!r}. GET /problems lists them.")

@@ -15,6 +15,7 @@ from fastapi.security.utils import get_authorization_scheme_param
 from sqlalchemy import Engine
 
 from terrine_protocol import Role
+from terrine_server.api.published import PublishedLog
 from terrine_server.api.readiness import Readiness
 from terrine_server.errors import Forbidden, TerrineError, Unauthorized, UnsupportedMediaType
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
@@ -50,6 +51,7 @@ class Services:
     sessions: Sessions
     voters: Voters
     readiness: Readiness
+    published_log: PublishedLog
     labeling: Labeling
     history: SignedHistory
     queue: Queue[CheckedRequest, LabelReply]

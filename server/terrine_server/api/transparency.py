@@ -25,23 +25,23 @@ PROBLEMS = openapi.problems("not-found", "database-unavailable", token=False)
 
 
 @router.get("/checkpoint", response_class=PlainTextResponse, responses=PROBLEMS)
-def checkpoint(services: ServicesDep) -> Response:
+async def checkpoint(services: ServicesDep) -> Response:
     """Return the log's last checkpoint, with the cosignatures that witnesses gave."""
-    note = services.ledger.checkpoint()
+    note = await services.published_log.checkpoint()
     if note is None:
         raise NotFound("No checkpoint has been signed yet.")
     return PlainTextResponse(note, headers={"Cache-Control": BRIEFLY})
 
 
 @router.get("/tile/{path:path}", responses=PROBLEMS, response_class=Response)
-def tile(services: ServicesDep, path: str) -> Response:
+async def tile(services: ServicesDep, path: str) -> Response:
     """Return hashes of the tree, or a bundle of the log's entries (c2sp.org/tlog-tiles)."""
     try:
         wanted = Tile.parse(path)
     except NoteError as error:
         raise NotFound(f"There is {error}.") from None
     return Response(
-        services.ledger.tile(wanted),
+        await services.published_log.tile(wanted),
         media_type="application/octet-stream",
         headers={"Cache-Control": FOR_EVER},
     )
