@@ -27,6 +27,7 @@ from terrine_server.ledger.records import (
     Edition,
     EnsembleRecord,
     History,
+    Payment,
     PopulationRecord,
     ProjectPosition,
     ProjectRecord,

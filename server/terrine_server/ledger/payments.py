@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from terrine_server.errors import (
     ConcurrentUpdate,
@@ -18,6 +18,7 @@ from terrine_server.ledger.charging.charge import StaleRecord, charge
 from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.records import (
     ChargedBatch,
+    Payment,
     ProjectRecord,
     ProjectSnapshot,
     Proposal,
@@ -27,8 +28,12 @@ from terrine_server.ledger.records import (
 )
 from terrine_server.ledger.store import rows, turns
 from terrine_server.ledger.store.database import reading
+from terrine_server.ledger.store.tables import payments as payments_table
 from terrine_server.ledger.tokens import check_unchanged
 from terrine_server.privacy import Accounts
+
+MOST_ENTRIES = 2**63 - 1
+"""The highest number that an entry can have."""
 
 
 class Payments(DatabaseHandle):
@@ -94,6 +99,7 @@ class Payments(DatabaseHandle):
         batches: Sequence[Sequence[Proposal]],
         record: ProjectSnapshot | None = None,
         cast: SpentAccounts | None = None,
+        payers: Sequence[str | None] | None = None,
     ) -> list[ChargedBatch | TerrineError]:
         """Pay for the batches of several requests, in order, in one transaction.
 
@@ -101,12 +107,13 @@ class Payments(DatabaseHandle):
         refused one does not affect the others. `record`: what
         `look_up` returned for them; it is looked up again only if it is out of date. `cast`: for a
         project of `neighbours`, the accounts that belong to its proposals; with `record`, and never
-        looked up again: ConcurrentUpdate if the project has moved. Raises what
+        looked up again: ConcurrentUpdate if the project has moved. `payers`: by batch, the id of
+        the token that asks, which is stored with what it pays for. Raises what
         concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate, DatabaseUnavailable
         (also if the project is not the one in `record`).
         """
         if cast is not None and record is not None:
-            return self._charge_cast(batches, record, cast)
+            return self._charge_cast(batches, record, cast, payers)
         genesis = None if record is None else record.project.genesis
 
         def look_up(connection: Connection) -> ProjectSnapshot:
@@ -136,14 +143,14 @@ class Payments(DatabaseHandle):
             # What pays for nothing waits for nobody who writes.
             with suppress(StaleRecord, LedgerCorrupted):
                 with self._appending() if pays else self._reading() as tx:
-                    tried = charge(tx, record, batches)
+                    tried = charge(tx, record, batches, payers=payers)
                 paid = tried  # only after the commit, which may raise LedgerCorrupted, too
         if paid is None:
             with self._writing(None) as tx:
                 tx.connection.execute(rows.HOLD, {"id": project_id})
                 record = look_up(tx.connection)
                 try:
-                    paid = charge(tx, record, batches)
+                    paid = charge(tx, record, batches, payers=payers)
                 except StaleRecord:  # nobody can have moved it: it is locked
                     raise LedgerCorrupted(
                         "The database ignored what was written to it.", record.project.name
@@ -153,18 +160,38 @@ class Payments(DatabaseHandle):
         return answers
 
     def _charge_cast(
-        self, batches: Sequence[Sequence[Proposal]], record: ProjectSnapshot, cast: SpentAccounts
+        self,
+        batches: Sequence[Sequence[Proposal]],
+        record: ProjectSnapshot,
+        cast: SpentAccounts,
+        payers: Sequence[str | None] | None,
     ) -> list[ChargedBatch | TerrineError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id
         try:
             with self._writing(None) as tx:
                 tx.connection.execute(rows.HOLD, {"id": id})
-                project, answers = charge(tx, record, batches, cast)
+                project, answers = charge(tx, record, batches, cast, payers)
         except StaleRecord:
             raise ConcurrentUpdate("Another request came first. Send the queries again.") from None
         self._charged[id] = project.charges
         return answers
+
+    def payments(self, project: str, first: int = 1, last: int = MOST_ENTRIES) -> list[Payment]:
+        """Return which token paid for each of the entries `first` to `last`, in order.
+
+        For the data owner alone. What was charged before a ledger kept it, or by no token, is in
+        none. Raises NotFound, and LedgerCorrupted for one that was altered.
+        """
+        with reading(self._engine) as connection:
+            record = self._named(connection, project)
+            of = payments_table.c
+            query = (
+                select(payments_table)
+                .where(of.project_id == record.id, of.last_seq >= first, of.first_seq <= last)
+                .order_by(of.first_seq)
+            )
+            return [rows.payment(row, self._seals) for row in connection.execute(query)]
 
     def turn(self, project_id: int) -> AbstractContextManager[None]:
         """Hold the turn of a project among all processes: see `store/turns.py`."""
