@@ -42,9 +42,6 @@ def upgrade() -> None:
         sa.Column("token_id", sa.String(64), nullable=False),
         sa.Column("seal", DIGEST, nullable=False),
         sa.PrimaryKeyConstraint("project_id", "first_seq", name=op.f("pk_payments")),
-        sa.ForeignKeyConstraint(
-            ["project_id"], ["projects.id"], name=op.f("fk_payments_project_id")
-        ),
         check("payments", "entries", "first_seq >= 1 AND last_seq >= first_seq"),
         check("payments", "seal_length", "length(seal) = 32"),
         sqlite_with_rowid=False,

@@ -67,7 +67,7 @@ from terrine_server.errors import (
     TerrineError,
 )
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.ledger import Ledger, NewProject, Payment, ProjectRecord, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
@@ -538,7 +538,9 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
         "counts": lambda: ledger.charge(ledger.project("counted").id, [counted(1)]).results,
         "closed": lambda: asks("done"),
         "resting": lambda: asks("resting"),
-        "payments": lambda: {*ledger.payments("study")} <= {Payment(1, 3, world.id_of("student"))},
+        "payments": lambda: (
+            {*ledger.payers("study", [1, 2, 3]).values()} <= {world.id_of("student")}
+        ),
         "requests": lambda: [(each.id, each.status) for each in ledger.list_requests()],
     }
     for path, role in PAGES.items():

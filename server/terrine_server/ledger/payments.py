@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from terrine_server.errors import (
     ConcurrentUpdate,
@@ -28,12 +28,16 @@ from terrine_server.ledger.records import (
 )
 from terrine_server.ledger.store import rows, turns
 from terrine_server.ledger.store.database import reading
-from terrine_server.ledger.store.tables import payments as payments_table
+from terrine_server.ledger.store.tables import payments
 from terrine_server.ledger.tokens import check_unchanged
 from terrine_server.privacy import Accounts
 
-MOST_ENTRIES = 2**63 - 1
-"""The highest number that an entry can have."""
+_PAYMENT = (
+    select(payments)
+    .where(payments.c.project_id == bindparam("project"), payments.c.first_seq <= bindparam("seq"))
+    .order_by(payments.c.first_seq.desc())
+    .limit(1)
+)
 
 
 class Payments(DatabaseHandle):
@@ -177,21 +181,23 @@ class Payments(DatabaseHandle):
         self._charged[id] = project.charges
         return answers
 
-    def payments(self, project: str, first: int = 1, last: int = MOST_ENTRIES) -> list[Payment]:
-        """Return which token paid for each of the entries `first` to `last`, in order.
+    def payers(self, project: str, entries: Iterable[int]) -> dict[int, str]:
+        """Return for each of these entries the id of the token that paid, by the entry's number.
 
-        For the data owner alone. What was charged before a ledger kept it, or by no token, is in
-        none. Raises NotFound, and LedgerCorrupted for one that was altered.
+        For the data owner alone. Entries that are not there, or that were charged before the ledger
+        kept who paid, are left out. Raises NotFound, and LedgerCorrupted for what was altered.
         """
+        found: dict[int, str] = {}
+        paid: Payment | None = None
         with reading(self._engine) as connection:
-            record = self._named(connection, project)
-            of = payments_table.c
-            query = (
-                select(payments_table)
-                .where(of.project_id == record.id, of.last_seq >= first, of.first_seq <= last)
-                .order_by(of.first_seq)
-            )
-            return [rows.payment(row, self._seals) for row in connection.execute(query)]
+            id = self._named(connection, project).id
+            for seq in sorted(entries, reverse=True):
+                if paid is None or not paid.first <= seq <= paid.last:
+                    row = connection.execute(_PAYMENT, {"project": id, "seq": seq}).one_or_none()
+                    paid = None if row is None else rows.payment(row, self._seals)
+                if paid is not None and paid.first <= seq <= paid.last:
+                    found[seq] = paid.token
+        return found
 
     def turn(self, project_id: int) -> AbstractContextManager[None]:
         """Hold the turn of a project among all processes: see `store/turns.py`."""

@@ -233,11 +233,12 @@ charges = Table(
 )
 
 # Which token paid for the entries `first_seq` to `last_seq` of a project, for the data owner alone.
-# One row a request. No entry names its token: entries are shown to auditors, and exported.
+# One row a request. No entry names its token: entries are shown to auditors, and exported. It comes
+# with a change of the project's row, so a foreign key would only look for that row once more.
 payments = Table(
     "payments",
     metadata,
-    Column("project_id", ForeignKey(projects.c.id), primary_key=True),
+    Column("project_id", _Id, primary_key=True, autoincrement=False),
     Column("first_seq", BigInteger, primary_key=True, autoincrement=False),
     Column("last_seq", BigInteger, nullable=False),
     Column("token_id", String(64), nullable=False),
