@@ -15,7 +15,7 @@ from terrine_protocol import ProjectStatus, Ready
 from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.services import Auditor, ServicesDep
+from terrine_server.api.services import Scraper, ServicesDep
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.checkpoints import log_state
 
@@ -43,7 +43,7 @@ async def readyz(services: ServicesDep) -> Ready:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
-def metrics(services: ServicesDep, _: Auditor) -> Response:
+def metrics(services: ServicesDep, _: Scraper) -> Response:
     """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account."""
     log = LogMetrics(services.ledger, services.readiness.policy)
     text = services.metrics.text(AccountMetrics(services.ledger), log)
