@@ -18,7 +18,7 @@ from terrine_server.ledger.ensembles import (
     choose_population,
 )
 from terrine_server.ledger.ledger import Ledger
-from terrine_server.ledger.projects import NewProject
+from terrine_server.ledger.projects import Maintenance, NewProject
 from terrine_server.ledger.records import (
     NEIGHBOURS,
     SHARED,
