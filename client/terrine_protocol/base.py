@@ -109,6 +109,7 @@ class Role(StrEnum):
 
     STUDENT = "student"
     AUDITOR = "auditor"
+    METRICS = "metrics"
     ADMIN = "admin"
 
 

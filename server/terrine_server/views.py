@@ -6,6 +6,7 @@ vote tallies are never sent because no wire model names them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import NotRequired
 
@@ -101,6 +102,19 @@ def budget(project: ledger.ProjectRecord, shadows: Accounts | None = None) -> Bu
         affordable=project.affordable,
         used_up=None if shadows is None else used_up(project, shadows),
     )
+
+
+def actors(books: ledger.Ledger, named: Iterable[str]) -> dict[str, str]:
+    """Return how people read the actors that the administrative log names, by the actor.
+
+    A token has its label beside its id. Entries, which are hashed, have the id alone.
+    """
+    found = {*named}
+    labels = books.token_labels(
+        {actor.removeprefix("token:") for actor in found if actor.startswith("token:")}
+    )
+    labelled = {f"token:{id}": f"token:{id} ({label})" for id, label in labels.items()}
+    return {actor: labelled.get(actor, actor) for actor in found}
 
 
 def used_up(project: ledger.ProjectRecord, shadows: Accounts) -> float | None:

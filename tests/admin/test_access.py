@@ -170,12 +170,15 @@ def test_an_altered_cookie_is_none(house: House, admin: Visitor) -> None:
 
 
 @pytest.mark.usefixtures("no_refill")
-def test_students_do_not_get_in_and_guesses_are_limited_as_for_the_api(house: House) -> None:
+def test_students_and_scrapers_do_not_get_in_and_guesses_are_limited_as_for_the_api(
+    house: House,
+) -> None:
     visitor = Visitor(house.app, house.send)
     visitor.get("/admin/sign-in")
-    refused = visitor.post("/admin/sign-in", token=house.token(Role.STUDENT, "study"))
-    assert refused.status_code == 403
-    holds(text_of(refused), "student's", "token")
+    for role in (Role.STUDENT, Role.METRICS):
+        refused = visitor.post("/admin/sign-in", token=house.token(role))
+        assert refused.status_code == 403
+        holds(text_of(refused), role, "auditors")
     allowed = house.app.state.services.settings.failed_logins_per_minute
     seen = [visitor.post("/admin/sign-in", token="guess").status_code for _ in range(allowed)]
     assert set(seen) == {403, 429}

@@ -17,7 +17,7 @@ from visitor import Visitor, text_of
 
 from terrine_models.teachers.neighbours import RECORDS
 from terrine_models.teachers.people import name_digests
-from terrine_protocol import Role
+from terrine_protocol import ProjectStatus, Role
 from terrine_server.admin.opening import SPECS
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger
@@ -261,6 +261,30 @@ def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> N
     refused = admin.post("/admin/projects/brief/resume")
     assert refused.status_code == 409
     holds(text_of(refused), "closed", "good")
+
+
+def test_an_admin_pauses_all_for_maintenance_and_resumes_exactly_these(
+    house: House, admin: Visitor
+) -> None:
+    for name in ("waits", "goes-on"):
+        house.open_project(name, epsilon=2.0)
+    house.ledger.set_status("waits", ProjectStatus.PAUSED)
+    answering = house.ledger.projects(status=ProjectStatus.ACTIVE)
+    auditor = house.visitor("auditor")
+    assert auditor.post("/admin/maintenance/begin").status_code == 403
+    admin.get("/admin")
+    assert admin.post("/admin/maintenance/begin").status_code == 303
+    assert house.last_logged == ("maintenance-begun", "projects", admin.actor)
+    assert house.ledger.projects(status=ProjectStatus.ACTIVE) == []
+    for visitor in (admin, auditor):
+        said = text_of(visitor.get("/admin"))
+        holds(said, "Maintenance", "goes-on", admin.actor)
+    assert auditor.post("/admin/maintenance/end").status_code == 403
+    admin.get("/admin")
+    assert admin.post("/admin/maintenance/end").status_code == 303
+    assert house.ledger.projects(status=ProjectStatus.ACTIVE) == answering
+    assert not says(text_of(admin.get("/admin")), "Maintenance", "since")
+    assert admin.post("/admin/maintenance/other").status_code == 422
 
 
 def test_a_token_is_shown_once_works_and_is_revoked(house: House, admin: Visitor) -> None:

@@ -17,6 +17,8 @@ from visitor import SCREENS
 
 from terrine_client import Client
 from terrine_protocol import ProjectStatus
+from terrine_server.dossier import folder
+from terrine_server.dossier.facts import gather
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -209,19 +211,71 @@ def test_a_request_is_approved_and_its_token_issued_on_a_phone(
     assert said == [], "\n".join(said)
 
 
-@pytest.mark.nightly
 @pytest.mark.usefixtures("some")
-def test_every_screen_fits_a_phone_and_breaks_no_policy(
+def test_every_screen_is_readable_on_a_phone_and_on_a_desk(
     chrome: Browser, server: RunningServer
 ) -> None:
-    page, said = open_page(chrome, server, java_script_enabled=False, viewport=PHONE)
-    for path in SCREENS:
-        reply = page.goto(f"{server.url}/admin{path}")
-        assert reply is not None
-        assert reply.ok, path
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= PHONE["width"], path
+    page, said = open_page(chrome, server, java_script_enabled=False)
+    dossier, heights = "/projects/study/dossier", []
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 844})
+        for path in SCREENS:
+            reply = page.goto(f"{server.url}/admin{path}")
+            assert reply is not None
+            assert reply.ok, path
+            high = readable(page, width)
+            heights += [high] * (path == dossier)
     assert said == [], "\n".join(said)
+    *phones, desk = heights
+    assert max(phones) < MOST_TIMES_HIGHER * desk
+    page.set_viewport_size({"width": WIDTHS[0], "height": 844})
+    for path in ("/log", "/tokens", "/audit", dossier):
+        page.goto(f"{server.url}/admin{path}")
+        assert cut_off(page) == [], path
+
+
+@pytest.mark.usefixtures("some")
+def test_the_file_of_a_dossier_is_readable_on_a_phone_and_on_a_desk(
+    chrome: Browser, server: RunningServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "dossier.html"
+    facts = gather(server.ledger, server.settings, project="study", verify=True)
+    file.write_text(folder._page(facts))
+    page = chrome.new_context().new_page()
+    page.goto(file.as_uri())
+    heights = []
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 844})
+        heights.append(readable(page, width))
+        assert cut_off(page) == [], width
+    *phones, desk = heights
+    assert max(phones) < MOST_TIMES_HIGHER * desk
+
+
+WIDTHS = (360, 390, 1280)
+MOST_TIMES_HIGHER = 3
+"""A text is about three times as high on a phone as on a desk, where it is three times as wide."""
+NARROW = """[...document.querySelectorAll('th, td, dd, li, p, pre')]
+    .filter(e => e.offsetParent && !e.closest('.away') && e.closest('thead')?.clientWidth !== 1)
+    .filter(e => e.innerText.trim().length > 12)
+    .filter(e => e.clientWidth < 6 * parseFloat(getComputedStyle(e).fontSize) / 2)
+    .map(e => e.innerText)"""
+"""Texts of more than a few characters, to be seen, in less room than six of them need."""
+CUT_OFF = """[...document.querySelectorAll('.scroll, pre')]
+    .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth)
+    .map(e => e.ariaLabel || e.innerText)"""
+"""What is wider than its place, and has to be scrolled there."""
+
+
+def readable(page: Page, width: int) -> int:
+    """Check that nothing is wider than the screen or squeezed, and return how high the page is."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, page.url
+    assert page.evaluate(NARROW) == [], page.url
+    return int(page.evaluate("document.body.scrollHeight"))
+
+
+def cut_off(page: Page) -> list[str]:
+    return list(page.evaluate(CUT_OFF))
 
 
 @pytest.mark.nightly

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
-from house import House
+from commands import Terrine
+from house import CONFIDENT, House
 from refusals import holds, says
 from visitor import SCREENS, Visitor, text_of
 
@@ -132,6 +134,40 @@ def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin:
     )
     first = admin.get("/admin/projects/study?before=2").text
     assert re.findall(r"<code>([0-9a-f]{12})</code>", first) == [entries[0].query_digest[:12]]
+
+
+def test_an_admin_reads_which_token_paid_for_a_charge_and_an_auditor_does_not(
+    house: House, admin: Visitor, auditor: Visitor
+) -> None:
+    house.open_project("paying", CONFIDENT, epsilon=20.0)
+    tokens = {label: house.token(project="paying", label=label) for label in ("Anne", "Ben")}
+    for token in tokens.values():
+        house.ask(token, 2)
+    rows = re.findall(r"<tr>.*?</tr>", admin.get("/admin/projects/paying").text)
+    for label, token in tokens.items():
+        id = token.split("_")[1]
+        assert len([row for row in rows if id in row and label in row]) == 2
+    said = auditor.get("/admin/projects/paying").text
+    assert house.ledger.charges("paying")[0].query_digest[:12] in said
+    assert not [token for token in tokens.values() if token.split("_")[1] in said]
+
+
+def test_where_people_read_the_log_a_token_has_its_label(
+    house: House, admin: Visitor, terrine: Terrine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = Visitor(house.app, house.send)
+    ada.sign_in(house.token("admin", label="Ada <of> ward 3"))
+    ada.get("/admin/projects/study/charges.csv")
+    shown = f"{ada.actor} (Ada <of> ward 3)"
+    assert house.ledger.log(limit=1, newest=True)[0].actor == ada.actor, "as it is hashed"
+    for path in ("/log", "/tokens", "/projects/study/dossier"):
+        assert shown in text_of(admin.get(f"/admin{path}")), path
+    settings = house.app.state.services.settings
+    monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)
+    monkeypatch.setenv("TERRINE_SECRET_KEY_FILE", str(settings.secret_key_path))
+    assert shown in terrine("log", "show").fine
+    told = json.loads(terrine("--json", "log", "show").fine)
+    assert told[-1]["actor"] == ada.actor
 
 
 def test_csv_is_what_the_api_sends_and_is_logged(house: House, auditor: Visitor) -> None:

@@ -125,8 +125,14 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
         body = {"inputs": digits_ensemble.public[:2].tolist()}
         assert student.post("/label", json=body).status_code == 200
         terrine("project", "pause", "study").fine  # noqa: B018
-        assert student.post("/label", json=body).json()["type"].endswith("project-paused")
+        holds(terrine("project", "pause", "--all").fine, "No")
+        holds(terrine("project", "resume", "--all").fine, "Nothing")
         terrine("project", "resume", "study").fine  # noqa: B018
+        holds(terrine("project", "pause", "--all").fine, "study", "resume", "--all")
+        holds(terrine("project", "pause", "study", "--all").refused, "--all")
+        holds(terrine("project", "resume").refused, "--all")
+        assert student.post("/label", json=body).json()["type"].endswith("project-paused")
+        holds(terrine("project", "resume", "--all").fine, "Resumed", "study")
         assert student.post("/label", json=body).status_code == 200
         listed = terrine("token", "list").fine
         assert token.split("_")[1] in listed

@@ -62,6 +62,7 @@ def test_every_command_in_the_reference_works(
         "TERRINE_URL": terrine_server.url,
         "STUDENT": terrine_server.token(),
         "AUDITOR": terrine_server.token("auditor"),
+        "METRICS": terrine_server.token("metrics"),
         "ADMIN": terrine_server.token("admin", expires_in_days=60),
     }
     blocks = re.findall(r"```bash\n(.*?)```", reference(), re.DOTALL)

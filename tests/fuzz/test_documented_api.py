@@ -28,7 +28,7 @@ CHECKS: list[CheckFunction] = [
     checks.response_schema_conformance,
     checks.negative_data_rejection,
 ]
-ROLES = ("student", "auditor", "admin", None)
+ROLES = ("student", "auditor", "metrics", "admin", None)
 STUDENTS = ("/label", "/label/used-up", "/budget", "/project", "/requests")
 
 pytestmark = pytest.mark.slow

@@ -122,8 +122,8 @@ def test_an_act_that_is_ignored_fails_and_changes_nothing(
 
 @pytest.mark.parametrize(
     ("table", "command"),
-    [("projects", "UPDATE"), ("charges", "INSERT")],
-    ids=["projects UPDATE", "charges INSERT"],
+    [("projects", "UPDATE"), ("charges", "INSERT"), ("payments", "INSERT")],
+    ids=["projects UPDATE", "charges INSERT", "payments INSERT"],
 )
 def test_nothing_is_told_whose_charge_is_ignored(
     ledger: Ledger, each_database_url: str, table: str, command: str
@@ -135,11 +135,11 @@ def test_nothing_is_told_whose_charge_is_ignored(
         batch = [answered(f"new {queries} {number}") for number in range(queries)]
         ignore(engine, table, command)
         with pytest.raises(LedgerCorrupted):
-            ledger.charge_group(PROJECT, [batch])
+            ledger.charge_group(PROJECT, [batch], payers=["t1"])
         heed(engine, table)
         assert ledger.project("study") == before
         assert ledger.verify("study").ok
-        (receipt,) = ledger.charge_group(PROJECT, [batch])
+        (receipt,) = ledger.charge_group(PROJECT, [batch], payers=["t1"])
         assert not isinstance(receipt, Exception)
         assert receipt.project.charges == before.charges + queries
     engine.dispose()

@@ -57,6 +57,32 @@ def test_metrics_are_for_auditors_and_admins(terrine_server: RunningServer) -> N
     assert scrape(terrine_server, "admin")
 
 
+PUBLIC = {"/healthz", "/readyz", "/checkpoint", "/tile/{path}", "/problems", "/problems/{slug}"}
+
+
+def test_a_token_for_metrics_opens_metrics_and_nothing_else(terrine_server: RunningServer) -> None:
+    terrine_server.open_project()
+    anybody = Caller(terrine_server, None).http
+    scraper = Caller(terrine_server, terrine_server.token("metrics")).http
+    opened, asked = set(), set()
+    for path, methods in anybody.get("/openapi.json").json()["paths"].items():
+        for method in methods:
+            filled = re.sub(r"{[a-z_]+}", "study", path)
+            without, replied = (http.request(method, filled) for http in (anybody, scraper))
+            asked.add(path)
+            if path in PUBLIC:
+                assert replied.status_code == without.status_code, path
+                continue
+            assert slug(without) == "unauthorized", (method, path)
+            if replied.status_code == 200:
+                opened.add((method, path))
+            else:
+                assert slug(replied) == "forbidden", (method, path)
+    assert opened == {("get", "/metrics")}
+    assert len(asked) > len(PUBLIC) + 15
+    assert scrape(terrine_server, "metrics").keys() == scrape(terrine_server, "admin").keys()
+
+
 def test_requests_and_problems_are_counted_by_route_and_type(
     terrine_server: RunningServer,
 ) -> None:

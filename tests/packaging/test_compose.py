@@ -35,6 +35,12 @@ def test_every_service_is_locked_down(name: str) -> None:
     assert not service.get("privileged")
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_service_fills_the_disk_with_its_log(name: str) -> None:
+    logging = SERVICES[name]["logging"]
+    assert logging == {"driver": "local", "options": {"max-size": "20m", "max-file": "5"}}
+
+
 def test_only_servers_share_a_network_with_what_is_private() -> None:
     joined = {
         network: {name for name, service in SERVICES.items() if network in service["networks"]}

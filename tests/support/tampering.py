@@ -122,7 +122,7 @@ class World:
 
     def ask_first(self, study: ProjectRecord) -> None:
         batch = [answered(1, 1), answered(2, 2), answered(3, 3)]
-        self.ledger().charge(study.id, batch)
+        self.ledger().charge_group(study.id, [batch], payers=[self.id_of("student")])
 
     def ledger(self, key: bytes = SECRET_KEY) -> Ledger:
         """As a server has it that has read nothing yet."""

@@ -55,6 +55,7 @@ def administrative_log(
         "log.html",
         reader,
         entries=found[:ROWS],
+        actors=views.actors(services.ledger, (entry.actor for entry in found)),
         next=found[ROWS - 1].seq if len(found) > ROWS else None,
         before=before,
     )

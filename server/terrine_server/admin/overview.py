@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from terrine_protocol import Budget, Name, ProjectStatus, RequestStatus
 from terrine_server import views
-from terrine_server.admin.access import Reader
-from terrine_server.admin.rendering import ROOT, page
+from terrine_server.admin.access import ByAdmin, Reader
+from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.ledger import EnsembleRecord, Ledger, PopulationRecord, ProjectRecord
@@ -90,7 +90,7 @@ def overview(
 ) -> Response:
     """Show caps and projects."""
     found = services.ledger.projects(cursor or None, ROWS + 1, ensemble=ensemble, status=status)
-    shown = found[:ROWS]
+    shown, maintenance = found[:ROWS], services.ledger.maintenance()
     return page(
         request,
         "overview.html",
@@ -98,6 +98,8 @@ def overview(
         caps=caps(services.ledger),
         waiting=len(services.ledger.list_requests(status=RequestStatus.OPEN, limit=ROWS)),
         most=ROWS,
+        maintenance=maintenance,
+        actors=views.actors(services.ledger, [maintenance.by] if maintenance else []),
         projects=[ProjectOverview.of(record) for record in shown],
         next=shown[-1].name if len(found) > ROWS else None,
         first=not cursor,
@@ -105,6 +107,16 @@ def overview(
         only=status,
         statuses=list(ProjectStatus),
     )
+
+
+@router.post("/maintenance/{act}")
+def maintain(
+    request: Request, services: ServicesDep, sent: ByAdmin, act: Literal["begin", "end"]
+) -> Response:
+    """Pause all active projects, or resume those that were paused so."""
+    change = services.ledger.pause_all if act == "begin" else services.ledger.resume_all
+    change(sent.session.actor)
+    return see_other(request, "", sent.session)
 
 
 def caps(ledger: Ledger) -> list[CapUse]:

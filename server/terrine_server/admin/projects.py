@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response, StreamingResponse
 
-from terrine_protocol import Name, Outcome, ProjectStatus
+from terrine_protocol import Name, Outcome, ProjectStatus, Role
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
 from terrine_server.admin.overview import ProjectOverview
@@ -21,10 +22,11 @@ from terrine_server.dossier.facts import gather
 from terrine_server.dossier.folder import shown
 from terrine_server.dossier.owner_answers import DossierError
 from terrine_server.errors import Conflict
-from terrine_server.ledger import ProjectRecord
+from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner import operations
 from terrine_server.owner.cap_advice import epsilon_that_fits
 from terrine_server.owner.checkpoints import CheckpointError
+from terrine_server.owner.sessions import Session
 from terrine_server.owner.verification import verify_project
 from terrine_server.privacy import Accounts
 
@@ -87,6 +89,7 @@ def project(
         **_shown(record, shadows),
         info=views.project(record, services.available(record.ensemble)),
         history=ledger.history(name),
+        payers=_payers(ledger, reader, name, [entry.seq for entry in found[:CHARGES]]),
         charges=[views.charge(entry, record.ensemble) for entry in found[:CHARGES]],
         next=found[CHARGES - 1].seq if len(found) > CHARGES else None,
         before=before,
@@ -162,6 +165,17 @@ def act(
     """Pause a project, resume it, or close it for good."""
     services.ledger.set_status(name, ACTS[act], sent.session.actor)
     return see_other(request, f"/projects/{name}", sent.session)
+
+
+def _payers(
+    ledger: Ledger, reader: Session, name: str, entries: Sequence[int]
+) -> dict[int, dict[str, str]] | None:
+    """Return which token paid for each entry, with its label. None for whoever is not an admin."""
+    if reader.role is not Role.ADMIN:
+        return None
+    payers = ledger.payers(name, entries)
+    labels = ledger.token_labels({*payers.values()})
+    return {seq: {"id": id, "label": labels.get(id, "")} for seq, id in payers.items()}
 
 
 def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:

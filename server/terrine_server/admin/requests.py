@@ -44,7 +44,7 @@ def list_requests(
         "requests.html",
         reader,
         requests=found[:ROWS],
-        labels=_labels(services, found[:ROWS]),
+        labels=services.ledger.token_labels({each.token for each in found}),
         next=found[ROWS - 1].id if len(found) > ROWS else None,
         first=not cursor,
         only=status,
@@ -121,12 +121,6 @@ def refuse(
         return _page(request, services, sent.session, record, done, reason)
     services.ledger.refuse_request(request_id, refusal.reason, sent.session.actor)
     return see_other(request, f"/requests/{request_id}", sent.session)
-
-
-def _labels(services: Services, found: list[RequestRecord]) -> dict[str, str]:
-    """Return what the owner calls whoever asked, by token."""
-    holders = {each: services.ledger.find_token(each) for each in {each.token for each in found}}
-    return {token: holder.label for token, holder in holders.items() if holder and holder.label}
 
 
 def _page(

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from terrine_protocol import Role, TokenCreate, TokenInfo
+from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
 from terrine_server.admin.forms import number, spoken
 from terrine_server.admin.rendering import ROOT, page, see_other
@@ -96,6 +97,7 @@ def _list(
     status: int = 200,
 ) -> Response:
     found: list[TokenRecord] = services.ledger.list_tokens(after=cursor, limit=ROWS + 1)
+    sessions = services.sessions.begun()
     return page(
         request,
         "tokens.html",
@@ -110,6 +112,7 @@ def _list(
         | dict(given),
         problems=problems,
         once=secrets.token_hex(16),
-        sessions=services.sessions.begun(),
+        sessions=sessions,
+        actors=views.actors(services.ledger, (each.who for each in sessions)),
         longest=LONGEST,
     )

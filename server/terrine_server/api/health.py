@@ -20,7 +20,7 @@ from terrine_protocol import ProjectStatus, Ready, RequestStatus
 from terrine_protocol.transparency.policies import Policy
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.services import Auditor, Services, ServicesDep
+from terrine_server.api.services import Scraper, Services, ServicesDep
 from terrine_server.errors import LedgerRestored, LogNotSigned, TerrineError
 from terrine_server.ledger import Ledger, ProjectRecord, schema_revision
 from terrine_server.owner.checkpoints import SignedHistory, log_state
@@ -55,7 +55,7 @@ async def readyz(services: ServicesDep) -> Ready:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
-async def metrics(services: ServicesDep, _: Auditor) -> Response:
+async def metrics(services: ServicesDep, _: Scraper) -> Response:
     """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account."""
     try:
         await services.readiness.check()

@@ -104,7 +104,7 @@ _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="token",
     bearerFormat="terrine_<id>_<secret>",
-    description="A student's, auditor's or admin's token, created by the data owner.",
+    description="A token from the data owner: of a student, an auditor, an admin, or for metrics.",
 )
 
 
@@ -185,8 +185,9 @@ async def own_project(request: Request, services: ServicesDep, credentials: Bear
     return holder.project
 
 
-Anyone = Annotated[Principal, Depends(principal)]
+Anyone = Annotated[Principal, Depends(allow(Role.STUDENT, Role.AUDITOR, Role.ADMIN))]
 Student = Annotated[Principal, Depends(_student)]
 Admin = Annotated[Principal, Depends(allow(Role.ADMIN))]
 Auditor = Annotated[Principal, Depends(allow(Role.ADMIN, Role.AUDITOR))]
+Scraper = Annotated[Principal, Depends(allow(Role.ADMIN, Role.AUDITOR, Role.METRICS))]
 OwnProject = Annotated[str, Depends(own_project)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,9 @@ from terrine_server.cli import seal, verify
 from terrine_server.cli.console import (
     as_json,
     console,
+    fail,
     opened_ledger,
+    output,
     print_json,
     with_json,
     writing,
@@ -30,13 +33,15 @@ app.command()(verify.checkpoint)
 app.command()(seal.seal)
 
 LAST = 20
+MOST = 1000
+"""Entries that are shown at a time."""
 
 
 @app.command()
 @with_json
 def show(
     project: Annotated[str, typer.Argument(help="The project.")],
-    last: Annotated[int, typer.Option(min=0, max=1000, help="Number of entries to show.")] = LAST,
+    last: Annotated[int, typer.Option(min=0, max=MOST, help="Number of entries to show.")] = LAST,
 ) -> None:
     """Show a project's account and its last entries. `terrine project list` has all accounts."""
     from terrine_server import views
@@ -84,6 +89,54 @@ def show(
         )
     if entries:
         console.print(table)
+
+
+@app.command()
+@with_json
+def payers(
+    project: Annotated[str, typer.Argument(help="The project.")],
+    entries: Annotated[
+        str | None,
+        typer.Argument(help="Numbers of entries, such as 12 or 12-14; default: the last 20."),
+    ] = None,
+) -> None:
+    """Show which token paid for which entries. For the data owner alone.
+
+    A query that was paid before is free for whoever asks it again, and they are not in the ledger.
+    """
+    ledger = opened_ledger()
+    first, last = _range(entries, ledger.project(project).charges)
+    charged = ledger.charges(project, after_seq=first - 1, limit=last - first + 1)
+    paid = ledger.payers(project, [entry.seq for entry in charged if entry.figure is None])
+    labels = ledger.token_labels({*paid.values()})
+    found = [(entry, paid.get(entry.seq)) for entry in charged]
+    output(
+        [
+            {"charge": entry.seq, "token": token, "label": labels.get(token or "")}
+            for entry, token in found
+        ],
+        [
+            {
+                "#": str(entry.seq),
+                "when (UTC)": f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
+                "outcome": entry.outcome,
+                "token": token,
+                "label": labels.get(token or ""),
+            }
+            for entry, token in found
+        ],
+    )
+
+
+def _range(entries: str | None, charges: int) -> tuple[int, int]:
+    """Return the first and the last of the entries that were asked for."""
+    if entries is None:
+        return max(1, charges - LAST + 1), max(1, charges)
+    numbers = re.fullmatch(r"([1-9]\d{0,17})(?:-([1-9]\d{0,17}))?", entries)
+    first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (1, 0)
+    if not first <= last < first + MOST:
+        fail(f"{entries} names no entries. Write 12, or 12-14: at most {MOST:,} of them.")
+    return first, last
 
 
 @app.command()

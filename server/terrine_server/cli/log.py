@@ -21,14 +21,18 @@ def show(
 ) -> None:
     """Show who did what, newest last: projects, tokens, ensembles, keys, publications, exports."""
 
-    entries = opened_ledger().log(limit=last, newest=True)
+    from terrine_server import views
+
+    ledger = opened_ledger()
+    entries = ledger.log(limit=last, newest=True)
+    shown = views.actors(ledger, (entry.actor for entry in entries))
     output(
         entries,
         [
             {
                 "#": str(entry.seq),
                 "when (UTC)": f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
-                "who": entry.actor,
+                "who": shown[entry.actor],
                 "what": entry.action,
                 "on": entry.subject,
                 "detail": ", ".join(f"{k} {v}" for k, v in entry.detail.items() if v is not None),

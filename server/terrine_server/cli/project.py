@@ -13,6 +13,7 @@ from terrine_server.cli.console import (
     as_json,
     console,
     errors,
+    fail,
     opened_ledger,
     output,
     with_json,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Open, show, pause and close projects.")
 
 Name = Annotated[str, typer.Argument(help="Name of the project.")]
+NameOrAll = Annotated[str | None, typer.Argument(help="Name of the project.")]
 
 
 @app.command("open")
@@ -152,15 +154,53 @@ def secret_spend(name: Name) -> None:
 
 
 @app.command()
-def pause(name: Name) -> None:
-    """Pause a project: it answers no queries until it is resumed."""
-    _set_status(name, "paused")
+def pause(
+    name: NameOrAll = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="For maintenance: pause every active project.")
+    ] = False,
+) -> None:
+    """Pause a project: it answers no queries until it is resumed.
+
+    With `--all`, every active project, in one transaction, so that `resume --all` resumes these.
+    """
+    if not _one_of(name, every):
+        return _set_status(str(name), "paused")
+    paused = opened_ledger().pause_all()
+    if not paused:
+        return _say("No project is active.")
+    _say(f"Paused {', '.join(paused)}. Afterwards: terrine project resume --all")
 
 
 @app.command()
-def resume(name: Name) -> None:
-    """Resume a paused project."""
-    _set_status(name, "active")
+def resume(
+    name: NameOrAll = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="After maintenance: resume what `pause --all` paused.")
+    ] = False,
+) -> None:
+    """Resume a paused project.
+
+    With `--all`, what `pause --all` paused, in one transaction: not what was paused before, nor
+    what was paused or resumed by its name since.
+    """
+    if not _one_of(name, every):
+        return _set_status(str(name), "active")
+    ledger = opened_ledger()
+    if ledger.maintenance() is None:
+        return _say("Nothing is paused by `terrine project pause --all`.")
+    _say(f"Resumed {', '.join(ledger.resume_all()) or 'no project'}.")
+
+
+def _one_of(name: str | None, every: bool) -> bool:
+    """Return whether all projects are meant. Exactly one of these must be given."""
+    if (name is None) != every:
+        fail("Name one project, or give --all.")
+    return every
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -135,6 +135,8 @@ class AdministrativeActs:
     entries: int
     counts: Mapping[str, int]
     notable: tuple[LogEntry, ...]
+    actors: Mapping[str, str]
+    """How people read the actors of these: a token with its label."""
     verification: LogVerification | None
 
 
@@ -335,8 +337,14 @@ def _acts(ledger: Ledger, verify: bool) -> AdministrativeActs:
         counts.update(entry.action for entry in page)
         notable += [entry for entry in page if entry.action in NOTABLE]
         after = page[-1].seq
-    found = verify_log(ledger) if verify else None
-    return AdministrativeActs(after, dict(sorted(counts.items())), tuple(notable[-SHOWN:]), found)
+    shown = tuple(notable[-SHOWN:])
+    return AdministrativeActs(
+        entries=after,
+        counts=dict(sorted(counts.items())),
+        notable=shown,
+        actors=views.actors(ledger, (entry.actor for entry in shown)),
+        verification=verify_log(ledger) if verify else None,
+    )
 
 
 def _checkpoint(ledger: Ledger, policy: Policy | None, verify: bool) -> LastCheckpoint | None:

@@ -69,6 +69,13 @@ WHO_SEES = (
         "all (terrine ledger export)",
         "all",
     ),
+    Visibility(
+        "which token paid for an entry",
+        "no",
+        "an admin does, at /admin; an auditor does not",
+        "yes (terrine ledger payers)",
+        "yes",
+    ),
     Visibility("digest of the ensemble's manifest", "yes", "yes", "yes", "yes"),
     Visibility(
         "inputs, probabilities",
@@ -149,6 +156,11 @@ STORED = (
         "outcome, label, noisy counts and price of each query, and SHA-256 digests of its input, "
         "which confirm a guess of the input",
         "for ever: an entry cannot be removed without breaking the chain of hashes",
+    ),
+    Retention(
+        "who paid for an entry",
+        "the id of a token, whose label may name a person; nothing of the input",
+        "for ever",
     ),
     Retention(
         "administrative log",

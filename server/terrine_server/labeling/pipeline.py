@@ -237,7 +237,8 @@ class Labeling:
             # If another request came first, the draws are discarded unsent. More is recorded
             # then, so this loop ends.
             with self._metrics.stage("charge"), suppress(ConcurrentUpdate):
-                paid = self._ledger.charge_group(project.id, batches, record, drawn.cast)
+                payers = [None if ask.token is None else ask.token.id for ask in group]
+                paid = self._ledger.charge_group(project.id, batches, record, drawn.cast, payers)
                 answers |= zip(waiting, paid, strict=True)
                 waiting = []
         self._count(answers.values())

@@ -19,7 +19,7 @@ from terrine_server.ledger.ensembles import (
     choose_population,
 )
 from terrine_server.ledger.ledger import Ledger
-from terrine_server.ledger.projects import NewProject, RestoredProjects
+from terrine_server.ledger.projects import Maintenance, NewProject, RestoredProjects
 from terrine_server.ledger.records import (
     NEIGHBOURS,
     SHARED,
@@ -28,6 +28,7 @@ from terrine_server.ledger.records import (
     Edition,
     EnsembleRecord,
     History,
+    Payment,
     PopulationRecord,
     ProjectPosition,
     ProjectRecord,

@@ -43,6 +43,8 @@ class Action(StrEnum):
     PROJECT_PAUSED = "project-paused"
     PROJECT_CLOSED = "project-closed"
     PROJECT_ADOPTED = "project-adopted"
+    MAINTENANCE_BEGUN = "maintenance-begun"
+    MAINTENANCE_ENDED = "maintenance-ended"
     ACCOUNTS_FILLED = "accounts-filled"
     TOKEN_CREATED = "token-created"  # noqa: S105 - no password
     TOKEN_REVOKED = "token-revoked"  # noqa: S105 - no password

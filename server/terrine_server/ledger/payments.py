@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, select
 
 from terrine_server.errors import (
     ConcurrentUpdate,
@@ -18,6 +18,7 @@ from terrine_server.ledger.charging.charge import StaleRecord, charge
 from terrine_server.ledger.handle import DatabaseHandle
 from terrine_server.ledger.records import (
     ChargedBatch,
+    Payment,
     ProjectRecord,
     ProjectSnapshot,
     Proposal,
@@ -27,8 +28,16 @@ from terrine_server.ledger.records import (
 )
 from terrine_server.ledger.store import rows, turns
 from terrine_server.ledger.store.database import reading
+from terrine_server.ledger.store.tables import payments
 from terrine_server.ledger.tokens import check_unchanged
 from terrine_server.privacy import Accounts
+
+_PAYMENT = (
+    select(payments)
+    .where(payments.c.project_id == bindparam("project"), payments.c.first_seq <= bindparam("seq"))
+    .order_by(payments.c.first_seq.desc())
+    .limit(1)
+)
 
 
 class Payments(DatabaseHandle):
@@ -94,6 +103,7 @@ class Payments(DatabaseHandle):
         batches: Sequence[Sequence[Proposal]],
         record: ProjectSnapshot | None = None,
         cast: SpentAccounts | None = None,
+        payers: Sequence[str | None] | None = None,
     ) -> list[ChargedBatch | TerrineError]:
         """Pay for the batches of several requests, in order, in one transaction.
 
@@ -101,12 +111,13 @@ class Payments(DatabaseHandle):
         refused one does not affect the others. `record`: what
         `look_up` returned for them; it is looked up again only if it is out of date. `cast`: for a
         project of `neighbours`, the accounts that belong to its proposals; with `record`, and never
-        looked up again: ConcurrentUpdate if the project has moved. Raises what
+        looked up again: ConcurrentUpdate if the project has moved. `payers`: by batch, the id of
+        the token that asks, which is stored with what it pays for. Raises what
         concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate, DatabaseUnavailable
         (also if the project is not the one in `record`).
         """
         if cast is not None and record is not None:
-            return self._charge_cast(batches, record, cast)
+            return self._charge_cast(batches, record, cast, payers)
         genesis = None if record is None else record.project.genesis
 
         def look_up(connection: Connection) -> ProjectSnapshot:
@@ -136,14 +147,14 @@ class Payments(DatabaseHandle):
             # What pays for nothing waits for nobody who writes.
             with suppress(StaleRecord, LedgerCorrupted):
                 with self._appending() if pays else self._reading() as tx:
-                    tried = charge(tx, record, batches)
+                    tried = charge(tx, record, batches, payers=payers)
                 paid = tried  # only after the commit, which may raise LedgerCorrupted, too
         if paid is None:
             with self._writing(None) as tx:
                 tx.connection.execute(rows.HOLD, {"id": project_id})
                 record = look_up(tx.connection)
                 try:
-                    paid = charge(tx, record, batches)
+                    paid = charge(tx, record, batches, payers=payers)
                 except StaleRecord:  # nobody can have moved it: it is locked
                     raise LedgerCorrupted(
                         "The database ignored what was written to it.", record.project.name
@@ -153,18 +164,40 @@ class Payments(DatabaseHandle):
         return answers
 
     def _charge_cast(
-        self, batches: Sequence[Sequence[Proposal]], record: ProjectSnapshot, cast: SpentAccounts
+        self,
+        batches: Sequence[Sequence[Proposal]],
+        record: ProjectSnapshot,
+        cast: SpentAccounts,
+        payers: Sequence[str | None] | None,
     ) -> list[ChargedBatch | TerrineError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id
         try:
             with self._writing(None) as tx:
                 tx.connection.execute(rows.HOLD, {"id": id})
-                project, answers = charge(tx, record, batches, cast)
+                project, answers = charge(tx, record, batches, cast, payers)
         except StaleRecord:
             raise ConcurrentUpdate("Another request came first. Send the queries again.") from None
         self._charged[id] = project.charges
         return answers
+
+    def payers(self, project: str, entries: Iterable[int]) -> dict[int, str]:
+        """Return for each of these entries the id of the token that paid, by the entry's number.
+
+        For the data owner alone. Entries that are not there, or that were charged before the ledger
+        kept who paid, are left out. Raises NotFound, and LedgerCorrupted for what was altered.
+        """
+        found: dict[int, str] = {}
+        paid: Payment | None = None
+        with reading(self._engine) as connection:
+            id = self._named(connection, project).id
+            for seq in sorted(entries, reverse=True):
+                if paid is None or not paid.first <= seq <= paid.last:
+                    row = connection.execute(_PAYMENT, {"project": id, "seq": seq}).one_or_none()
+                    paid = None if row is None else rows.payment(row, self._seals)
+                if paid is not None and paid.first <= seq <= paid.last:
+                    found[seq] = paid.token
+        return found
 
     def turn(self, project_id: int) -> AbstractContextManager[None]:
         """Hold the turn of a project among all processes: see `store/turns.py`."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.exc import IntegrityError
 
-from terrine_protocol import ProjectStatus
+from terrine_protocol import LogEntry, ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
-from terrine_server.ledger.administration import Action, Actor
+from terrine_server.ledger.administration import ABOUT, Action, Actor
 from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accounts
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
@@ -160,6 +161,49 @@ class Projects(DatabaseHandle):
                 _reserve(tx, project.ensemble, -unspent, -delta_unspent)
             return self._named(tx.connection, name)
 
+    def maintenance(self) -> Maintenance | None:
+        """Return the maintenance that is on, if there is one."""
+        with reading(self._engine) as connection:
+            return _maintenance(log.maintenance(connection))
+
+    def pause_all(self, by: Actor | None = None) -> list[str]:
+        """Pause every active project, so that `resume_all` resumes these. Returns their names.
+
+        In one transaction. Done again, it adds what is active by then. Raises LedgerCorrupted.
+        """
+        with self._writing(by) as tx:
+            active = [p for p in self._all_held(tx) if p.status is ProjectStatus.ACTIVE]
+            for project in active:
+                _change_status(tx, project, ProjectStatus.PAUSED)
+            paused = sorted(project.name for project in active)
+            if paused:
+                log.record(tx, Action.MAINTENANCE_BEGUN, log.MAINTENANCE, {"paused": paused})
+            return paused
+
+    def resume_all(self, by: Actor | None = None) -> list[str]:
+        """Resume what `pause_all` paused, and end the maintenance. Returns the names.
+
+        What was paused before, or was paused, resumed or closed by itself since, stays as it is. In
+        one transaction. Without a maintenance it does nothing. Raises LedgerCorrupted, also if an
+        entry of the log was altered since the maintenance began.
+        """
+        with self._writing(by) as tx:
+            held = {project.name: project for project in self._all_held(tx)}
+            log.check_head(tx.connection, tx.seals, lock=True)  # nothing is added meanwhile
+            told = log.maintenance(tx.connection)
+            if not told:
+                return []
+            found = _maintenance(log.followed(tx.connection, tx.seals, told[0].seq - 1, None))
+            resumed = [] if found is None else list(found.paused)
+            for name in resumed:
+                _change_status(tx, held[name], ProjectStatus.ACTIVE)
+            _end_maintenance(tx, resumed)
+            return resumed
+
+    def _all_held(self, tx: Transaction) -> list[ProjectRecord]:
+        """Lock all projects until the transaction ends, before the end of the log is."""
+        return [self._held(tx, id) for id in tx.connection.execute(_ALL).scalars().all()]
+
     def _held(self, tx: Transaction, id: int) -> ProjectRecord:
         """Lock a project until the transaction ends, and return it as the last writer left it."""
         tx.connection.execute(rows.HOLD, {"id": id})
@@ -237,9 +281,7 @@ class Projects(DatabaseHandle):
         """
         paused, filled = [], []
         with self._writing(None) as tx:
-            # All are locked before the end of the log is, as by everybody.
-            ids = tx.connection.execute(_ALL).scalars().all()
-            for project in [self._held(tx, id) for id in ids]:
+            for project in self._all_held(tx):
                 if project.status is ProjectStatus.ACTIVE:
                     _change_status(tx, project, ProjectStatus.PAUSED)
                     paused.append(project.name)
@@ -250,7 +292,18 @@ class Projects(DatabaseHandle):
                 detail = {"charges": project.charges}
                 log.record(tx, Action.ACCOUNTS_FILLED, project.name, detail)
                 filled.append(project.name)
+            if log.maintenance(tx.connection):
+                _end_maintenance(tx, [])  # whoever restored says of each project that it may go on
         return RestoredProjects(sorted(paused), sorted(filled))
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """All active projects were paused together. `paused`: those that are resumed when it ends."""
+
+    since: datetime
+    by: str
+    paused: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -265,6 +318,28 @@ def _change_status(tx: Transaction, project: ProjectRecord, status: ProjectStatu
     closed_at = tx.now if status is ProjectStatus.CLOSED else None
     row = tx.change(projects, project.id, {"status": str(status), "closed_at": closed_at})
     log.record_row(tx, _CHANGES[status], project.name, {**row, "ensemble": project.ensemble.name})
+
+
+def _end_maintenance(tx: Transaction, resumed: Sequence[str]) -> None:
+    detail = {"resumed": list(resumed)}
+    log.record(tx, Action.MAINTENANCE_ENDED, log.MAINTENANCE, detail)
+
+
+def _maintenance(entries: Sequence[LogEntry]) -> Maintenance | None:
+    """Return what the log says since a maintenance began, from the first entry about it on.
+
+    A project is of the maintenance if the last entry about it is that of its pausing, which comes
+    before the one that names all that were paused.
+    """
+    if not entries:
+        return None
+    paused: set[str] = set()
+    for entry in entries:
+        if entry.action == Action.MAINTENANCE_BEGUN:
+            paused |= {*entry.detail["paused"]}
+        elif entry.action in ABOUT["project"]:
+            paused -= {entry.subject}
+    return Maintenance(entries[0].created_at, entries[0].actor, sorted(paused))
 
 
 def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:

@@ -426,6 +426,18 @@ class TokenRecord:
 
 
 @dataclass(frozen=True)
+class Payment:
+    """Which token paid for the entries `first` to `last` of a project.
+
+    Among these may be figures that were published meanwhile, for which nobody's request pays.
+    """
+
+    first: int
+    last: int
+    token: str
+
+
+@dataclass(frozen=True)
 class ProjectPosition:
     """Where a project stood after one of its entries. `spent`: in units of 1e-12."""
 

@@ -22,6 +22,7 @@ from terrine_server.ledger.store.tables import (
     editions,
     ensembles,
     log_head,
+    payments,
     populations,
     projects,
     requests,
@@ -108,6 +109,7 @@ def seal_rows(connection: Connection, seals: Seals) -> None:
         unit_accounts,
         shadow_accounts,
         editions,
+        payments,
     ):
         keys = [column.name for column in table.primary_key]
         statement = (

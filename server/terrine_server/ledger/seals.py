@@ -2,7 +2,7 @@
 
 Charges are chained by hashes that anyone can compute, so that anyone can check them. What else the
 service believes (balances, statuses, tokens, requests, caps, tallies, accounts of units and
-shadows, editions, the end of the administrative log) has a seal in its row:
+shadows, editions, who paid for what, the end of the administrative log) has a seal in its row:
 HMAC-SHA256 over the row's other columns, framed as in `chain`, under a key that is derived from the
 secret key. A project's seal covers the hash of its terms and that of its last charge, and thereby
 all of its charges.
@@ -55,6 +55,7 @@ SEALED: dict[str, tuple[str, ...]] = {
         "published",
         "head",
     ),
+    "payments": ("project_id", "first_seq", "last_seq", "token_id"),
     "secret_spends": ("project_id", "charges", "tally"),
     "unit_accounts": ("project_id", "charges", "head", "filled", "accounts"),
     "shadow_accounts": ("project_id", "charges", "head", "accounts"),

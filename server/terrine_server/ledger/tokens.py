@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -63,6 +64,17 @@ class StoredTokens(DatabaseHandle):
                 same = tokens.c.created_at == last.created_at
                 query = query.where(later | (same & (tokens.c.id > after)))
             return [rows.token_record(row, self._seals) for row in connection.execute(query)]
+
+    def token_labels(self, ids: Collection[str]) -> dict[str, str]:
+        """Return the labels of tokens by their ids. Who has none, or was altered, is left out."""
+        labels: dict[str, str] = {}
+        with reading(self._engine) as connection:
+            for row in connection.execute(rows.select_tokens().where(tokens.c.id.in_(ids))):
+                with suppress(LedgerCorrupted):
+                    token = rows.token_record(row, self._seals)
+                    if token.label:
+                        labels[token.id] = token.label
+        return labels
 
     def create_token(self, new: NewToken, by: Actor | None = None) -> TokenRecord:
         """Store a token. Raises NotFound for an unknown project, Conflict when the id is taken."""

@@ -126,11 +126,14 @@ class Sessions:
         self._said = _Said(ledger)
 
     def sign_in(self, token: str, request_id: str) -> Session:
-        """Begin a session. Raises Unauthorized, and Forbidden for a student's token."""
+        """Begin a session. Raises Unauthorized, and Forbidden for a token of another role than
+        admin or auditor.
+        """
         holder = replace(self._tokens.authenticate(token.strip()), request_id=request_id)
-        if holder.role is Role.STUDENT:
+        if holder.role not in (Role.ADMIN, Role.AUDITOR):
             raise Forbidden(
-                "This is a student's token. These pages are for the data owner and for auditors."
+                f"This is a token of role {holder.role}. These pages are for the data owner and "
+                "for auditors."
             )
         session, now = secrets.token_hex(8), datetime.now(UTC)
         self._ledger.note(Action.SIGNED_IN, session, {"role": holder.role}, holder.actor)

@@ -31,6 +31,7 @@ from terrine_server.ledger.counts import check_counts, text_of
 from terrine_server.ledger.records import (
     ChargedBatch,
     EntryFields,
+    Payment,
     ProjectRecord,
     ProjectSnapshot,
     Proposal,
@@ -54,13 +55,14 @@ def charge(
     record: ProjectSnapshot,
     batches: Sequence[Sequence[Proposal]],
     cast: SpentAccounts | None = None,
+    payers: Sequence[str | None] | None = None,
 ) -> tuple[ProjectRecord, list[ChargedBatch | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
     See `Payments.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
     project with a tally must be locked: its tally is read and written separately from its balance.
     One whose units have accounts is paid for only together with what was `cast`, in one
-    transaction.
+    transaction. `payers`: by batch, the id of the token that asks.
     """
     project = record.project
     check_active(project)
@@ -74,7 +76,8 @@ def charge(
         unit_accounts.check_cast(project, len(entries), cast)
     results = _with_hashes(admission.results, entries)
     answers: list[ChargedBatch | TerrineError] = []
-    for batch in batches:
+    payments: list[Payment] = []
+    for batch, payer in zip(batches, payers or [None] * len(batches), strict=True):
         of_batch = list(islice(results, len(batch)))
         if not batch:
             answers.append(InvalidQuery("The batch is empty; at least one query is expected."))
@@ -82,7 +85,10 @@ def charge(
             answers.append(_exhausted(after))
         else:
             answers.append(ChargedBatch(of_batch, after))
-    if entries and not append(tx, project, after, entries):
+        paid = [result.seq for result in of_batch if result.seq and not result.replayed]
+        if paid and payer is not None:
+            payments.append(Payment(paid[0], paid[-1], payer))
+    if entries and not append(tx, project, after, entries, payments):
         raise StaleRecord
     if entries and tally is not None:
         tallies.save_tally(tx.connection, tx.seals, project, tally, after.charges)

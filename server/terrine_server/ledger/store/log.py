@@ -33,6 +33,8 @@ from terrine_server.ledger.store.tables import administrative_log, ensembles, lo
 from terrine_server.ledger.store.transaction import Transaction
 
 _HEAD = select(log_head)
+MAINTENANCE = "projects"
+"""The subject of entries about a maintenance, which pauses all projects at once."""
 GONE = canonical_json({"gone": True})
 """What an entry says of a subject that is not there any more, which was accepted."""
 
@@ -61,6 +63,25 @@ def last_said(connection: Connection, kind: str) -> dict[str, str]:
     query = select(log.subject, log.detail).where(log.action.in_(ABOUT[kind])).order_by(log.seq)
     said = {row.subject: row.detail for row in connection.execute(query)}
     return {subject: detail for subject, detail in said.items() if detail != GONE}
+
+
+def maintenance(connection: Connection) -> list[LogEntry]:
+    """Return the entries since a maintenance began that are about it or about any project.
+
+    In order; none if the last one has ended.
+    """
+    log, begun = administrative_log.c, 0
+    about = select_log().where(log.subject == MAINTENANCE).order_by(None).order_by(log.seq.desc())
+    for row in connection.execute(about):
+        if row.action == Action.MAINTENANCE_ENDED:
+            break
+        if row.action == Action.MAINTENANCE_BEGUN:
+            begun = row.seq
+    if not begun:
+        return []
+    told = or_(log.action.in_(ABOUT["project"]), log.subject == MAINTENANCE)
+    since = select_log().where(log.seq >= begun, told)
+    return [entry(row) for row in connection.execute(since)]
 
 
 def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[Any]:

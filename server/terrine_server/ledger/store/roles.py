@@ -14,6 +14,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "ensembles": ("seal",),
     "editions": ("seal",),
     "log_head": ("key_check", "entries", "head", "seal"),
+    "payments": ("seal",),
     "projects": (
         "status",
         "closed_at",

@@ -21,6 +21,7 @@ from terrine_server.ledger.counts import check_counts, counts_of
 from terrine_server.ledger.records import (
     ChargeRecord,
     EnsembleRecord,
+    Payment,
     PopulationRecord,
     ProjectRecord,
     Publication,
@@ -40,6 +41,7 @@ from terrine_server.ledger.store.soundness import (
 from terrine_server.ledger.store.tables import (
     charges,
     ensembles,
+    payments,
     populations,
     projects,
     requests,
@@ -426,6 +428,14 @@ def _token_record(seals: Seals, names: tuple[str, ...], *values: Any) -> TokenRe
         check_logged("token", fields)
         del fields["seal"], fields["logged"]
         return TokenRecord(**fields | {"role": Role(fields["role"])})
+
+
+def payment(row: Row[Any], seals: Seals) -> Payment:
+    """Return the record of a row of `payments`. Raises LedgerCorrupted unless its seal is right."""
+    with readable(f"Who paid for entry {row.first_seq} of project number {row.project_id}"):
+        check_types(payments.c, row._mapping)
+        seals.check("payments", row._mapping)
+        return Payment(row.first_seq, row.last_seq, row.token_id)
 
 
 _request_logged = logged("request", requests.c.id).label("logged")

@@ -232,6 +232,21 @@ charges = Table(
     sqlite_with_rowid=False,
 )
 
+# Which token paid for the entries `first_seq` to `last_seq` of a project, for the data owner alone.
+# One row a request. No entry names its token: entries are shown to auditors, and exported. It comes
+# with a change of the project's row, so a foreign key would only look for that row once more.
+payments = Table(
+    "payments",
+    metadata,
+    Column("project_id", _Id, primary_key=True, autoincrement=False),
+    Column("first_seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("last_seq", BigInteger, nullable=False),
+    Column("token_id", String(64), nullable=False),
+    *_seal(),
+    CheckConstraint("first_seq >= 1 AND last_seq >= first_seq", name="entries"),
+    sqlite_with_rowid=False,
+)
+
 # Functions of private votes, for data-dependent projects only; shown to the data owner alone.
 secret_spends = Table(
     "secret_spends",
@@ -308,7 +323,7 @@ tokens = Table(
     *_seal(),
     Index("ix_tokens_project_id", "project_id"),
     _digest("hash"),
-    CheckConstraint("role IN ('student', 'auditor', 'admin')", name="role"),
+    CheckConstraint("role IN ('student', 'auditor', 'metrics', 'admin')", name="role"),
     CheckConstraint("(role = 'student') = (project_id IS NOT NULL)", name="project"),
 )
 

@@ -25,6 +25,7 @@ from terrine_server.ledger.store.tables import (
     administrative_log,
     editions,
     ensembles,
+    payments,
     populations,
     projects,
     requests,
@@ -100,6 +101,10 @@ def _findings(connection: Connection, seals: Seals, walk: _LogWalk) -> Iterator[
         yield f"log: {error.found if isinstance(error, LedgerCorrupted) else error.detail}"
     for kind, said in walk.said.items():
         yield from _check_rows(connection, seals, kind, said)
+    there = select(projects.c.id)
+    lost = select(payments.c.project_id).where(payments.c.project_id.not_in(there)).distinct()
+    for id in connection.execute(lost).scalars():
+        yield f"payments: some are of project number {id}, which is not there"
 
 
 class _LogWalk:

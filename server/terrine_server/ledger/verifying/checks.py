@@ -31,7 +31,7 @@ from terrine_server.ledger.records import entry_event
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
-from terrine_server.ledger.store.tables import ensembles, populations, projects
+from terrine_server.ledger.store.tables import ensembles, payments, populations, projects
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]
@@ -218,6 +218,24 @@ def check_accounts(
         shadow_accounts.load(connection, seals, record)
     except LedgerCorrupted as error:
         yield f"shadows: {error.found}"
+
+
+def check_payments(connection: Connection, seals: Seals, project: Raw) -> Iterator[str]:
+    """Check that who paid is as it was written, of entries that are there, each by one at most."""
+    of = select(payments).where(payments.c.project_id == project["id"])
+    in_order = of.order_by(payments.c.first_seq)
+    last = 0
+    for row in connection.execute(in_order, execution_options={"yield_per": 1000}):
+        try:
+            paid = rows.payment(row, seals)
+        except LedgerCorrupted as error:
+            yield f"payments: {error.found}"
+            continue
+        if paid.first <= last:
+            yield f"payments: two of entry {paid.first}"
+        if paid.last > whole(project["charges"]):
+            yield f"payments: one of entry {paid.last}, which is not there"
+        last = paid.last
 
 
 def whole(value: object) -> int:

@@ -28,6 +28,7 @@ from terrine_server.ledger.verifying.checks import (
     check_balance,
     check_counted,
     check_entry,
+    check_payments,
     check_reservation,
     check_tally,
     check_terms,
@@ -59,6 +60,7 @@ def verify_project(
     def check_rest(rules: Rules) -> Iterator[str]:
         yield from check_tally(connection, seals, project, rules)
         yield from check_accounts(connection, seals, project, rules)
+        yield from check_payments(connection, seals, project)
         yield from check_reservation(connection, project)
 
     found = _LedgerWalk(project, progress).verified(stored(connection, project["id"]), check_rest)

@@ -1,0 +1,169 @@
+"""The ledger says which token paid for which entry: to the data owner, for good, and to nobody
+else."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from books import answered, open_ledger, open_project
+from caller import Caller
+from commands import Terrine
+from migrated import SECRET_KEY
+from neighbouring import many, open_people
+from postgres import as_owner
+from publishing import open_published, published_terms, publishing_ledger, voted
+from refusals import holds, says
+from server import RunningServer
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from terrine_protocol import Role, TokenCreate
+from terrine_server.ledger import connect
+from terrine_server.owner.tokens import Tokens
+
+ANNE, BEN, CLAIRE = "a" * 16, "b" * 16, "c" * 16
+
+
+def test_each_request_of_a_group_pays_for_what_it_asked_first(each_database_url: str) -> None:
+    ledger = open_ledger(each_database_url)
+    study = open_project(ledger, queries=6)
+    ledger.charge_group(
+        study.id,
+        [
+            [answered(0), answered(1), answered(0)],
+            [answered(1)],
+            [answered(1), answered(2), answered(3)],
+        ],
+        payers=[ANNE, BEN, CLAIRE],
+    )
+    ledger.charge_group(study.id, [[answered(2), answered(4)]], payers=[BEN])
+    ledger.charge(study.id, [answered(5)])
+    ledger.charge_group(study.id, [[answered("more")], [answered(0)]], payers=[ANNE, BEN])
+    assert ledger.payers("study", range(1, 9)) == {
+        1: ANNE,
+        2: ANNE,
+        3: CLAIRE,
+        4: CLAIRE,
+        5: BEN,
+    }, "a replay pays nothing, nor does what was refused"
+    assert ledger.verify("study").ok
+    assert ledger.verify_log().ok
+
+
+def test_a_figure_that_is_published_meanwhile_is_within_a_payment(each_database_url: str) -> None:
+    ledger = publishing_ledger(each_database_url)
+    secret, schedule = open_published(ledger), published_terms().schedule
+    assert schedule is not None
+    first = schedule.counts[0]
+    ledger.charge_group(secret.id, [voted(secret, range(first + 1))], payers=[ANNE])
+    ledger.charge_group(secret.id, [voted(secret, ["later"])], payers=[BEN])
+    last = ledger.project("study").charges
+    assert last == first + 3
+    assert ledger.payers("study", [1, first, last - 1, last]) == {
+        1: ANNE,
+        first: ANNE,
+        last - 1: ANNE,
+        last: BEN,
+    }
+    assert ledger.verify("study").ok
+
+
+def test_a_project_of_neighbours_is_paid_by_a_token_as_well(each_database_url: str) -> None:
+    world = open_people(each_database_url)
+    labeling = world.labeling()
+    paid: dict[int, str] = {}
+    for label in ("anne", "ben"):
+        wanted = TokenCreate(role=Role.STUDENT, project="study", label=label)
+        tokens = Tokens(world.ledger, SECRET_KEY)
+        holder = tokens.authenticate(tokens.create(wanted).token)
+        inputs = np.stack(many(world.people, 2, label))
+        before = world.ledger.project("study").charges
+        labeling.answer("study", [labeling.check("study", inputs, token=holder.record)])
+        charged = range(before + 1, world.ledger.project("study").charges + 1)
+        assert charged
+        paid |= dict.fromkeys(charged, holder.token_id)
+    assert world.ledger.payers("study", paid) == paid
+    assert world.ledger.verify("study").ok
+
+
+ATTEMPTS = [
+    f"UPDATE payments SET token_id = '{BEN}'",
+    "UPDATE payments SET last_seq = last_seq + 1",
+    "DELETE FROM payments",
+    "INSERT INTO payments SELECT project_id, first_seq, last_seq, 'x', seal FROM payments",
+    "INSERT INTO payments VALUES (1, 0, 1, 'x', {seal})",
+    "INSERT INTO payments VALUES (1, 9, 8, 'x', {seal})",
+]
+
+
+@pytest.mark.parametrize("owner", [False, True])
+def test_nobody_changes_or_forgets_who_paid(each_database_url: str, owner: bool) -> None:
+    ledger = open_ledger(each_database_url)
+    study = open_project(ledger, queries=5)
+    ledger.charge_group(study.id, [[answered(0)]], payers=[ANNE])
+    engine = connect(as_owner(each_database_url) if owner else each_database_url)
+    sqlite = engine.dialect.name == "sqlite"
+    seal = "zeroblob(32)" if sqlite else "decode(repeat('00', 32), 'hex')"
+    more = ["INSERT OR REPLACE INTO payments SELECT * FROM payments"]
+    for attempt in ATTEMPTS + (more if sqlite else ["TRUNCATE payments"]):
+        with pytest.raises(DBAPIError), engine.begin() as connection:
+            connection.execute(text(attempt.format(seal=seal)))
+    assert ledger.payers("study", [1]) == {1: ANNE}
+    engine.dispose()
+
+
+class Asked:
+    """A server whose `study` Anne asked first, then Ben: for one that she had, and two others."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.ledger = server.ledger
+        server.open_project("study", epsilon=20.0)
+        self.anne, self.ben = (server.token(label=label) for label in ("anne", "ben"))
+        for token, inputs in ((self.anne, slice(0, 3)), (self.ben, slice(2, 5))):
+            asked = Caller(server, token).label(server.ensemble.public[inputs])
+            assert asked.status_code == 200, asked.text
+        self.others = [server.token(role) for role in ("auditor", "admin")]
+        self.server = server
+
+
+@pytest.fixture
+def asked(terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    settings = terrine_server.settings
+    monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)
+    monkeypatch.setenv("TERRINE_SECRET_KEY_FILE", str(settings.secret_key_path))
+    return Asked(terrine_server)
+
+
+@pytest.mark.usefixtures("each_database_url")
+def test_the_owner_asks_who_paid_for_some_entries(asked: Asked, terrine: Terrine) -> None:
+    anne, ben = (token.split("_")[1] for token in (asked.anne, asked.ben))
+    said = terrine("ledger", "payers", "study", "3-4").fine.splitlines()
+    holds(said, 3, anne, "anne")
+    holds(said, 4, ben, "ben")
+    assert not says(said, 2)
+    assert not says(said, 5)
+    found = json.loads(terrine("--json", "ledger", "payers", "study").fine)
+    assert [(each["charge"], each["label"]) for each in found] == [
+        *((number, "anne") for number in (1, 2, 3)),
+        *((number, "ben") for number in (4, 5)),
+    ]
+    holds(terrine("ledger", "payers", "study", "9").fine, "None")
+    for wrong in ("0", "4-3", "1-1001", "-1", "two"):
+        holds(terrine("ledger", "payers", "study", "--", wrong).refused, "12-14")
+    holds(terrine("ledger", "payers", "nobody").refused, "nobody")
+
+
+def test_neither_students_nor_auditors_nor_exports_say_who_paid(
+    asked: Asked, terrine: Terrine
+) -> None:
+    anne = asked.anne.split("_")[1]
+    told = [terrine("ledger", "export", "study").fine, terrine("ledger", "show", "study").fine]
+    for token in (asked.ben, *asked.others):
+        caller = Caller(asked.server, token)
+        for path in ("/budget", "/project", "/ledger/study", "/ledger", "/projects", "/receipts"):
+            told.append(caller.http.get(path).text)
+        told.append(caller.http.get("/ledger/study", headers={"Accept": "text/csv"}).text)
+    assert any("query_digest" in each for each in told)
+    assert not [each for each in told if anne in each]
