@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from composed import Composition, composed, docker
-from documented import ROOT, blocks, lines
+from documented import IN_DOCKER, ROOT, blocks, lines
 from refusals import holds
 
 from terrine_client import Client
@@ -29,7 +29,7 @@ WEEKLY = "docker compose exec server terrine ledger verify all"
 def typed() -> list[str]:
     """Return what a reader with Docker types, in its order."""
     shell = [line for _, text in blocks(PAGE, "bash") for line in lines(text)]
-    return [line for line in shell if "docker compose" in line or STAYS in line]
+    return [line for line in shell if IN_DOCKER.search(line) or STAYS in line]
 
 
 @pytest.fixture
@@ -68,8 +68,9 @@ def test_private_files_become_answers_by_the_page_s_commands(
     while WEEKLY in opened:
         weekly.insert(0, opened.pop())
     said = "\n".join(map(type_in, opened))
-    holds(said, "noisy_votes:sigma=127", "problems", "found")
-    student, auditor = re.findall(r"^terrine_\S+", said, re.MULTILINE)
+    holds(said, "noisy_votes:sigma=127", "--epsilon", 2)
+    holds(said, "problems", "found")
+    student, auditor = re.findall(r"terrine_[0-9a-f]{16}_\S+", said)
 
     export = checkout / "export.csv"
     assert export.stat().st_mode & 0o777 == 0o600, "as it was"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from commands import Terrine
-from documented import BLOCK, ROOT, lines
+from documented import BLOCK, IN_DOCKER, ROOT, lines
 from machine import Machine
 from seeded_noise import SEED
 from serving import serving
@@ -148,7 +148,7 @@ def follow(page: str, terrine: Terrine) -> str:
     for language, text in BLOCK.findall(page):
         if language == "python":
             exec(compile(text, "tutorial", "exec"), {})
-        for line in lines(text) if language == "bash" and "docker compose" not in text else []:
+        for line in lines(text) if language == "bash" and not IN_DOCKER.search(text) else []:
             if line.startswith(tuple(NOT_RUN)):
                 continue
             code = 1 if re.search(r" altered\.jsonl", line) and ">" not in line else 0
