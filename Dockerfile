@@ -20,6 +20,13 @@ if [ "$ALLOW_CUDA" != yes ]; then
 fi
 pip install --no-compile "$@"
 EOS
+# A fifth of it are names for debuggers.
+RUN <<'EOS'
+set -eu
+apt-get update
+apt-get install --yes --no-install-recommends binutils
+strip --strip-unneeded /opt/terrine/lib/python3.11/site-packages/torch/lib/*.so
+EOS
 
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
@@ -50,14 +57,16 @@ rm -r ray/jars
 python -m compileall -q -x '/ray/(data|llm|rllib|serve|train|tune)/' ray
 EOS
 
-# Without the packages' own tests, what only C++ extensions of PyTorch need, and pip, which has done
-# its work. The rest must still import, and is compiled as far as Terrine imports it.
+# Without the packages' own tests, what only C++ extensions need, the parts of Arrow that speak to other
+# machines, and pip, which has done its work. The rest must still import, and is compiled as far as
+# Terrine imports it.
 COPY docker/compile_imported.py /build/
 RUN <<'EOS'
 set -eu
 cd /opt/terrine/lib/python3.11/site-packages
 find . -type d -name tests -prune -exec rm -rf {} +
-rm -rf torch/test torch/include torch/bin/test_* torch/bin/*Test torch/bin/protoc*
+rm -rf torch/test torch/include torch/share torch/bin/test_* torch/bin/*Test torch/bin/protoc* torch/lib/*_test.so
+rm -rf onnx/backend/test pyarrow/include pyarrow/includes pyarrow/src pyarrow/*_flight* pyarrow/*_s3*
 pip uninstall --quiet --yes pip
 python /build/compile_imported.py
 EOS
@@ -69,12 +78,12 @@ LABEL org.opencontainers.image.title="Terrine" \
 
 RUN useradd --system --uid 10001 --home-dir /var/lib/terrine --shell /usr/sbin/nologin terrine \
  && install --directory --owner terrine --group terrine --mode 700 /var/lib/terrine
+COPY docker/with-files /usr/local/bin/
 COPY --from=build /opt/terrine /opt/terrine
 
 ENV PATH=/opt/terrine/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    MPLCONFIGDIR=/tmp/matplotlib \
     TERRINE_DATA_DIR=/var/lib/terrine \
     TERRINE_HOST=0.0.0.0 \
     TERRINE_PORT=8000

@@ -30,13 +30,13 @@ help: ## Show this help
 
 venv: $(INSTALLED) ## Install Terrine and its tools into .venv
 
-# What a user of the server needs, and no tool for development.
+# What a user of the server needs, and a student to draw its progress; no tool for development.
 $(SERVING): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 		"Terrine needs Python 3.11 or newer, this is %d.%d. Try: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(TORCH)
-	$(BIN)/pip install --editable '.[server]'
+	$(BIN)/pip install --editable '.[server,student]'
 	@touch $@
 
 $(INSTALLED): $(SERVING)

@@ -11,7 +11,8 @@ import pkgutil
 from pathlib import Path
 
 PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
-LEFT_OUT = {"ray", "dp_accounting"}  # what the image may lack: a cluster, and others' accountants
+LEFT_OUT = {"ray", "dp_accounting", "matplotlib"}
+"""What the image may lack: a cluster, others' accountants, and students' pictures."""
 
 modules = {
     module.name

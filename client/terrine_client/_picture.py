@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,15 @@ LEAST_ERROR = 0.05
 FEWEST_TICKS, MOST_TICKS = 4, 10
 
 
-def draw(report: Report, path: Path, *, true_labels: float | None = None) -> None:
-    """Draw `report` as a PNG of 1200 x 1050 pixels. See `picture`."""
+def draw(report: Report, path: Path, *, true_labels: float | None = None) -> bool:
+    """Draw `report` as a PNG of 1200 x 1050 pixels, and return True. See `picture`.
+
+    Where matplotlib is not installed, as beside a server, draw nothing and return False.
+    """
+    if find_spec("matplotlib") is None:
+        return False
     picture(report, true_labels=true_labels).savefig(path, metadata={"Software": None})
+    return True
 
 
 def picture(report: Report, *, true_labels: float | None = None) -> Figure:

@@ -149,7 +149,11 @@ def distill(
     notes = [note for note in (distillation.one_sided(),) if note is not None]
     report = distillation.report(history, refused, ended, notes, made)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
-    draw(report, out / "accuracy.png")
+    if not draw(report, out / "accuracy.png"):
+        tell(
+            "There is no accuracy.png: matplotlib is not installed. In a checkout: pip install "
+            "'.[student]'"
+        )
     return Distilled(
         student,
         notebook.labels,

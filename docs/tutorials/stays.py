@@ -2,27 +2,26 @@
 
 import csv
 from pathlib import Path
-
-import numpy as np
+from random import Random
 
 WARDS = ("cardiology", "geriatrics", "neurology", "surgery")
 
 
 def stays(count: int, seed: int) -> list[dict[str, object]]:
     """Stays of half as many patients; old ones, and those in geriatrics, often come back."""
-    random = np.random.default_rng(seed)
-    ages = random.integers(18, 96, count // 2)
+    random = Random(seed)  # noqa: S311 - these people are made up
+    ages = [random.randrange(18, 96) for _ in range(count // 2)]
     rows: list[dict[str, object]] = []
     for _ in range(count):
-        patient = int(random.integers(count // 2))
-        age, ward = int(ages[patient]), WARDS[patient % 4]
+        patient = random.randrange(count // 2)
+        age, ward = ages[patient], WARDS[patient % 4]
         back = random.random() < 0.1 + 0.3 * (age > 65) + 0.4 * (ward == "geriatrics")
         rows.append(
             {
                 "patient_id": f"P{patient}",
                 "age": age,
                 "ward": ward,
-                "days": int(random.integers(1, 15)),
+                "days": random.randrange(1, 15),
                 "temperature": round(36 + 3 * random.random(), 1),
                 "creatinine": round(0.4 + 2 * random.random(), 2),
                 "readmitted": "yes" if back else "no",
@@ -31,15 +30,17 @@ def stays(count: int, seed: int) -> list[dict[str, object]]:
     return rows
 
 
-def write(name: str, rows: list[dict[str, object]], leave_out: tuple[str, ...] = ()) -> None:
+def write(path: Path, rows: list[dict[str, object]], leave_out: tuple[str, ...] = ()) -> None:
     """Write a table with a header."""
     columns = [column for column in rows[0] if column not in leave_out]
-    with Path(name).open("w", newline="") as file:
+    with path.open("w", newline="") as file:
         table = csv.DictWriter(file, columns, extrasaction="ignore")
         table.writeheader()
         table.writerows(rows)
 
 
-write("export.csv", stays(8000, seed=1))  # private
-write("published.csv", stays(1500, seed=2))  # public, with labels: another hospital's
-write("pool.csv", stays(2000, seed=3), ("patient_id", "readmitted"))  # the student's
+private = Path("export.csv")
+private.touch(mode=0o600)  # as yours should be: nobody else may read it
+write(private, stays(8000, seed=1))
+write(Path("published.csv"), stays(1500, seed=2))  # public, with labels: another hospital's
+write(Path("pool.csv"), stays(2000, seed=3), ("patient_id", "readmitted"))  # the student's

@@ -44,6 +44,26 @@ main()
     holds(light("init").refused, "'.[server]'")
 
 
+@pytest.mark.slow
+def test_a_server_without_teachers_of_its_own_loads_no_pytorch() -> None:
+    """It takes as much memory as all else together."""
+    code = """
+import sys
+from terrine_server.app import create_app
+from terrine_server.cli import main
+from terrine_server.settings import Settings
+sys.argv = ["terrine", "init"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+create_app(Settings())
+print([heavy for heavy in ("torch", "sklearn", "pyarrow", "onnxruntime") if heavy in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_serve_refuses_to_start_until_all_is_set_up(
     terrine: Terrine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

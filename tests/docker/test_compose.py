@@ -165,6 +165,24 @@ def test_the_image_has_no_compiler_and_no_cuda(compose: Composition) -> None:
     assert compose.succeed("exec", "--no-TTY", "server", "python", "-c", cuda).strip() == "None"
 
 
+def test_the_image_is_as_large_as_the_documentation_says(compose: Composition) -> None:
+    page = (REPOSITORY / "docs" / "deploying.md").read_text()
+    stated = re.search(r"adds ([\d.]+) GB, of which PyTorch is ([\d.]+)", page)
+    assert stated is not None
+    image = compose.environment["COMPOSE_PROJECT_NAME"]
+    layers = docker("history", "--no-trunc", "--human=false", "--format", "{{json .}}", image)
+    ours = [
+        layer for layer in map(json.loads, layers.splitlines()) if "terrine" in layer["CreatedBy"]
+    ]
+    assert sum(int(layer["Size"]) for layer in ours) == pytest.approx(
+        1e9 * float(stated[1]), rel=0.03
+    )
+    measure = "import torch; print(torch.__path__[0])"
+    (torch,) = compose.succeed("exec", "--no-TTY", "server", "python", "-c", measure).split()
+    size = compose.succeed("exec", "--no-TTY", "server", "du", "--summarize", "--bytes", torch)
+    assert int(size.split()[0]) == pytest.approx(1e9 * float(stated[2]), rel=0.03)
+
+
 def test_no_secret_is_in_the_environment(compose: Composition) -> None:
     containers = compose.succeed("ps", "--all", "--quiet").split()
     inspected = docker("inspect", *containers)

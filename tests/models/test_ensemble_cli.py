@@ -170,6 +170,19 @@ def test_a_schema_is_proposed_explained_and_trained_with(terrine: Terrine, hospi
     holds(trained, 70, "people")
 
 
+def test_a_schema_on_standard_output_is_a_file_s_and_is_explained_beside_it(
+    terrine: Terrine, hospital: Path
+) -> None:
+    """For who has no directory that the command may write to, as in a container."""
+    schema = ("ensemble", "schema", "sample.csv", "--label", "readmitted")
+    printed = terrine(*schema, "--out", "-")
+    assert not Path("-").exists()
+    terrine(*schema).fine  # noqa: B018 - asserts
+    assert printed.fine == Path("schema.json").read_text()
+    holds(printed.err, "patient_id", "group", 997)
+    holds(printed.err, 12, "columns", "public")
+
+
 def test_the_owner_overrules_the_proposal(terrine: Terrine, hospital: Path) -> None:
     schema = ("ensemble", "schema", "sample.csv", "--label", "readmitted")
     assert terrine(*schema, "--ignore", "ward", "--ignore", "patient_id", "--keep", "admitted").fine

@@ -1,7 +1,8 @@
-"""What docker-compose.yml and its profiles say, and what `make owners` makes, without an engine."""
+"""What docker-compose.yml, its profiles, `with-files` and `make owners` do, without an engine."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import stat
@@ -20,6 +21,7 @@ COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
 OWNER = yaml.safe_load((REPOSITORY / "docker" / "owners" / "owner.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"] | OWNER["services"]
 SETUP = REPOSITORY / "docker" / "owners" / "setup.py"
+WITH_FILES = REPOSITORY / "docker" / "with-files"
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -47,7 +49,7 @@ def test_only_servers_share_a_network_with_what_is_private() -> None:
         for network in COMPOSE["networks"]
     }
     assert joined == {
-        "inside": {"db", "migrate", "server", "server-ray"},
+        "inside": {"db", "migrate", "server", "server-ray", "with-files"},
         "behind": {"server", "server-ray", "proxy", "prometheus"},
         "outside": {"proxy", "grafana"},
         "owners": {"server", "owner"},
@@ -85,6 +87,48 @@ def test_whoever_watches_has_the_files_that_it_names_and_one_token() -> None:
         assert any(name in each for each in watching["grafana"]["volumes"])
     source = yaml.safe_load((asks.parent / "datasource.yml").read_text())["datasources"]
     assert [each["url"] for each in source] == ["http://prometheus:9090"]
+
+
+# ---------------------------------------------------------------------------------- private files
+
+
+def with_files(sent: bytes, *command: str, memory: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["sh", str(WITH_FILES), *command],
+        input=sent,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(memory)},
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_files_that_nobody_else_may_read_lie_beside_a_command_and_go_with_it(
+    tmp_path: Path,
+) -> None:
+    """With a folder that has several; whatever their modes, its own account alone may read them."""
+    private, memory = tmp_path / "private", tmp_path / "memory"
+    (private / "ward").mkdir(parents=True)
+    memory.mkdir()
+    for name, mode in {"ward/one.csv": 0o600, "ward/two.csv": 0o444, "three.csv": 0o640}.items():
+        (private / name).write_text(name)
+        (private / name).chmod(mode)
+    create = ["tar", "--directory", str(private), "--create", "ward", "three.csv"]
+    sent = subprocess.run(create, capture_output=True, check=True).stdout
+    look = "cat ward/* three.csv; find . -type f -perm /077; cp three.csv ward/made; exit 3"
+    done = with_files(sent, "sh", "-c", look, memory=memory)
+    assert done.stdout == b"ward/one.csvward/two.csvthree.csv", "in the order of their names"
+    assert done.returncode == 3, "the command's own"
+    assert list(memory.iterdir()) == []
+
+
+def test_without_files_the_command_is_not_run_and_says_how_to_send_them(tmp_path: Path) -> None:
+    refused = with_files(b"no archive" * 100, "echo", "run", memory=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, b"")
+    holds(refused.stderr.decode(), "tar", "--create")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ----------------------------------------------------------------------------------------- owners
 
 
 def set_up(directory: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -52,6 +52,14 @@ def example(accuracies: list[float | None]) -> Report:
     )
 
 
+def test_nothing_is_drawn_where_a_server_is_installed_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terrine_client._picture.find_spec", lambda _: None)
+    assert not draw(example([0.9]), tmp_path / "accuracy.png")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_accuracy_and_epsilon_have_a_panel_each_and_the_baselines_are_drawn(
     tmp_path: Path,
 ) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
+from typing import IO
 
 import httpx
 import numpy as np
@@ -28,19 +29,22 @@ class Composition:
     environment: dict[str, str]
     url: str
 
-    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *arguments: str | Path, stdin: IO[bytes] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         files = [part for file in self.files for part in ("--file", str(file))]
         return subprocess.run(
             ["docker", "compose", *files, *map(str, arguments)],
             cwd=REPOSITORY,
             env=self.environment,
+            stdin=stdin,
             capture_output=True,
             text=True,
             check=False,
         )
 
-    def succeed(self, *arguments: str | Path) -> str:
-        done = self(*arguments)
+    def succeed(self, *arguments: str | Path, stdin: IO[bytes] | None = None) -> str:
+        done = self(*arguments, stdin=stdin)
         assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -53,6 +57,14 @@ class Composition:
         """Run `terrine` in a separate container, next to the server's."""
         return self.succeed("run", "--rm", "--no-TTY", "--no-deps", "server", *arguments)
 
+    def with_files(self, directory: Path, file: str, *arguments: str) -> str:
+        """Run `terrine` beside a file, or a directory, of `directory`."""
+        send = ["tar", "--directory", str(directory), "--create", file]
+        with subprocess.Popen(send, stdout=subprocess.PIPE) as sent:
+            return self.succeed(
+                "run", "--rm", "--no-TTY", "with-files", *arguments, stdin=sent.stdout
+            )
+
     def with_teachers(self, directory: Path) -> np.ndarray:
         """Train and register teachers inside; return images that they have not seen."""
         data = load_digits()
@@ -60,23 +72,9 @@ class Composition:
         file = directory / "digits.npz"
         names = [str(name) for name in range(10)]
         np.savez(file, x=images[:1200], y=data.target[:1200], classes=names)
-        file.chmod(0o444)
-        self.succeed(
-            "run",
-            "--rm",
-            "--no-TTY",
-            "--no-deps",
-            "--volume",
-            f"{file}:/input/digits.npz:ro",
-            "server",
-            "ensemble",
-            "train",
-            "/input/digits.npz",
-            "--name",
-            "digits",
-            "--teachers",
-            "20",
-        )
+        file.chmod(0o600)
+        train = ("ensemble", "train", file.name, "--name", "digits", "--teachers", "20")
+        self.with_files(directory, file.name, *train)
         self.terrine("ensemble", "register", "digits", "--epsilon", "20", "--delta", "1e-4")
         unseen: np.ndarray = images[1200:]
         return unseen
@@ -127,7 +125,7 @@ def composed(
         (directory / name).write_text(secrets.token_hex(32))
         (directory / name).chmod(0o444)
     name = f"terrine-test-{secrets.token_hex(4)}"
-    images = {"migrate": "", "server": "", "proxy": "-proxy"} | (images or {})
+    images = {"migrate": "", "server": "", "with-files": "", "proxy": "-proxy"} | (images or {})
     override = directory / "override.yml"
     override.write_text(
         "services:\n"

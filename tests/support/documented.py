@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+IN_DOCKER = re.compile(r"\bdocker compose ")
+"""In commands, where a page has them with Docker, too."""
 
 
 def blocks(page: Path, *languages: str) -> Iterator[tuple[str, str]]:

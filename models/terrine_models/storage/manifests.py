@@ -13,16 +13,16 @@ import hashlib
 import secrets
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-import torch
 from pydantic import ConfigDict, Field, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load as parse_safetensors
-from safetensors.torch import save as render_safetensors
 
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.tables import PublicSource, Record, Sha256
+
+if TYPE_CHECKING:
+    import torch
 
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
 MANIFEST = "manifest.json"
@@ -125,6 +125,8 @@ def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Ten
 
     Raises StoreError when the file is missing, altered or not a safetensors file.
     """
+    from safetensors.torch import load as parse_safetensors
+
     data = verified_bytes(Path(directory), name, digest)
     try:
         return parse_safetensors(data)
@@ -155,6 +157,8 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
     is deterministic: without the salt, whoever knew all records but one could retrain with every
     candidate for the last one and compare digests.
     """
+    from safetensors.torch import save as render_safetensors
+
     contiguous = {name: value.contiguous() for name, value in tensors.items()}
     data = render_safetensors(contiguous, metadata={"salt": secrets.token_hex(32)})
     write_atomically(path, data)

@@ -22,7 +22,6 @@ from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger
 from terrine_server.owner.cap_advice import advice, epsilon_that_fits
 from terrine_server.owner.operations import ProjectQuote, open_project, quote_project
 from terrine_server.owner.sessions import Session
-from terrine_server.owner.stand_in_units import neighbours_of
 from terrine_server.planning.counts import fitted_noise, sigma_for_rows
 from terrine_server.planning.first_project import FEATURES, TOO_NOISY, delta_for, right_at_most
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes, forecast
@@ -300,6 +299,7 @@ def _lasting(
 ) -> NeighbourPlan:
     """Return with which noise half of the public rows, in place of people, would last."""
     from terrine_models.storage.manifests import StoreError
+    from terrine_server.owner.stand_in_units import neighbours_of  # PyTorch: not for an idle server
 
     try:
         _, found = neighbours_of(services.settings.data_dir / ensemble.current.path)

@@ -18,6 +18,7 @@ from terrine_server.cli import arrays, people, preview, tables
 from terrine_server.cli.console import (
     as_json,
     console,
+    errors,
     fail,
     opened_ledger,
     output,
@@ -397,7 +398,12 @@ def schema(
     ],
     label: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")],
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where to write the schema (JSON).")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Where to write the schema (JSON); - is standard output. What explains it is then "
+            "on standard error.",
+        ),
     ] = Path("schema.json"),
     group: Group = None,
     ignore: Annotated[
@@ -422,9 +428,11 @@ def schema(
     from terrine_models.tables.roles import propose_schema
     from terrine_protocol.files import write_atomically
 
-    if out.exists():
+    printed = str(out) == "-"
+    note = tables.note_aside if printed else tables.note
+    if not printed and out.exists():
         fail(f"{out} already exists; remove it or choose another file.")
-    with stages_bar(console, f"Reading {public.name}") as (progress,):
+    with stages_bar(errors if printed else console, f"Reading {public.name}") as (progress,):
         proposal = propose_schema(
             public,
             label=label,
@@ -432,12 +440,16 @@ def schema(
             columns=split(columns),
             ignore=ignore or (),
             keep=keep or (),
-            note=tables.note,
+            note=note,
             progress=progress,
         )
+    if printed:
+        typer.echo(proposal.to_json(), nl=False)
+        tables.show(proposal, public, "The schema", errors)
+        return
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, public, out)
-    tables.note(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")
+    note(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")
 
 
 def show_manifest(directory: Path, manifest: Manifest) -> None:

@@ -48,7 +48,8 @@ def summary(report: Report, out: Path) -> Table:
     if report.queries_left:
         table.add_row("left", f"budget for at least {report.queries_left:,} more queries")
     table.add_row("student", f"{out / 'model.json'}, {out / 'model.safetensors'}")
-    table.add_row("report", f"{out / 'report.json'}, {out / 'accuracy.png'}")
+    drawn = out / "accuracy.png"
+    table.add_row("report", f"{out / 'report.json'}{f', {drawn}' if drawn.exists() else ''}")
     return table
 
 

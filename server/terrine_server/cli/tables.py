@@ -14,6 +14,8 @@ from terrine_server.cli.console import console, errors, fail
 from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.roles import RoleGuess, SchemaProposal
@@ -63,9 +65,14 @@ def load(
     return private, PublicData.declare(public.name, inputs, groups), None
 
 
-def show(proposal: SchemaProposal, public: Path, out: Path) -> None:
-    """Print each column's role and why, and what the schema makes public."""
-    _print(proposal.guesses)
+def show(
+    proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
+) -> None:
+    """Print each column's role and why, and what the schema makes public.
+
+    `out`: where it was written, or what is said of that.
+    """
+    _print(proposal.guesses, terminal)
     schema = proposal.schema
     ranges = sum(column.role in ("numeric", "date") for column in schema.columns)
     lists = sum(column.values is not None for column in schema.columns)
@@ -82,7 +89,7 @@ def show(proposal: SchemaProposal, public: Path, out: Path) -> None:
             "can have several rows, name the column that identifies people with --group."
         )
     for sentence in sentences:
-        console.print(escape(sentence), soft_wrap=True, highlight=False)
+        terminal.print(escape(sentence), soft_wrap=True, highlight=False)
 
 
 def note(sentence: str) -> None:
@@ -114,9 +121,9 @@ def required_schema(data: Path, schema: Path | None) -> TableSchema:
     )
 
 
-def _print(guesses: Iterable[RoleGuess]) -> None:
+def _print(guesses: Iterable[RoleGuess], terminal: Console) -> None:
     table = Table("column", "role", "why", "check")
     for guess in guesses:
         texts = (guess.column.name, guess.column.role, guess.why, guess.doubt or "")
         table.add_row(*map(escape, texts))
-    console.print(table)
+    terminal.print(table)

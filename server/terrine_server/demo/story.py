@@ -218,8 +218,9 @@ class Demo:
         self.console.print(table)
         data = self.settings.data_dir
         self._say("\nWhere to look:")
+        if (self.out / "student" / "accuracy.png").exists():
+            self._say(f"  {self.out}/student/accuracy.png      accuracy and ε against queries")
         for line in (
-            f"{self.out}/student/accuracy.png      accuracy and ε against queries",
             f"{self.out}/student/                  the student: model.safetensors, report.json",
             f"{self.out}/demo.json                 all figures",
             f"terrine --data-dir {data} ledger show {PROJECT}",

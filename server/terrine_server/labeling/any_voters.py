@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import numpy as np
 
-from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.labeling.ray_voters import RayVoters
 from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.labeling.shared_voters import SharedVoters
 from terrine_server.labeling.voters import Neighbourhood, Voters
@@ -21,7 +21,10 @@ class AnyVoters(Voters):
 
     def __init__(self, settings: Settings, kind: VotersKind = VotersKind.HERE) -> None:
         """`kind`: who votes for ensembles that are here."""
-        self._local = _local(settings, kind)
+        self._settings = settings
+        self._kind = kind
+        self._local: Voters | None = None
+        self._lock = Lock()
         self._remote = RemoteVoters(settings.data_dir)
         self._shared = SharedVoters(settings.data_dir)
 
@@ -42,15 +45,25 @@ class AnyVoters(Voters):
 
     def close(self) -> None:
         """Give back what outlives a vote."""
-        self._local.close()
+        if self._local is not None:
+            self._local.close()
 
     def _of(self, record: EnsembleRecord) -> Voters:
         if record.facts.kind == SHARED:
             return self._shared
-        return self._remote if record.facts.kind == REMOTE else self._local
+        if record.facts.kind == REMOTE:
+            return self._remote
+        with self._lock:
+            if self._local is None:
+                self._local = _local(self._settings, self._kind)
+            return self._local
 
 
 def _local(settings: Settings, kind: VotersKind) -> Voters:
+    """Import PyTorch, which is as large as all else, once an ensemble that is here must vote."""
+    from terrine_server.labeling.local_voters import LocalVoters
+    from terrine_server.labeling.ray_voters import RayVoters
+
     if kind is VotersKind.HERE:
         return LocalVoters(settings.data_dir, settings.device, seconds=settings.voting_seconds)
     return RayVoters(
