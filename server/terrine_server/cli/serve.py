@@ -42,11 +42,12 @@ def init(
     from terrine_server.ledger import Ledger, connect, upgrade
     from terrine_server.ledger.store.roles import grant
     from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
-    from terrine_server.owner.operations import make_directories
+    from terrine_server.owner.operations import check_not_restoring, make_directories
     from terrine_server.owner.tokens import load_secret_key, make_secret_key
     from terrine_server.settings import Settings
 
     settings = Settings()
+    check_not_restoring(settings)
     make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
     key = load_secret_key(settings.secret_key_path)
