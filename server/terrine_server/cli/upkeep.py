@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli.console import command_text, console
+from terrine_server.cli.console import command_text, console, with_json
 
 if TYPE_CHECKING:
     from terrine_server.owner.backup import Restore
@@ -71,6 +71,32 @@ def restore(
     _say("Next:")
     for number, step in enumerate(_next_steps(done), 1):
         _say(f"{number}. {step}")
+
+
+@with_json
+def upgrade(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say what was found, and change nothing.")
+    ] = False,
+    service_role: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE", help="As of `init`: the PostgreSQL role that `serve` uses."),
+    ] = None,
+) -> None:
+    """Say whether this version will serve what is here; if so, migrate the ledger.
+
+    It looks at settings, keys, the ledger's tables and every registered ensemble, whose files are
+    read and loaded. Exits with code 1, and migrates nothing, if there is a problem. Unlike `init`,
+    it never makes a new ledger.
+    """
+    from terrine_server.cli.doctor import report
+    from terrine_server.cli.serve import init
+    from terrine_server.doctor import examine_upgrade
+
+    if not report(examine_upgrade()):
+        raise typer.Exit(1)
+    if not check:
+        init(service_role=service_role, origin=None)
 
 
 def _next_steps(done: Restore) -> list[str]:

@@ -220,6 +220,8 @@ def restore(settings: Settings, backup: Path, *, replace: bool = False) -> Resto
     engine = connect(settings.database, settings.database_password(), copies.COPY_SECONDS)
     staged = settings.data_dir / RESTORING
     if not staged.exists():
+        for left in settings.data_dir.glob(f".{RESTORING}.*"):
+            shutil.rmtree(left)
         _check_target(engine, replace)
         _stage(settings, backup, found, key)
     plan = _Plan.model_validate_json(read(staged / PLAN))
@@ -236,8 +238,10 @@ def restore(settings: Settings, backup: Path, *, replace: bool = False) -> Resto
     if sqlite_path(engine) is None and copies.has_schema(engine, plan.aside_schema):
         aside.append(f"schema {plan.schema}")
     engine.dispose()
-    shutil.rmtree(staged)
+    done = staged.with_name(f".{RESTORING}.done")
+    staged.rename(done)
     sync_directory(settings.data_dir)
+    shutil.rmtree(done)
     return Restore(
         found, RestoredProjects(plan.paused, plan.filled), tuple(aside), plan.lost, plan.stayed
     )
@@ -305,8 +309,6 @@ def _check_alone(path: Path) -> None:
 def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
     """Make all ready that is to be placed, in a directory that is called `restoring` in the end."""
     data = settings.data_dir
-    for left in data.glob(f".{RESTORING}.*"):
-        shutil.rmtree(left)
     work = Path(mkdtemp(prefix=f".{RESTORING}.", dir=data))
     try:
         ledger_file = work / LEDGER
