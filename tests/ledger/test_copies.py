@@ -29,7 +29,7 @@ def test_a_copy_of_either_database_is_the_same_ledger(
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 8)
     ledger.charge(project.id, [answered(i) for i in range(5)])
-    copies.copy_to_file(connect(each_database_url), tmp_path / "copy")
+    copies.copy_to_file(connect(as_owner(each_database_url)), tmp_path / "copy")
     assert [path.name for path in tmp_path.glob("copy*")] == ["copy"]
     copy = Ledger(copies.file_engine(tmp_path / "copy"), SECRET_KEY)
     assert exported(copy) == exported(ledger)

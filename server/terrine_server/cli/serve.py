@@ -86,10 +86,7 @@ def init(
 
 
 def _check_ensembles(engine: Engine, settings: Settings) -> None:
-    """Refuse to migrate a ledger for a version that could not serve the ensembles that are here.
-
-    If there is nothing to migrate, say so and go on: the others are served.
-    """
+    """Refuse to migrate a ledger for a version that could not serve the ensembles that are here."""
     from terrine_server.errors import SchemaMismatch
     from terrine_server.ledger.store.copies import registrations
     from terrine_server.ledger.store.database import reading
@@ -97,7 +94,8 @@ def _check_ensembles(engine: Engine, settings: Settings) -> None:
 
     try:
         with reading(engine) as connection:
-            missing = missing_migrations(connection)
+            if not missing_migrations(connection):
+                return
     except SchemaMismatch:  # there is none yet; or it is newer, which `upgrade` says
         return
     here = [each for each in registrations(engine) if (settings.data_dir / each.path).exists()]
@@ -108,14 +106,12 @@ def _check_ensembles(engine: Engine, settings: Settings) -> None:
 
     findings = [ensemble(each, settings) for each in here]
     wrong = [f"{each.check}: {each.found}" for each in findings if each.state is Severity.PROBLEM]
-    if wrong and missing:
+    if wrong:
         fail(
-            f"Nothing was migrated, because this version could not serve what is here. "
+            "Nothing was migrated, because this version could not serve what is here. "
             f"{' '.join(wrong)} Go on with the version before, or repair it first: `terrine "
             "upgrade --check`, docs/upkeep.md."
         )
-    for line in wrong:
-        console.print(line, style="bold yellow", highlight=False, soft_wrap=True, markup=False)
 
 
 def serve(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli.console import command_text, console, with_json
+from terrine_server.cli.console import as_json, command_text, console, fail, with_json
 
 if TYPE_CHECKING:
     from terrine_server.owner.backup import Restore
@@ -93,6 +93,8 @@ def upgrade(
     from terrine_server.cli.serve import init
     from terrine_server.doctor import examine_upgrade
 
+    if as_json() and not check:
+        fail("`terrine --json upgrade` needs --check.")
     if not report(examine_upgrade()):
         raise typer.Exit(1)
     if not check:
