@@ -53,7 +53,7 @@ from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import copies
 from terrine_server.ledger.store.database import sqlite_path
 from terrine_server.owner.editions import alone
-from terrine_server.owner.operations import RESTORING, make_directories
+from terrine_server.owner.operations import RESTORING, check_not_restoring, make_directories
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.settings import Settings
 
@@ -130,6 +130,7 @@ def back_up(settings: Settings, out: Path) -> Backup:
     """
     if out.exists():
         raise BackupError(f"{out} is there already. Name a directory that is not.")
+    check_not_restoring(settings)
     key = load_secret_key(settings.secret_key_path)
     engine = connect(settings.database, settings.database_password(), copies.COPY_SECONDS)
     files: dict[str, StoredFile] = {}
@@ -144,11 +145,9 @@ def back_up(settings: Settings, out: Path) -> Backup:
         entries, charges, projects = _verified(work / LEDGER, key)
         files[LEDGER] = _stored(work / LEDGER)
         registered = copies.registrations(copies.file_engine(work / LEDGER))
-        newest = {settings.data_dir / each.path.split("/edition-")[0]: each for each in registered}
+        newest = {Path(each.path).parts[1]: settings.data_dir / each.path for each in registered}
         for directory in _ensembles(settings.ensembles_dir):
-            of = newest.get(directory)
-            kept = directory if of is None else settings.data_dir / of.path
-            for path in _files(kept):
+            for path in _files(newest.get(directory.name, directory)):
                 name = str(path.relative_to(settings.data_dir))
                 files[name] = _copy(path, work / name)
         gone = _check_ensembles(work, registered)
@@ -232,11 +231,9 @@ def restore(settings: Settings, backup: Path, *, replace: bool = False) -> Resto
         )
     _place_files(settings.data_dir, staged, plan)
     _place_ledger(settings.data_dir, engine, staged, plan, key)
-    aside = (
-        [str(settings.data_dir / plan.aside)] if (settings.data_dir / plan.aside).exists() else []
-    )
+    aside = [str(path) for path in [settings.data_dir / plan.aside] if path.exists()]
     if sqlite_path(engine) is None and copies.has_schema(engine, plan.aside_schema):
-        aside.append(f"schema {plan.schema}")
+        aside.append(f"the schema {plan.aside_schema} of the database")
     engine.dispose()
     done = staged.with_name(f".{RESTORING}.done")
     staged.rename(done)
@@ -318,8 +315,8 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
             if _copy(backup / name, copy) != found.files[name]:
                 raise BackupError(f"{backup / name} changed while it was read.")
         (work / PLACED).mkdir(mode=0o700, exist_ok=True)
-        _check_ensembles(backup, copies.registrations(copies.file_engine(ledger_file)))
         engine = copies.file_engine(ledger_file)
+        _check_ensembles(backup, copies.registrations(engine))
         upgrade(engine, key)
         ledger = Ledger(engine, key)
         _verify(ledger)
@@ -330,7 +327,7 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
         plan = _Plan(
             seal=found.seal,
             made_at=found.made_at,
-            aside=f"before-restore-{datetime.now(UTC):%Y%m%d-%H%M%S}",
+            aside=f"before-restore-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}",
             paused=tuple(done.paused),
             filled=tuple(done.filled),
             lost=_lost(settings.signed_checkpoint_path, backup, found),

@@ -132,9 +132,11 @@ def copy_to_file(engine: Engine, path: Path) -> str:
                 _driver(source).backup(target)
         else:
             source.execute(text("SET LOCAL enable_seqscan = on"))
-            with migrating(file_engine(path)) as target:
+            made = file_engine(path)
+            with migrating(made) as target:
                 schema.migrate(target, to=found)
                 _copy_rows(source, target)
+            made.dispose()
     settle(file_engine(path))
     return found
 
