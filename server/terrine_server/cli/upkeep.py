@@ -10,7 +10,7 @@ import typer
 from terrine_server.cli.console import as_json, command_text, console, fail, with_json
 
 if TYPE_CHECKING:
-    from terrine_server.owner.backup import Restore
+    from terrine_server.owner.backup import Backup, Restore
 
 
 def backup(
@@ -27,10 +27,7 @@ def backup(
     from terrine_server.settings import Settings
 
     made = back_up(Settings(), directory)
-    _say(
-        f"Made {directory}: {made.projects} projects, {made.charges} charges, "
-        f"{len(made.ensembles)} ensembles ({', '.join(made.ensembles) or 'none'})."
-    )
+    _say(f"Made {directory}. {_contents(made)}")
     keys = [name for name in made.files if name.endswith(".key")]
     _say(f"Keys inside: {', '.join(keys) or 'none'}. It is as private as the records are.")
     _say("Not inside:")
@@ -57,10 +54,7 @@ def restore(
 
     done = backups.restore(Settings(), directory, replace=replace)
     made = done.backup
-    _say(
-        f"Restored the backup of {made.made_at:%Y-%m-%d %H:%M} UTC: {made.projects} projects, "
-        f"{made.charges} charges, {len(made.ensembles)} ensembles."
-    )
+    _say(f"Restored the backup of {made.made_at:%Y-%m-%d %H:%M} UTC. {_contents(made)}")
     _say(f"Paused: {', '.join(done.projects.paused) or 'no project was active'}.")
     if done.projects.filled:
         _say(f"Every account counts as spent in: {', '.join(done.projects.filled)}.")
@@ -99,6 +93,11 @@ def upgrade(
         raise typer.Exit(1)
     if not check:
         init(service_role=service_role, origin=None)
+
+
+def _contents(made: Backup) -> str:
+    ensembles = ", ".join(made.ensembles) or "none"
+    return f"Projects: {made.projects}, charges: {made.charges}, ensembles: {ensembles}."
 
 
 def _next_steps(done: Restore) -> list[str]:

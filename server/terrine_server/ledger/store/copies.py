@@ -201,7 +201,7 @@ def replace_ledger(engine: Engine, path: Path, aside: str) -> str | None:
     charges get the rights that they need in the new tables.
     """
     missed = holds_entries(engine)
-    with migrating(engine) as target, reading(file_engine(path)) as source:
+    with reading(file_engine(path)) as source, migrating(engine) as target:
         roles = _who_serves(target)
         moved = _move_aside(target, aside)
         schema.migrate(target)
