@@ -73,7 +73,7 @@ def test_what_will_be_served_is_said_and_then_migrated(machine: Machine) -> None
     place(machine)
     found = findings(machine)
     assert {state for state, _, _ in found.values()} == {"ok"}
-    holds(found["ledger"][1], 1)
+    holds(found["ledger"][1], "Migrations")
     assert {f"ensemble {name}" for name in KINDS} <= found.keys()
     assert revision(machine) == BEFORE
     assert as_owner_of(machine, "upgrade").code == 0
