@@ -115,7 +115,7 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
         return compose.succeed("exec", "--no-TTY", service, "sh", "-euc", command)
 
     def set_back(to: str, then: str) -> None:
-        """Restore a dump as docs/deploying.md says, do something in the volume, and serve."""
+        """Restore a dump with the database's own tool, do something in the volume, and serve."""
         compose.succeed("stop", "server")
         shell("db", f"{RESTORE} < /tmp/{to}.dump")
         compose.succeed(

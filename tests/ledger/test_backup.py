@@ -1,4 +1,4 @@
-"""Backup and restore, as docs/deploying.md says; a backup that is too old is found."""
+"""Backup and restore with the databases' own tools; a backup that is too old is found."""
 
 from __future__ import annotations
 

@@ -91,7 +91,12 @@ class Postgres:
             self.end_sessions(name)
             self._run("ALTER DATABASE {} RESET ALL", name)
             with self.connect(name) as connection:
-                connection.execute("DROP SCHEMA public CASCADE")
+                made = (
+                    "SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema)'"
+                )
+                for (schema,) in connection.execute(made).fetchall():
+                    drop = sql.SQL("DROP SCHEMA {} CASCADE")
+                    connection.execute(drop.format(sql.Identifier(schema)))
                 connection.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
                 connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
             self._empty.append(name)

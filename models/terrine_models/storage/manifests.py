@@ -10,21 +10,24 @@ pickled, and nothing of the training data is stored but keyed digests of who is 
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.tables import PublicSource, Record, Sha256
+from terrine_protocol.tables import PublicSource, Record, Sha256, first_problem
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
+"""Of the manifests that are written. Its number grows when earlier code could not read them; those
+of earlier numbers are converted when they are read. A manifest that names none is of the first."""
 MANIFEST = "manifest.json"
 FEATURES = "features.safetensors"
 BACKBONE = "backbone.onnx"
@@ -111,8 +114,9 @@ def sha256(data: bytes) -> str:
 
 
 def versions(*others: str) -> dict[str, str]:
-    """Versions of the packages that training depends on; `others` in addition to the usual."""
-    return {package: version(package) for package in ("numpy", "safetensors", "torch", *others)}
+    """Versions of Terrine and the packages that training depends on; `others` besides."""
+    usual = ("numpy", "safetensors", "terrine", "torch")
+    return {package: version(package) for package in (*usual, *others)}
 
 
 def manifest_digest(directory: Path) -> str:
@@ -179,3 +183,27 @@ def manifest_bytes(directory: Path) -> bytes:
     """The bytes of `manifest.json`. Raises StoreError."""
     made = "the directory of an ensemble, as made by `terrine ensemble train`"
     return document_bytes(directory / MANIFEST, "manifest", made)
+
+
+def unreadable(path: Path, data: bytes, newest: str, error: ValidationError) -> StoreError:
+    """Say why a manifest or federation cannot be read, by which Terrine it was made, what to do.
+
+    `newest`: the format that is written here.
+    """
+    try:
+        document = json.loads(data)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        return StoreError(f"{path} is malformed {first_problem(error)}")
+    stated, made_by = document.get("format", newest), document.get("versions")
+    terrine = made_by.get("terrine") if isinstance(made_by, dict) else None
+    maker = f"Terrine {terrine}" if isinstance(terrine, str) else "a Terrine that it does not name"
+    wrong = f"is malformed {first_problem(error)}"
+    if isinstance(stated, str) and stated != newest:
+        wrong = f"has the format {stated!r}, expected {newest!r} or an earlier one"
+    return StoreError(
+        f"{path} {wrong}. It was made by {maker}, and this is Terrine {version('terrine')}. Unless "
+        "it was edited, serve it with the version that made it, or make the ensemble again with "
+        "this one (docs/upkeep.md)."
+    )

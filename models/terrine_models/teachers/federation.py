@@ -22,13 +22,16 @@ from terrine_models.storage.manifests import (
     document_bytes,
     manifest_digest,
     sha256,
+    unreadable,
     verified_bytes,
 )
 from terrine_models.teachers.kinds import verify
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.tables import Record, Sha256, first_problem
+from terrine_protocol.tables import Record, Sha256
 
 FEDERATION = "federation.json"
+FORMAT: Literal["terrine-federation-1"] = "terrine-federation-1"
+"""As that of manifests."""
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 LARGEST_TOKEN = 4096
 
@@ -78,7 +81,7 @@ class AggregatorAddress(Peer):
 class Federation(Record):
     """Everything about such an ensemble; all of it is public but for the addresses."""
 
-    format: Literal["terrine-federation-1"] = "terrine-federation-1"
+    format: Literal["terrine-federation-1"] = FORMAT
     name: Name
     input: InputSpec
     classes: Annotated[
@@ -133,10 +136,11 @@ def federation_digest(directory: Path) -> str:
 def load_federation(directory: Path) -> Federation:
     """Read and check `federation.json` and the certificates that it names. Raises StoreError."""
     directory = Path(directory)
+    data = _federation_bytes(directory)
     try:
-        federation = Federation.model_validate_json(_federation_bytes(directory))
+        federation = Federation.model_validate_json(data)
     except ValidationError as error:
-        raise StoreError(f"{directory / FEDERATION} is malformed: {first_problem(error)}") from None
+        raise unreadable(directory / FEDERATION, data, FORMAT, error) from None
     for peer in federation.peers:
         if peer.certificate is not None:
             verified_bytes(directory, f"{peer.name}.pem", peer.certificate)

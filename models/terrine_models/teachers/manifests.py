@@ -39,12 +39,13 @@ from terrine_models.storage.manifests import (
     StoreError,
     load_tensors,
     manifest_bytes,
+    unreadable,
 )
 from terrine_models.teachers.shards import Shards
 from terrine_protocol.base import absent
 from terrine_protocol.files import write_atomically
 from terrine_protocol.images import ImageFormat
-from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema, first_problem
+from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
 Trained = dict[str, torch.Tensor]
 """The tensors of a run of teachers."""
@@ -218,8 +219,9 @@ class EnsemblePlan(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_obsolete_fields(cls, fields: Any) -> Any:
-        # `data`: keyed digests of the private data, which earlier versions wrote. Nothing reads it.
+    def _converted(cls, fields: Any) -> Any:
+        """Make of what an earlier version wrote what this one reads."""
+        # `data`: keyed digests of the private data. Nothing reads it any more.
         if isinstance(fields, dict):
             return {name: value for name, value in fields.items() if name != "data"}
         return fields
@@ -309,11 +311,11 @@ def values_of(spec: InputSpec) -> int:
 
 def load_manifest(directory: Path) -> Manifest:
     """Read and check `manifest.json`. Raises StoreError, which says what is wrong and where."""
-    path = Path(directory) / MANIFEST
+    data = manifest_bytes(Path(directory))
     try:
-        return Manifest.model_validate_json(manifest_bytes(Path(directory)))
+        return Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise StoreError(f"{path} is malformed {first_problem(error)}") from None
+        raise unreadable(Path(directory) / MANIFEST, data, FORMAT, error) from None
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:

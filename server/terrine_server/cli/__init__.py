@@ -29,6 +29,7 @@ from terrine_server.cli import (
     serve,
     student,
     token,
+    upkeep,
     witness,
 )
 from terrine_server.cli.console import Command, ask_for_json, console, run
@@ -44,6 +45,9 @@ app.command()(quickstart.quickstart)
 app.command()(serve.init)
 app.command()(serve.serve)
 app.command()(doctor.doctor)
+app.command()(upkeep.backup)
+app.command()(upkeep.restore)
+app.command()(upkeep.upgrade)
 app.command()(plan.plan)
 app.command()(audit.audit)
 app.command()(dossier.dossier)

@@ -42,6 +42,7 @@ KNOWN = (
     ("terrine_models.teachers.ray_cluster", "ClusterError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
     ("terrine_server.owner.checkpoints", "CheckpointError"),
+    ("terrine_server.owner.backup", "BackupError"),
     ("terrine_server.dossier.owner_answers", "DossierError"),
     ("terrine_server.witness", "WitnessError"),
     ("terrine_protocol.transparency.notes", "NoteError"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,13 +26,21 @@ def doctor(
 
     Changes nothing without --fix. Exits with code 1 if there is a problem; warnings do not count.
     """
-    from terrine_server.doctor import Severity, close_to_others, examine
+    from terrine_server.doctor import close_to_others, examine
 
     if fix:
         for path in close_to_others():
             errors.print(Text(f"Closed to other accounts: {path}"), soft_wrap=True)
+    if not report(examine()):
+        raise typer.Exit(1)
+
+
+def report(examined: Iterable[Finding]) -> bool:
+    """Print findings as they come; return whether there is no problem among them."""
+    from terrine_server.doctor import Severity
+
     findings = []
-    for finding in examine():
+    for finding in examined:
         findings.append(finding)
         if not as_json():
             _show(finding)
@@ -42,8 +51,7 @@ def doctor(
         console.print(f"Problems to fix: {problems}.", style="bold red", highlight=False)
     else:
         console.print("No problems found.", highlight=False)
-    if problems:
-        raise typer.Exit(1)
+    return not problems
 
 
 def _show(finding: Finding) -> None:

@@ -11,6 +11,8 @@ import typer
 from terrine_server.cli.console import console, explain, fail
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from terrine_server.settings import Settings
 
 EVERYBODY = {"*", "0.0.0.0/0", "::/0"}
@@ -36,17 +38,19 @@ def init(
 ) -> None:
     """Create the data directory, the keys and the tables; migrate older tables.
 
-    Safe to repeat: existing files and data are kept.
+    Safe to repeat: existing files and data are kept. Tables are not migrated if an ensemble that is
+    here could not be served by this version (`terrine upgrade --check`).
     """
     from terrine_server.errors import NotSealed
     from terrine_server.ledger import Ledger, connect, upgrade
     from terrine_server.ledger.store.roles import grant
     from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
-    from terrine_server.owner.operations import make_directories
+    from terrine_server.owner.operations import check_not_restoring, make_directories
     from terrine_server.owner.tokens import load_secret_key, make_secret_key
     from terrine_server.settings import Settings
 
     settings = Settings()
+    check_not_restoring(settings)
     make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
     key = load_secret_key(settings.secret_key_path)
@@ -55,6 +59,7 @@ def init(
     engine = connect(settings.database, settings.database_password())
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
+    _check_ensembles(engine, settings)
     restored = upgrade(engine, key)
     if service_role is not None:
         grant(engine, service_role)
@@ -78,6 +83,35 @@ def init(
         console.print(error.detail, style="bold yellow", highlight=False, soft_wrap=True)
         return
     console.print(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
+
+
+def _check_ensembles(engine: Engine, settings: Settings) -> None:
+    """Refuse to migrate a ledger for a version that could not serve the ensembles that are here."""
+    from terrine_server.errors import SchemaMismatch
+    from terrine_server.ledger.store.copies import registrations
+    from terrine_server.ledger.store.database import reading
+    from terrine_server.ledger.store.schema import missing_migrations
+
+    try:
+        with reading(engine) as connection:
+            if not missing_migrations(connection):
+                return
+    except SchemaMismatch:  # there is none yet; or it is newer, which `upgrade` says
+        return
+    here = [each for each in registrations(engine) if (settings.data_dir / each.path).exists()]
+    if not here:
+        return
+    from terrine_server.doctor import Severity
+    from terrine_server.doctor.upgrading import ensemble
+
+    findings = [ensemble(each, settings) for each in here]
+    wrong = [f"{each.check}: {each.found}" for each in findings if each.state is Severity.PROBLEM]
+    if wrong:
+        fail(
+            "Nothing was migrated, because this version could not serve what is here. "
+            f"{' '.join(wrong)} Go on with the version before, or repair it first: `terrine "
+            "upgrade --check`, docs/upkeep.md."
+        )
 
 
 def serve(

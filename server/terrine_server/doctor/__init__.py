@@ -18,12 +18,13 @@ from terrine_server.doctor import ledger as books
 from terrine_server.doctor.files import device
 from terrine_server.doctor.finding import Finding, Severity
 from terrine_server.doctor.issuer import sign_in
+from terrine_server.doctor.upgrading import examine_upgrade
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted, NotSealed, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
-__all__ = ["Finding", "Severity", "close_to_others", "device", "examine"]
+__all__ = ["Finding", "Severity", "close_to_others", "device", "examine", "examine_upgrade"]
 
 
 def close_to_others() -> list[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from terrine_server.doctor.finding import Finding, Severity
+from terrine_server.owner.operations import RESTORING
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
@@ -64,6 +65,10 @@ def directory(path: Path) -> Finding:
     if not path.is_dir():
         found = f"There is no data directory {path.absolute()}."
         return Finding("data directory", Severity.PROBLEM, found, "terrine init")
+    if (path / RESTORING).exists():
+        found = f"A restore into {path} was interrupted, so nothing is served."
+        fix = "terrine restore DIR, with the same backup"
+        return Finding("data directory", Severity.PROBLEM, found, fix)
     if not os.access(path, os.R_OK | os.X_OK):
         found = f"This account may not read {path}."
         return Finding("data directory", Severity.PROBLEM, found, f"chown -R \"$(id -u)\" '{path}'")

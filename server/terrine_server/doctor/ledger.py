@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 from terrine_server.doctor.database import CLOCK_SKEW
 from terrine_server.doctor.finding import Finding, Severity
@@ -15,36 +16,53 @@ from terrine_server.owner.editions import leftovers
 from terrine_server.settings import Settings
 
 
+def files_of(name: str, directory: Path, digest: str) -> Finding:
+    """Check that an ensemble's files are those that were registered, and that we can read them."""
+    from terrine_models.storage.manifests import StoreError, manifest_digest
+    from terrine_models.teachers.federation import (
+        federation_digest,
+        is_federation,
+        verified_digest,
+    )
+    from terrine_models.teachers.kinds import load_manifest
+
+    check, federation = f"ensemble {name}", is_federation(directory)
+    fix = f"Restore {directory} from a backup: terrine restore"
+    try:
+        identity = federation_digest(directory) if federation else manifest_digest(directory)
+        if identity != digest:
+            found = f"{directory} holds a different ensemble from the one registered."
+            return Finding(check, Severity.PROBLEM, found, fix)
+        if not federation:
+            try:
+                load_manifest(directory)
+            except StoreError as error:  # nobody altered it
+                other = "Serve it with the version of Terrine that made it, or make it again"
+                return Finding(check, Severity.PROBLEM, str(error), other)
+        verified_digest(directory)
+    except StoreError as error:
+        return Finding(check, Severity.PROBLEM, str(error), fix)
+    return Finding(check, Severity.OK, "Its files are as registered.")
+
+
 def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
     """Verify the files of every registered ensemble, and report unregistered directories."""
-    from terrine_models.storage.manifests import StoreError
-    from terrine_models.teachers.federation import verified_digest
-
     registered = ledger.ensembles()
     for registration in registered:
         record = registration.current
-        directory = settings.data_dir / record.path
-        check = f"ensemble {record.name}"
-        restore = f"Restore {directory} from a backup"
-        try:
-            same = verified_digest(directory) == record.manifest_sha256
-        except StoreError as error:
-            yield Finding(check, Severity.PROBLEM, str(error), restore)
+        found = files_of(record.name, settings.data_dir / record.path, record.manifest_sha256)
+        yield found
+        if found.state is not Severity.OK or record.edition is None:
             continue
-        if same:
-            yield Finding(check, Severity.OK, "Its files are as registered.")
-            if record.edition is not None and (found_there := leftovers(settings, registration)):
-                named = ", ".join(path.name for path in found_there)
-                yield Finding(
-                    check,
-                    Severity.PROBLEM,
-                    f"{named}: private records of an edition that does not serve.",
-                    "the command that was interrupted, once more: `terrine ensemble forget` or "
-                    "`terrine neighbours add`",
-                )
-        else:
-            found = f"{directory} holds a different ensemble from the one registered."
-            yield Finding(check, Severity.PROBLEM, found, restore)
+        if left := leftovers(settings, registration):
+            named = ", ".join(path.name for path in left)
+            yield Finding(
+                found.check,
+                Severity.PROBLEM,
+                f"{named}: private records of an edition that does not serve.",
+                "the command that was interrupted, once more: `terrine ensemble forget` or "
+                "`terrine neighbours add`",
+            )
     known = {(settings.data_dir / record.path).resolve() for record in registered}
     for directory in sorted(settings.ensembles_dir.glob("*/")):
         if directory.resolve() not in known:

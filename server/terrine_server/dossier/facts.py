@@ -41,6 +41,7 @@ from terrine_server.settings import Settings
 NOTABLE = (
     Action.KEY_CHANGED,
     Action.LEDGER_SEALED,
+    Action.LEDGER_RESTORED,
     Action.LEDGER_EXPORTED,
     Action.SPEND_SHOWN,
     Action.ACCOUNTS_FILLED,

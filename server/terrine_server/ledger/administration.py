@@ -31,6 +31,7 @@ class Action(StrEnum):
 
     LEDGER_INITIALISED = "ledger-initialised"
     LEDGER_SEALED = "ledger-sealed"
+    LEDGER_RESTORED = "ledger-restored"
     KEY_CHANGED = "key-changed"
     POPULATION_DECLARED = "population-declared"
     POPULATION_ADOPTED = "population-adopted"

@@ -236,7 +236,7 @@ def _next(
     from terrine_models.teachers.ensemble import load
 
     directory = settings.data_dir / ledger.ensemble(name).path
-    with _alone(directory):
+    with alone(directory):
         record, newest = with_newest_edition(ledger, name)
         _tidy(settings, record)
         number = newest.number + 1
@@ -305,7 +305,7 @@ def leftovers(settings: Settings, record: EnsembleRecord) -> list[Path]:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def alone(directory: Path) -> Iterator[None]:
     """Wait for others who make an edition of the same ensemble on this machine."""
     handle = os.open(directory, os.O_RDONLY)
     try:

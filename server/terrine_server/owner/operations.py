@@ -51,6 +51,19 @@ if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
 
 
+RESTORING = "restoring"
+"""Directory in the data directory that is there while a restore is under way, or interrupted."""
+
+
+def check_not_restoring(settings: Settings) -> None:
+    """Raise Conflict if a restore has not come to its end."""
+    if (settings.data_dir / RESTORING).exists():
+        raise Conflict(
+            "A restore was interrupted, so ledger and files may not fit together. Run `terrine "
+            "restore` with the same backup again: it does the rest."
+        )
+
+
 def make_directories(settings: Settings) -> None:
     """Make the data directory, closed to other accounts; one that is there stays as it is."""
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,9 +73,10 @@ def make_directories(settings: Settings) -> None:
 def open_ledger(settings: Settings) -> Ledger:
     """Return the ledger that the settings name. It connects on first use.
 
-    Raises SecretKeyError without the key that it is sealed with, and CheckpointError for a key of
-    the log that cannot be used.
+    Raises SecretKeyError without the key that it is sealed with, CheckpointError for a key of the
+    log that cannot be used, and Conflict while a restore is interrupted.
     """
+    check_not_restoring(settings)
     engine = connect(settings.database, settings.database_password())
     ledger = Ledger(engine, load_secret_key(settings.secret_key_path))
     guard(ledger, settings)

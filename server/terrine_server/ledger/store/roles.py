@@ -64,15 +64,20 @@ def grant(engine: Engine, role: str) -> None:
             raise NotFound(
                 f"PostgreSQL has no role {role}. Make it: CREATE ROLE {role} LOGIN PASSWORD '…';"
             )
-        quoted = connection.dialect.identifier_preparer.quote_identifier(role)
-        for table, rights in RIGHTS.items():
-            connection.execute(text(f"REVOKE ALL ON {table} FROM {quoted}"))
-            listed = ", ".join(
-                f"{right} ({', '.join(columns)})" if columns else right
-                for right, columns in rights.items()
-            )
-            connection.execute(text(f"GRANT {listed} ON {table} TO {quoted}"))
-        connection.execute(text(f"GRANT USAGE ON SEQUENCE {', '.join(SEQUENCES)} TO {quoted}"))
+        grant_rights(connection, role)
+
+
+def grant_rights(connection: Connection, role: str) -> None:
+    """Do what `grant` does, for a role that there is, in a transaction that does more."""
+    quoted = connection.dialect.identifier_preparer.quote_identifier(role)
+    for table, rights in RIGHTS.items():
+        connection.execute(text(f"REVOKE ALL ON {table} FROM {quoted}"))
+        listed = ", ".join(
+            f"{right} ({', '.join(columns)})" if columns else right
+            for right, columns in rights.items()
+        )
+        connection.execute(text(f"GRANT {listed} ON {table} TO {quoted}"))
+    connection.execute(text(f"GRANT USAGE ON SEQUENCE {', '.join(SEQUENCES)} TO {quoted}"))
 
 
 _MISSING = text(

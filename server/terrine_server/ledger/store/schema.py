@@ -60,7 +60,7 @@ def upgrade(engine: Engine, key: bytes) -> list[str]:
         if state == "newer":
             raise _newer()
         seals = Seals(key)
-        _migrate(connection, seals)
+        migrate(connection, seals)
         initialise(connection, seals)
         return _restore(connection) if state == "current" else []
 
@@ -119,7 +119,7 @@ def differences(engine: Engine) -> list[SchemaDifference]:
     The doctor, `terrine ledger verify` and the server's readiness all ask this. Raises
     DatabaseUnavailable.
     """
-    return definitions.differences(engine, _migrate)
+    return definitions.differences(engine, migrate)
 
 
 def check_definitions(engine: Engine) -> None:
@@ -133,17 +133,35 @@ def check_definitions(engine: Engine) -> None:
         )
 
 
-def _migrate(connection: Connection, seals: Seals | None = None) -> None:
+def known_revision(connection: Connection) -> str:
+    """Return the revision of a ledger of this version or an earlier one. Raises SchemaMismatch."""
+    state = _state(connection)
+    if state == "newer":
+        raise _newer()
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is None:
+        raise SchemaMismatch("The ledger has no tables yet. Run `terrine init`.")
+    return revision
+
+
+def missing_migrations(connection: Connection) -> int:
+    """Return how many migrations would bring a ledger to this version. Raises SchemaMismatch."""
+    found = known_revision(connection)
+    scripts = ScriptDirectory.from_config(_config())
+    return sum(1 for _ in scripts.iterate_revisions("head", found))
+
+
+def migrate(connection: Connection, seals: Seals | None = None, to: str = "head") -> None:
     """Run all migrations that are missing. `seals`: of the rows, if there are any."""
     config = _config()
     config.attributes["connection"] = connection
     config.attributes["seals"] = seals
     with _MIGRATING:
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
 
 
 def _restore(connection: Connection) -> list[str]:
-    restored = [each for each in definitions.compare(connection, _migrate) if each.restore]
+    restored = [each for each in definitions.compare(connection, migrate) if each.restore]
     for each in restored:
         for statement in each.restore:
             connection.execute(text(statement))

@@ -1,0 +1,98 @@
+"""Whole ledgers, copied between databases: the same entries, hashes, seals and times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from books import answered, open_ledger, open_project
+from migrated import SECRET_KEY, migrated
+from old_ledgers import BEFORE, old_ledger, share
+from postgres import as_owner
+from refusals import refuses
+
+from terrine_server.errors import Conflict, SchemaMismatch
+from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.ledger.store import copies
+from terrine_server.ledger.store.schema import differences
+
+
+def exported(ledger: Ledger) -> list[object]:
+    return [list(ledger.export(name)) for name in ledger.project_names()] + [
+        list(ledger.export_log())
+    ]
+
+
+def test_a_copy_of_either_database_is_the_same_ledger(
+    each_database_url: str, tmp_path: Path
+) -> None:
+    ledger = open_ledger(each_database_url)
+    project = open_project(ledger, 8)
+    ledger.charge(project.id, [answered(i) for i in range(5)])
+    copies.copy_to_file(connect(as_owner(each_database_url)), tmp_path / "copy")
+    assert [path.name for path in tmp_path.glob("copy*")] == ["copy"]
+    copy = Ledger(copies.file_engine(tmp_path / "copy"), SECRET_KEY)
+    assert exported(copy) == exported(ledger)
+    assert copy.verify("study").problems == copy.verify_log().problems == []
+    assert copies.counts(copies.file_engine(tmp_path / "copy"))[1:] == (5, 1)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_file_replaces_the_ledger_of_postgresql_and_ids_go_on(
+    database_url: str, tmp_path: Path
+) -> None:
+    source = open_ledger(f"sqlite:///{tmp_path / 'source.sqlite'}")
+    project = open_project(source, 8)
+    source.charge(project.id, [answered(i) for i in range(5)])
+    copies.copy_to_file(source._engine, tmp_path / "copy")
+    there = open_ledger(database_url)
+    there._engine.dispose()
+    owner = connect(as_owner(database_url))
+    assert copies.replace_ledger(owner, tmp_path / "copy", "aside") == "aside"
+    ledger = Ledger(connect(database_url), SECRET_KEY)
+    assert exported(ledger) == exported(source)
+    assert differences(owner) == []
+    assert open_project(ledger, 3, name="next").id == project.id + 1
+    assert ledger.verify("study").problems == []
+    # What is as `terrine init` makes it is not kept.
+    assert copies.has_schema(owner, "aside")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_ledger_without_entries_is_not_kept_aside(database_url: str, tmp_path: Path) -> None:
+    source = open_ledger(f"sqlite:///{tmp_path / 'source.sqlite'}")
+    copies.copy_to_file(source._engine, tmp_path / "copy")
+    migrated(database_url).dispose()
+    owner = connect(as_owner(database_url))
+    assert copies.replace_ledger(owner, tmp_path / "copy", "aside") is None
+    assert not copies.has_schema(owner, "aside")
+
+
+def test_a_copy_of_an_older_ledger_is_of_its_revision_and_can_be_migrated(
+    each_database_url: str, tmp_path: Path
+) -> None:
+    old = old_ledger(as_owner(each_database_url), tmp_path, share("mnist", "spare"))
+    assert copies.copy_to_file(old, tmp_path / "copy") == BEFORE
+    engine = copies.file_engine(tmp_path / "copy")
+    upgrade(engine, SECRET_KEY)
+    assert differences(engine) == []
+    copy = Ledger(engine, SECRET_KEY)
+    assert copy.verify_log().problems == []
+    for name in copy.project_names():
+        assert copy.verify(name).problems == []
+    registered = [each.name for each in copies.registrations(old)]
+    assert registered == [each.name for each in copy.ensembles()]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_only_the_owner_of_the_tables_replaces_them(database_url: str) -> None:
+    migrated(database_url)
+    copies.check_owner(connect(as_owner(database_url)))
+    with refuses(Conflict, "terrine_service"):
+        copies.check_owner(connect(database_url))
+
+
+def test_there_is_no_copy_of_a_database_without_tables(tmp_path: Path) -> None:
+    with refuses(SchemaMismatch, "init"):
+        copies.copy_to_file(connect(f"sqlite:///{tmp_path / 'none'}"), tmp_path / "copy")
+    assert not list(tmp_path.iterdir())
