@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -275,7 +276,9 @@ def _schema(data: Path, given: DataOptions, settings: Settings, name: str) -> Pa
     if not is_table(data):
         given.check_no_table()
         return None
-    out = settings.data_dir.parent / f"{name}-schema.json"
+    beside = settings.data_dir.parent  # which a container may not write to
+    place = beside if os.access(beside, os.W_OK) else settings.data_dir
+    out = place / f"{name}-schema.json"
     if out.exists():
         _say(f"Using the schema {out}. To have another proposed, remove it.")
         return out
