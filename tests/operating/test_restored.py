@@ -125,7 +125,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_new_queries(served_machine: Mach
     student, file = machine.bearer("student", "study"), machine.data / "checkpoint.signed"
     sign_all(machine)
     whole = file.read_bytes()
-    with serving(machine, checkpoint_seconds=3600) as server:
+    with serving(machine, checkpoint_seconds=0.1) as server:
         assert ask(server, student, 1).status_code == 200
         file.write_bytes(whole[: len(whole) // 2])
         numbers = count(2)
