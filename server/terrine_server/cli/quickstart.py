@@ -407,7 +407,8 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
         secret = tokens.create(wanted).token
         _say("The student's token is in the second line, and will not be shown again.")
     pool = next(given.public.glob("train-images*"), given.public)  # of IDX, the file is asked
-    url = f"http://{settings.host}:{settings.port}"
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
+    url = f"http://{host}:{settings.port}"
     _say("What remains is for you, and for the student:")
     _say(f"  {_typed(settings, 'serve')}")
     _say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', pool)}")
