@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
 from commands import Terrine
 from house import CONFIDENT, House
+from logged import signed
 from refusals import holds, says
 from visitor import SCREENS, Visitor, text_of
 
@@ -21,6 +23,7 @@ from terrine_server.dossier import assessment
 from terrine_server.dossier.facts import gather
 from terrine_server.dossier.unchecked import unchecked
 from terrine_server.errors import LedgerCorrupted
+from terrine_server.owner.checkpoints import SignedHistory
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 MOST_BYTES = 60_000
@@ -266,3 +269,21 @@ def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
     big = admin.request("POST", "/admin/open", content=b"x" * 100_000)
     assert big.status_code == 413
     assert big.headers["content-type"].startswith("text/html")
+
+
+def test_every_page_says_that_nothing_new_is_answered(
+    house: House, admin: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = house.app.state.services
+    kept = services.settings.signed_checkpoint_path
+    history = SignedHistory(house.ledger, None, kept)
+    monkeypatch.setattr(services.ledger, "_check_history", history.check)
+    house.app.state.services = replace(services, history=history)
+    try:
+        kept.write_text(signed(10**6, b"r" * 32))
+        for path in SCREENS:
+            holds(text_of(admin.get(f"/admin{path}")), "restored", "terrine")
+    finally:
+        kept.unlink()
+        house.app.state.services = services
+    assert "restored" not in text_of(admin.get("/admin"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from terrine_protocol import Role
 from terrine_server.admin import access, charts
 from terrine_server.api.services import Services
+from terrine_server.errors import TerrineError
 from terrine_server.formats import FILTERS, share
 from terrine_server.owner.sessions import Session
 
@@ -46,7 +48,9 @@ def page(
     services: Services = request.app.state.services
     if reader is not None:
         values["form_key"] = services.sessions.form_key(reader.id)
-    values["refusing"] = services.history.found
+        with suppress(TerrineError):  # what else is wrong, the page's own act meets
+            services.ledger.check_history()
+        values["refusing"] = services.history.found
     response = rendered(template, reader=reader, status=status, path=request.url.path, **values)
     _keep(services, response, reader)
     return response
