@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.names import normalize
+
 BLOCK = 16_384
 """Rows of a block."""
 T = TypeVar("T", bound=np.generic)
@@ -51,7 +53,7 @@ class Records:
 
 
 class GroupNumbering:
-    """Numbers people 0, 1, … in the order in which they first appear."""
+    """Numbers people 0, 1, … in the order in which they first appear. Text is compared in NFC."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -64,4 +66,5 @@ class GroupNumbering:
     def of(self, names: Sequence[object]) -> NDArray[np.int64]:
         """The numbers of these rows' people [B]."""
         known = self._numbers
-        return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+        same = (normalize(name) if isinstance(name, str) else name for name in names)
+        return np.array([known.setdefault(name, len(known)) for name in same], dtype=np.int64)

@@ -40,6 +40,7 @@ from terrine_models.storage.onnx_models import (
     chosen,
     first_line,
     indices,
+    labels_expected,
 )
 from terrine_models.storage.onnx_operators import check_operators, check_rows
 from terrine_protocol.files import opened
@@ -65,6 +66,8 @@ class CheckRequest(Record):
     spec: InputSpec
     role: Literal["teacher", "backbone"] = "teacher"
     classes: tuple[str, ...] = ()
+    by_index: bool = False
+    """Whether numbers as labels are indices even where classes are named by numbers."""
     output: str | None = None
     probe: str | None = None
     """An .npy file of public inputs [P, *shape] to ask as well."""
@@ -270,18 +273,18 @@ def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.ge
         if not scores or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
             raise ModelError(f"its output is {first.dtype} {list(first.shape)}, expected [B, D]")
     else:
-        chosen(first, len(probe), request.classes)
+        chosen(first, len(probe), request.classes, request.by_index)
     if scores and not np.isfinite(first).all():
         row = int(np.flatnonzero(~np.isfinite(first).all(1))[0])
         which = f"public input {row - PROBES}" if row >= PROBES else f"probe {row}"
         raise ModelError(f"its output is not finite on {which}; are range and dtype right?")
     if not scores:
-        known = indices(first.ravel(), request.classes)
+        known = indices(first.ravel(), request.classes, request.by_index)
         odd = first.ravel()[(known < 0) | (known >= len(request.classes))]
         if len(odd):
             raise ModelError(
-                f"it gives the label {odd[0]!r}, which is none of the classes: their numbers, 0 "
-                f"to {len(request.classes) - 1}, or their names are expected"
+                f"it gives the label {odd[0]!r}, which is none of the classes: "
+                f"{labels_expected(request.classes, request.by_index)}"
             )
     if not np.array_equal(first, again):
         raise ModelError(
