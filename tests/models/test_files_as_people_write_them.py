@@ -17,13 +17,13 @@ from refusals import holds, refuses, says
 
 from terrine_models.data.arrays import DataError, InputSpec, load_groups, load_idx, load_npz
 from terrine_models.data.images import class_folders, load_image_classes
+from terrine_models.storage.manifests import Partition
 from terrine_models.storage.onnx_models import ModelError, indices
 from terrine_models.tables.columns import number
 from terrine_models.tables.loading import encode_frame, encode_table, load_people, load_table
 from terrine_models.tables.roles import RoleGuess, propose_schema
-from terrine_models.teachers.ensemble import load
+from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.importing import Declaration, import_ensemble
-from terrine_models.teachers.manifests import Partition
 from terrine_models.teachers.people import name_digests
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.names import fold, numbered
@@ -116,7 +116,7 @@ def test_imported_teachers_name_their_classes_by_number(tmp_path: Path) -> None:
         spec = InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1)
         declared = Declaration(spec, classes, 3000, "one", output="label", sharded=sharded)
         import_ensemble([tmp_path / "m.onnx"], tmp_path / out, "made", declared)
-        counts = load(tmp_path / out, device="cpu").votes(x)
+        counts = Ensemble.load(tmp_path / out, device="cpu").votes(x)
         return [int(each) for each in np.asarray(counts).argmax(axis=1)]
 
     assert votes("one", ("2", "1", "0")) == [2, 1]
@@ -321,9 +321,9 @@ LABELLED: list[tuple[tuple[str, ...], list[str], list[int] | tuple[str, ...]]] =
     (("0", "1"), ["0.0", "1.0"], [0, 1]),
     (("0.0", "1.0"), ["1", "0"], [1, 0]),
     (("no", "yes"), ["yes", "no."], [1, 0]),
-    (("no", "yes"), ["no", ""], ("3", "''", "leave".capitalize())),
+    (("no", "yes"), ["no", ""], ("3", "''", "Leave")),
     (("no", "yes"), ["no", "NA"], ("3", "'NA'", "Leave")),
-    (("no", "yes"), ["no", "YES"], ("3", "'YES'", "written")),
+    (("no", "yes"), ["no", "YES"], ("3", "'YES'", "capitals")),
     (("no", "yes"), ["no", "maybe"], ("3", "'maybe'")),
     (tuple(PRICES), ["1000", "1001"], ("3", "'1001'", "332", "quantity")),
 ]

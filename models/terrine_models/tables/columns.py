@@ -191,25 +191,25 @@ def class_indices(column: Column, block: RowBlock) -> NDArray[np.int64]:
     values, places = texts(column, block)  # a full stop: in UCI Adult's test
     found = np.array([index.get(text, -1) for text in values], dtype=np.int64)[places]
     if (found < 0).any():
-        raise _unexpected(column, block, found < 0, _classes_expected(column, values))
+        first = values[places[int(np.flatnonzero(found < 0)[0])]]
+        raise _unexpected(column, block, found < 0, _classes_expected(column, first))
     return found
 
 
-def _classes_expected(column: Column, found: Sequence[str]) -> str:
-    """What a label's column may hold, for people, where `found` are some that it holds."""
+def _classes_expected(column: Column, found: str) -> str:
+    """What a label's column may hold, for people, where it holds this."""
     classes = column.values or ()
     expected = f"one of {listed(classes)}."
-    unlabelled = not set(found) - set(classes) - MISSING
-    numbers = not any(math.isnan(number(text)) for text in (*found, *classes) if text)
-    if not unlabelled and numbers and len({*found, *classes}) > LISTED:
+    if found in MISSING:
+        return f"{expected} Leave rows without a label out of the file: they teach nothing."
+    if len(classes) > LISTED and not any(math.isnan(number(text)) for text in (found, *classes)):
         return (
             f"{expected} Is this a quantity? Terrine predicts classes: cut it into ranges, such as "
             "low, middle and high, in all files."
         )
-    alike = {fold(value) for value in classes}
-    if any(fold(text) in alike for text in found if text not in classes):
-        return f"{expected} It is a class but for the way it is written: write it in one way."
-    return f"{expected} Leave rows without a label out of the file: there is nothing to learn from."
+    if fold(found) in map(fold, classes):
+        return f"{expected} Write it as one of these: it differs in capitals or the like alone."
+    return expected
 
 
 def texts(column: Column, block: RowBlock) -> tuple[list[str], NDArray[np.intp]]:

@@ -117,11 +117,11 @@ class Table:
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, *(c.name for c in (self._label, self._group) if c is not None)]
         with _opened(self._path, schema, needed, self._note, True) as (file, read_blocks):
-            told = False
+            first = True
             for block in read_blocks(file, schema, needed, self._note, self._progress):
-                if block.named and not told:
+                if first and block.named:
                     self._tell_unused(file.first)
-                told = True
+                first = False
                 inputs, labels = encoder.encode(block), class_indices(self._label, block)
                 if self._group is None:
                     yield Records(inputs, labels, None)

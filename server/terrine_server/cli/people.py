@@ -81,6 +81,7 @@ def records(manifest: Manifest, path: Path) -> Dataset:
     from terrine_models.data.arrays import DataError, load_idx, load_npz
     from terrine_models.data.images import load_image_classes
     from terrine_models.tables.loading import load_table
+    from terrine_protocol.names import remark_on_people
 
     if manifest.encoding is not None:
         return load_table(path, manifest.encoding, tables.note)
@@ -89,6 +90,9 @@ def records(manifest: Manifest, path: Path) -> Dataset:
     if path.suffix != ".npz":
         return load_idx(path, classes=manifest.classes)
     try:
-        return load_npz(path)
+        data = load_npz(path)
     except DataError:  # it does not name its classes
-        return load_npz(path, classes=manifest.classes)
+        data = load_npz(path, classes=manifest.classes)
+    if data.people and (told := remark_on_people(data.people, f"{path}: array group")):
+        tables.note(told)
+    return data
