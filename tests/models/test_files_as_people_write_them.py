@@ -17,7 +17,9 @@ from refusals import holds, refuses, says
 
 from terrine_models.data.arrays import DataError, InputSpec, load_groups, load_idx, load_npz
 from terrine_models.data.images import class_folders, load_image_classes
+from terrine_models.storage import onnx_check
 from terrine_models.storage.manifests import Partition
+from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_models import ModelError, indices
 from terrine_models.tables.columns import number
 from terrine_models.tables.loading import encode_frame, encode_table, load_people, load_table
@@ -122,6 +124,41 @@ def test_imported_teachers_name_their_classes_by_number(tmp_path: Path) -> None:
     assert votes("one", ("2", "1", "0")) == [2, 1]
     shards = Partition(seed=0, recipe="rows", smallest=3000, largest=3000)
     assert votes("two", ("2", "1", "0"), shards) == [0, 1]
+
+
+ORDERS: list[tuple[list[str] | None, tuple[str, ...], bool, bool]] = [
+    (None, ("0", "1", "2"), False, True),
+    (None, ("2", "1", "0"), False, False),
+    (None, ("2", "1", "0"), True, True),
+    (None, ("c", "b", "a"), False, True),
+    (None, ("5", "6", "7"), False, True),
+    (None, ("0", "1", "other"), False, True),
+    (["a", "b", "c"], ("a", "b", "c"), False, True),
+    (["a", "b", "c"], ("b", "a", "c"), False, False),
+    (["a", "b", "c"], ("x", "y", "z"), False, True),
+]
+"""What a classifier calls its classes (None: 0, 1, 2), the names that are declared, whether its
+labels were indices, and whether its scores may be in this order."""
+
+
+@pytest.mark.parametrize(("own", "classes", "by_index", "taken"), ORDERS)
+def test_scores_in_another_order_are_refused(
+    tmp_path: Path, own: list[str] | None, classes: tuple[str, ...], by_index: bool, taken: bool
+) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(trees(labelled=True, names=own).SerializeToString())
+    request = CheckRequest(
+        paths=(str(path),),
+        spec=InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1),
+        classes=classes,
+        by_index=by_index,
+        output="scores",
+    )
+    if taken:
+        assert onnx_check.check(path, request, onnx_check.probes(request)).width == 3
+        return
+    with refuses(ModelError, "order", *classes):
+        onnx_check.check(path, request, onnx_check.probes(request))
 
 
 # ------------------------------------------------------------------------ names in either form

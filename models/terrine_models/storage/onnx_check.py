@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +44,7 @@ from terrine_models.storage.onnx_models import (
 )
 from terrine_models.storage.onnx_operators import check_operators, check_rows
 from terrine_protocol.files import opened
+from terrine_protocol.names import listed, numbered
 from terrine_protocol.tables import Record
 
 LARGEST = 512 * 2**20
@@ -121,6 +122,8 @@ def check(path: Path, request: CheckRequest, probe: NDArray[np.generic]) -> File
     model = OnnxModel(data, request.output)
     _check_input(model, request.spec)
     width = _check_answers(model, request, probe)
+    if request.role == "teacher" and width > 1:
+        _check_score_order(data, request)
     return FileFinding(
         path=str(path),
         sha256=hashlib.sha256(data).hexdigest(),
@@ -315,6 +318,40 @@ def _is_close(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """
     much = 1e-3 * float(np.abs(other).max())
     return one.shape == other.shape and np.allclose(one, other, 0, much)
+
+
+def _check_score_order(data: bytes, request: CheckRequest) -> None:
+    """Refuse a model whose scores are of the classes in another order. Raises ModelError.
+
+    Only classifiers of ai.onnx.ml name the classes of their scores, and not where these are
+    indices.
+    """
+    import onnx
+
+    every = list(range(len(request.classes)))
+    for node in onnx.ModelProto.FromString(data).graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "classlabels_strings":
+                labels = np.array([name.decode(errors="replace") for name in attribute.strings])
+            elif attribute.name in ("classlabels_ints", "classlabels_int64s"):
+                if request.by_index or not _are_numbered(request.classes):
+                    continue
+                labels = np.array(attribute.ints, dtype=np.int64)
+            else:
+                continue
+            places = indices(labels, request.classes).tolist()
+            if sorted(places) == every != places:
+                raise ModelError(
+                    f"its scores are of the classes {listed(labels.astype(str).tolist())}, in this "
+                    f"order, and not of {listed(request.classes)}: name the classes in its order"
+                )
+
+
+def _are_numbered(classes: Sequence[str]) -> bool:
+    try:
+        return numbered(classes) is not None
+    except ValueError:
+        return False
 
 
 @contextmanager
