@@ -71,23 +71,6 @@ def ask_whether_one(names: Iterable[str]) -> str | None:
     )
 
 
-def remark_on_people(names: Iterable[str], what: str) -> str | None:
-    """Say how many people may be others by another spelling; None if none are.
-
-    It is computed from private names: for the terminal of their owner alone.
-    """
-    groups = near_equal(names)
-    if not groups:
-        return None
-    people = sum(map(len, groups))
-    return (
-        f"{what}: {people:,} people would coincide, as {len(groups):,}, if capitals, spaces, "
-        "invisible characters and zeros (7, 7.0, 007) did not count. Each is protected as a person "
-        "of its own, and if some are one person, that one less than promised: write names in one "
-        "way first."
-    )
-
-
 def numbered(classes: Sequence[str]) -> dict[int, int] | None:
     """Which class each number names; None if none is named by one: then numbers are indices.
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, check_classes
-from terrine_models.data.blocks import GroupNumbering, GrowingArray, Records
+from terrine_models.data.blocks import GroupNumbering, GrowingArray, Records, remark_on_people
 from terrine_models.data.reading import Progress, rows_at_a_time, unchanged, unseen
 from terrine_models.tables.columns import (
     CodedValues,
@@ -37,7 +37,7 @@ from terrine_models.tables.columns import (
     width,
 )
 from terrine_protocol.files import read
-from terrine_protocol.names import listed, normalize, remark_on_people
+from terrine_protocol.names import listed, normalize
 from terrine_protocol.tables import Column, TableSchema, first_problem
 
 if TYPE_CHECKING:

@@ -61,9 +61,9 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
     The latter twice: as inputs, and with their labels if they have any.
     """
     from terrine_models.data.arrays import DIGITS, load_idx, load_npz
+    from terrine_models.data.blocks import remark_on_people
     from terrine_models.data.images import load_image_classes
     from terrine_models.features.maps import PublicData
-    from terrine_protocol.names import remark_on_people
 
     names, image = class_names(options.classes), image_format(options.images)
     if image is not None:

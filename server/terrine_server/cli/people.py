@@ -79,9 +79,9 @@ def show_who_left(
 def records(manifest: Manifest, path: Path) -> Dataset:
     """Return records in the format of an ensemble's."""
     from terrine_models.data.arrays import DataError, load_idx, load_npz
+    from terrine_models.data.blocks import remark_on_people
     from terrine_models.data.images import load_image_classes
     from terrine_models.tables.loading import load_table
-    from terrine_protocol.names import remark_on_people
 
     if manifest.encoding is not None:
         return load_table(path, manifest.encoding, tables.note)
