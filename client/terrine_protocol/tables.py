@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from terrine_protocol.base import absent
+from terrine_protocol.names import normalize
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -73,6 +74,13 @@ class Column(Record):
         if isinstance(given, dict):
             return {key: value for key, value in given.items() if key not in REMARKS}
         return given
+
+    @model_validator(mode="after")
+    def _names_are_normalized(self) -> Self:
+        object.__setattr__(self, "name", normalize(self.name))
+        if self.values is not None:
+            object.__setattr__(self, "values", tuple(map(normalize, self.values)))
+        return self
 
 
 class TableSchema(Record):

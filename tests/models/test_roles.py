@@ -329,14 +329,6 @@ def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
         propose_schema(path, label="ill")
 
 
-def test_a_quantity_as_label_is_doubted(tmp_path: Path) -> None:
-    path = tmp_path / "public.csv"
-    path.write_text("\n".join(["dose,cost", *(f"{i % 9},{i}" for i in range(101))]))
-    found = propose_schema(path, label="cost").guesses[1]
-    assert found.column.role == "label"
-    holds(found.doubt or "", "quantity")
-
-
 @pytest.mark.parametrize(
     ("values", "levels"),
     [

@@ -23,6 +23,7 @@ from pydantic import Field, model_validator
 from terrine_models.data.blocks import BLOCK, GroupNumbering, GrowingArray, Records
 from terrine_protocol.files import opened, read
 from terrine_protocol.images import ImageFormat
+from terrine_protocol.names import listed, normalize, numbered
 from terrine_protocol.tables import Record, TableSchema
 
 DIGITS = tuple(str(digit) for digit in range(10))
@@ -180,7 +181,8 @@ def load_idx(
 ) -> Dataset:
     """Load MNIST-style images and labels, each plain or `.gz`.
 
-    `images` is a file, or a directory with MNIST's `train-images*` and `train-labels*`.
+    `images` is a file, or a directory with MNIST's `train-images*` and `train-labels*`. A label is
+    the number that names its class, and where classes are not named by numbers its index.
     """
     images = Path(images)
     if not images.exists():
@@ -206,7 +208,9 @@ def load_idx(
             f"found an array of shape {marks.shape}."
         )
     spec = InputSpec(shape=pixels.shape[1:], dtype="uint8", low=0, high=255)
-    return Dataset(pixels, marks.astype(np.int64), tuple(classes), spec, name=str(images))
+    names = tuple(map(normalize, classes))
+    found = _named_numbers(Path(labels), marks.astype(np.int64), names)
+    return Dataset(pixels, found, names, spec, name=str(images))
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -240,18 +244,22 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
     """Load an `.npz` archive with `x` [N, …], `y` [N] and optionally `group` [N].
 
-    `y` holds indices into `classes`, which is an argument or an array in the archive. `x` is uint8,
-    or floating point with the range of its values declared as `low` and `high`.
+    `classes` is an argument, or an array in the archive. `y` holds the numbers that name the
+    classes where these are numbers, and else indices: into the archive's `classes`, if it has an
+    array of text, whatever the argument's order is. `x` is uint8, or floating point with the range
+    of its values declared as `low` and `high`.
     """
     path = Path(path)
     arrays = _read_npz(path)
-    labels = _labels(path, arrays)
+    y = _labels(path, arrays)
     if classes is None and "classes" not in arrays:
         raise DataError(
             f"{path}: the classes are public and must be declared: pass --classes, or store an "
             "array `classes` with their names."
         )
-    names = tuple(str(name) for name in (classes or arrays["classes"].ravel().tolist()))
+    names = tuple(map(normalize, classes)) if classes else _archived_classes(arrays) or ()
+    check_classes(names, str(path))
+    labels = _class_labels(path, arrays, y, names)
     group = arrays.get("group")
     if group is not None and group.shape != labels.shape:
         raise DataError(f"{path}: group has shape {group.shape}, expected {labels.shape}.")
@@ -274,7 +282,7 @@ def load_groups(path: Path) -> list[str]:
     group = _read_npz(Path(path)).get("group")
     if group is None or group.ndim != 1:
         raise DataError(f"{path} has no array `group` [N] that names people.")
-    return list(dict.fromkeys(map(str, group.tolist())))
+    return list(dict.fromkeys(normalize(str(name)) for name in group.tolist()))
 
 
 def load_inputs(path: Path) -> NDArray[np.generic]:
@@ -300,11 +308,9 @@ def load_labelled(path: Path, like: Dataset) -> Dataset:
     Raises DataError, also if it has no labels or names other classes.
     """
     arrays = _read_npz(path)
-    labels = _labels(path, arrays)
-    if "classes" in arrays:
-        names = tuple(str(name) for name in arrays["classes"].ravel().tolist())
-        if names != like.classes:
-            raise DataError(f"{path} names other classes, or in another order, than {like.name}.")
+    labels = _class_labels(path, arrays, _labels(path, arrays), like.classes)
+    if _archived_classes(arrays) not in (None, like.classes):
+        raise DataError(f"{path} names other classes, or in another order, than {like.name}.")
     return Dataset(_as_input(arrays["x"]), labels, like.classes, like.spec, name=str(path))
 
 
@@ -341,6 +347,62 @@ def _labels(path: Path, arrays: dict[str, NDArray[np.generic]]) -> NDArray[np.in
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
     return y.astype(np.int64)
+
+
+def _archived_classes(arrays: dict[str, NDArray[np.generic]]) -> tuple[str, ...] | None:
+    """The classes that an archive names."""
+    own = arrays.get("classes")
+    return None if own is None else tuple(normalize(str(name)) for name in own.ravel().tolist())
+
+
+def _class_labels(
+    path: Path,
+    arrays: dict[str, NDArray[np.generic]],
+    y: NDArray[np.int64],
+    classes: tuple[str, ...],
+) -> NDArray[np.int64]:
+    """The `y` [N] of an archive as indices into `classes`. Raises DataError."""
+    own = _archived_classes(arrays)
+    if own is None or arrays["classes"].dtype.kind in "iu":
+        return _named_numbers(path, y, classes)
+    odd = np.flatnonzero((y < 0) | (y >= len(own)))
+    if len(odd):
+        raise DataError(
+            f"{path}: label {y[odd[0]]} of record {odd[0]} is not one of 0..{len(own) - 1}, the "
+            "indices into its array `classes`."
+        )
+    places = np.array([classes.index(name) if name in classes else -1 for name in own])
+    labels: NDArray[np.int64] = places[y]
+    if (labels < 0).any():
+        record = int(np.flatnonzero(labels < 0)[0])
+        raise DataError(
+            f"{path}: record {record} is of class {own[y[record]]!r}, as its array `classes` says; "
+            f"expected one of {listed(classes)}."
+        )
+    return labels
+
+
+def _named_numbers(
+    path: Path, labels: NDArray[np.int64], classes: tuple[str, ...]
+) -> NDArray[np.int64]:
+    """Numbers [N] as indices into `classes`: a number is an index only where it cannot be a name.
+
+    Raises DataError.
+    """
+    try:
+        places = numbered(classes)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}.") from None
+    if places is None:
+        return labels
+    found = np.array([places.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    if (found < 0).any():
+        record = int(np.flatnonzero(found < 0)[0])
+        raise DataError(
+            f"{path}: label {labels[record]} of record {record} is not one of {listed(classes)}; "
+            "where classes are named by numbers, labels are these numbers."
+        )
+    return found
 
 
 def _declared_inputs(

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.names import fold, normalize
+
 BLOCK = 16_384
 """Rows of a block."""
 T = TypeVar("T", bound=np.generic)
@@ -51,7 +53,7 @@ class Records:
 
 
 class GroupNumbering:
-    """Numbers people 0, 1, … in the order in which they first appear."""
+    """Numbers people 0, 1, … in the order in which they first appear. Text is compared in NFC."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -64,4 +66,24 @@ class GroupNumbering:
     def of(self, names: Sequence[object]) -> NDArray[np.int64]:
         """The numbers of these rows' people [B]."""
         known = self._numbers
-        return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+        same = (normalize(name) if isinstance(name, str) else name for name in names)
+        return np.array([known.setdefault(name, len(known)) for name in same], dtype=np.int64)
+
+
+def remark_on_people(names: Sequence[str], what: str) -> str | None:
+    """Say how many people may be others by another spelling; None if none are.
+
+    It is computed from private names: for the terminal of their owner alone.
+    """
+    # Of each a number, and not its text: there may be millions.
+    folded = np.fromiter((hash(fold(name)) for name in names), np.int64, len(names))
+    folded.sort()
+    same = np.flatnonzero(folded[1:] == folded[:-1])
+    if not len(same):
+        return None
+    ones = len(np.unique(folded[same]))
+    return (
+        f"{what}: {len(same) + ones:,} people would coincide, as {ones:,}, if capitals, spaces, "
+        "invisible characters and zeros (7, 7.0, 007) did not count. Each is protected by itself: "
+        "if some are one person, write the name in one way first."
+    )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_protocol.files import opened
 from terrine_protocol.images import ImageFormat
+from terrine_protocol.names import normalize
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
 MOST_PIXELS = 50_000_000
@@ -31,7 +32,7 @@ def class_folders(folder: Path) -> list[str]:
 
     Of private pictures they are not public: one person's alone may have made a folder.
     """
-    return sorted(path.name for path in _visible(Path(folder)) if path.is_dir())
+    return sorted(normalize(path.name) for path in _visible(Path(folder)) if path.is_dir())
 
 
 def load_image_classes(folder: Path, image: ImageFormat, *, classes: Sequence[str]) -> Dataset:
@@ -40,8 +41,14 @@ def load_image_classes(folder: Path, image: ImageFormat, *, classes: Sequence[st
     `classes`: all classes, in their order; they become public. Raises DataError, which names the
     file.
     """
-    folder, names = Path(folder), tuple(classes)
-    folders = {path.name: path for path in _visible(folder) if path.is_dir()}
+    folder, names = Path(folder), tuple(map(normalize, classes))
+    folders = dict[str, Path]()
+    for path in _visible(folder):
+        if path.is_dir() and (twin := folders.setdefault(normalize(path.name), path)) != path:
+            raise DataError(
+                f"{folder} has two folders named {normalize(path.name)!r}, one of which spells a "
+                f"letter by two characters: move the pictures of {path} into {twin}."
+            )
     unknown = sorted(folders.keys() - set(names))
     if not folders or unknown:
         found = f"the folder {unknown[0]!r}" if unknown else "no folders"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -40,9 +40,11 @@ from terrine_models.storage.onnx_models import (
     chosen,
     first_line,
     indices,
+    labels_expected,
 )
 from terrine_models.storage.onnx_operators import check_operators, check_rows
 from terrine_protocol.files import opened
+from terrine_protocol.names import listed, numbered
 from terrine_protocol.tables import Record
 
 LARGEST = 512 * 2**20
@@ -65,6 +67,8 @@ class CheckRequest(Record):
     spec: InputSpec
     role: Literal["teacher", "backbone"] = "teacher"
     classes: tuple[str, ...] = ()
+    by_index: bool = False
+    """Whether numbers as labels are indices even where classes are named by numbers."""
     output: str | None = None
     probe: str | None = None
     """An .npy file of public inputs [P, *shape] to ask as well."""
@@ -118,6 +122,8 @@ def check(path: Path, request: CheckRequest, probe: NDArray[np.generic]) -> File
     model = OnnxModel(data, request.output)
     _check_input(model, request.spec)
     width = _check_answers(model, request, probe)
+    if request.role == "teacher" and width > 1:
+        _check_score_order(data, request)
     return FileFinding(
         path=str(path),
         sha256=hashlib.sha256(data).hexdigest(),
@@ -270,18 +276,18 @@ def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.ge
         if not scores or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
             raise ModelError(f"its output is {first.dtype} {list(first.shape)}, expected [B, D]")
     else:
-        chosen(first, len(probe), request.classes)
+        chosen(first, len(probe), request.classes, request.by_index)
     if scores and not np.isfinite(first).all():
         row = int(np.flatnonzero(~np.isfinite(first).all(1))[0])
         which = f"public input {row - PROBES}" if row >= PROBES else f"probe {row}"
         raise ModelError(f"its output is not finite on {which}; are range and dtype right?")
     if not scores:
-        known = indices(first.ravel(), request.classes)
+        known = indices(first.ravel(), request.classes, request.by_index)
         odd = first.ravel()[(known < 0) | (known >= len(request.classes))]
         if len(odd):
             raise ModelError(
-                f"it gives the label {odd[0]!r}, which is none of the classes: their numbers, 0 "
-                f"to {len(request.classes) - 1}, or their names are expected"
+                f"it gives the label {odd[0]!r}, which is none of the classes: "
+                f"{labels_expected(request.classes, request.by_index)}"
             )
     if not np.array_equal(first, again):
         raise ModelError(
@@ -312,6 +318,40 @@ def _is_close(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """
     much = 1e-3 * float(np.abs(other).max())
     return one.shape == other.shape and np.allclose(one, other, 0, much)
+
+
+def _check_score_order(data: bytes, request: CheckRequest) -> None:
+    """Refuse a model whose scores are of the classes in another order. Raises ModelError.
+
+    Only classifiers of ai.onnx.ml name the classes of their scores, and not where these are
+    indices.
+    """
+    import onnx
+
+    every = list(range(len(request.classes)))
+    for node in onnx.ModelProto.FromString(data).graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "classlabels_strings":
+                labels = np.array([name.decode(errors="replace") for name in attribute.strings])
+            elif attribute.name in ("classlabels_ints", "classlabels_int64s"):
+                if request.by_index or not _are_numbered(request.classes):
+                    continue
+                labels = np.array(attribute.ints, dtype=np.int64)
+            else:
+                continue
+            places = indices(labels, request.classes).tolist()
+            if sorted(places) == every != places:
+                raise ModelError(
+                    f"its scores are of the classes {listed(labels.astype(str).tolist())}, in this "
+                    f"order, and not of {listed(request.classes)}: name the classes in its order"
+                )
+
+
+def _are_numbered(classes: Sequence[str]) -> bool:
+    try:
+        return numbered(classes) is not None
+    except ValueError:
+        return False
 
 
 @contextmanager

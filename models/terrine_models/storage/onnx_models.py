@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.names import listed, normalize, numbered
+
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(double)": np.dtype(np.float64),
@@ -84,10 +86,14 @@ class OnnxTeachers:
     """
 
     def __init__(
-        self, models: Sequence[OnnxModel], classes: Sequence[str], threads: int = 1
+        self,
+        models: Sequence[OnnxModel],
+        classes: Sequence[str],
+        threads: int = 1,
+        by_index: bool = False,
     ) -> None:
-        """`threads` of the models compute at a time."""
-        self.models, self.classes = list(models), tuple(classes)
+        """`threads` of the models compute at a time; `by_index` as for `indices`."""
+        self.models, self.classes, self.by_index = list(models), tuple(classes), by_index
         self._threads = ThreadPoolExecutor(threads, "terrine-models")
 
     def choices(self, x: NDArray[np.generic]) -> Ints:
@@ -108,14 +114,15 @@ class OnnxTeachers:
 
     def _choices(self, model: OnnxModel, x: NDArray[np.generic]) -> Ints:
         try:
-            return chosen(model(x), len(x), self.classes)
+            return chosen(model(x), len(x), self.classes, self.by_index)
         except Exception as error:  # whatever it raises must not show; each row as if asked alone
             pass_on_exhaustion(error)
             return np.array([self._alone(model, row, len(x)) for row in x], dtype=np.int64)
 
     def _alone(self, model: OnnxModel, row: NDArray[np.generic], size: int) -> int:
         try:
-            return int(chosen(model(np.repeat(row[None], size, 0)), size, self.classes)[0])
+            values = model(np.repeat(row[None], size, 0))
+            return int(chosen(values, size, self.classes, self.by_index)[0])
         except Exception as error:  # see `choices`: it votes all the same
             pass_on_exhaustion(error)
             return 0
@@ -134,11 +141,11 @@ def block_of(shape: Sequence[int]) -> int:
     return max(1, min(LARGEST_BLOCK, MEMORY // (VALUE * math.prod(shape))))
 
 
-def chosen(values: Values, rows: int, classes: Sequence[str]) -> Ints:
+def chosen(values: Values, rows: int, classes: Sequence[str], by_index: bool = False) -> Ints:
     """The classes [rows] that scores [rows, m] or labels [rows] or [rows, 1] choose.
 
     The highest score, the lowest index of equals; 0 where a score is not finite or a label is no
-    class. Raises ModelError for any other shape.
+    class. `by_index` as for `indices`. Raises ModelError for any other shape, and as `indices`.
     """
     if values.dtype.kind == "f":
         if values.shape != (rows, len(classes)):
@@ -151,16 +158,34 @@ def chosen(values: Values, rows: int, classes: Sequence[str]) -> Ints:
         raise ModelError(
             f"it gives labels of shape {list(values.shape)} for {rows} inputs, expected {[rows]}"
         )
-    labels = indices(values.ravel(), classes)
+    labels = indices(values.ravel(), classes, by_index)
     return np.where((labels >= 0) & (labels < len(classes)), labels, 0)
 
 
-def indices(labels: Values, classes: Sequence[str]) -> Ints:
-    """Labels as indices: numbers are, names are looked up; -1 for a name of no class."""
+def indices(labels: Values, classes: Sequence[str], by_index: bool = False) -> Ints:
+    """Labels as indices: names are looked up; -1 for a name of no class.
+
+    A number is a name where classes are named by numbers, and an index only where they are not, or
+    if the labels that the models learned were indices (`by_index`). Raises ModelError if only some
+    classes are named by numbers.
+    """
     if labels.dtype.kind in "iu":
-        return labels.astype(np.int64)
-    known = {name: i for i, name in enumerate(classes)}
-    return np.array([known.get(str(label), -1) for label in labels], dtype=np.int64)
+        try:
+            places = None if by_index else numbered(classes)
+        except ValueError as error:
+            raise ModelError(f"its {error}") from None
+        if places is None:
+            return labels.astype(np.int64)
+        return np.array([places.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    known = {normalize(name): i for i, name in enumerate(classes)}
+    return np.array([known.get(normalize(str(label)), -1) for label in labels], dtype=np.int64)
+
+
+def labels_expected(classes: Sequence[str], by_index: bool) -> str:
+    """Which labels a model may give, for people."""
+    if not by_index and numbered(classes) is not None:
+        return f"the numbers that name them are expected: {listed(classes)}"
+    return f"their numbers, 0 to {len(classes) - 1}, or their names are expected"
 
 
 def require_onnx() -> None:

@@ -88,6 +88,12 @@ _BAND = re.compile(
     re.IGNORECASE,
 )
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+_NINES = re.compile(r"-?9{2,}|-9")
+LEAST_BESIDE = 3
+"""Other values beside one that may stand for a missing one."""
+LIFE_DAYS = 100 * 366
+_PLACE_NAME = re.compile(r"countr|nation|land|staat|continent|kontinent|region|iso|pa[iy]s")
+_TWO_LETTERS = re.compile(r"[A-Z]{2}")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
@@ -151,6 +157,8 @@ class ColumnStats:
     rows: int = 0
     given: int = 0
     """Rows with a value."""
+    not_available: int = 0
+    """Rows with NA, which counts as no value."""
     rest: Overflow | None = None
     """None if all values are counted."""
     _characters: int = 0
@@ -162,6 +170,7 @@ class ColumnStats:
         for value, rows in zip(coded.values, rows_of, strict=True):
             text = written(value)
             if text in MISSING:
+                self.not_available += rows if text == "NA" else 0
                 continue
             self.given += rows
             if text in self.counts:
@@ -228,6 +237,51 @@ class ColumnStats:
     def numeric(self) -> bool:
         """Whether the values are quantities, not codes such as 00417."""
         return self._all_numbers and not self._coded
+
+    @property
+    def stand_ins(self) -> list[float]:
+        """Ends of a numeric column that look as if they stood for a missing number: -999 or 9999,
+        far from all others."""
+        rest = {self.low, self.high, *self._numbers.values()}
+        found = list[float]()
+        while len(rest) > LEAST_BESIDE:
+            low, high = min(rest), max(rest)
+            others = sorted(rest - {low})
+            below = others[0] - low > others[-1] - others[0] or others[0] >= 0
+            if _NINES.fullmatch(f"{low:.0f}") and low < 0 and low.is_integer() and below:
+                found.append(low)
+                rest.remove(low)
+                continue
+            others = sorted(rest - {high})
+            above = high - others[-1] > max(others[-1] - others[0], abs(others[-1]) / 10)
+            if not (_NINES.fullmatch(f"{high:.0f}") and high.is_integer() and above):
+                break
+            found.append(high)
+            rest.remove(high)
+        return found
+
+    def stand_in_days(self, order: DateOrder) -> list[date]:
+        """First or last dates in this order that are further from all others than these are from
+        each other, and than a life is long: 9999-12-31."""
+        days = sorted({day.date() for text in self.distinct if (day := read_date(text, order))})
+        days = sorted({*days, *self.span(order)})
+        found = list[date]()
+        while len(days) > LEAST_BESIDE:
+            usual = max((days[-2] - days[0]).days, LIFE_DAYS)
+            if (days[-1] - days[-2]).days > usual:
+                found.append(days.pop())
+            elif (days[1] - days[0]).days > max((days[-1] - days[1]).days, LIFE_DAYS):
+                found.append(days.pop(0))
+            else:
+                break
+        return found
+
+    @property
+    def names_places(self) -> bool:
+        """Whether NA may be a place: the name says so, or all values are codes of two letters."""
+        codes = [value for value in self.distinct if _TWO_LETTERS.fullmatch(value)]
+        pairs = len(codes) == len(self.distinct) >= LEAST_BESIDE
+        return pairs or _PLACE_NAME.search(self._letters) is not None
 
     @property
     def whole(self) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError
+from terrine_protocol.names import LISTED, fold, listed, normalize, spelled
 from terrine_protocol.tables import FEATURES, Column, DateOrder, TableSchema
 
 MISSING = frozenset(("", "?", "NA", "NaN"))
@@ -29,7 +30,9 @@ MUCH = 0.1
 """Share of a column's numbers that may be clipped or missing without a word from the student."""
 Note = Callable[[str], object]
 """Receives a sentence for the user about how a table was read."""
-DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?\d+(\.0+)?", re.ASCII)
 
 _DATE = re.compile(
     r"(\d{4}|\d{1,2})([-./])(\d{1,2})\2(\d{4}|\d{1,2})"
@@ -188,24 +191,47 @@ def class_indices(column: Column, block: RowBlock) -> NDArray[np.int64]:
     values, places = texts(column, block)  # a full stop: in UCI Adult's test
     found = np.array([index.get(text, -1) for text in values], dtype=np.int64)[places]
     if (found < 0).any():
-        raise _unexpected(column, block, found < 0, f"one of {', '.join(column.values or ())}.")
+        first = values[places[int(np.flatnonzero(found < 0)[0])]]
+        raise _unexpected(column, block, found < 0, _classes_expected(column, first))
     return found
+
+
+def _classes_expected(column: Column, found: str) -> str:
+    """What a label's column may hold, for people, where it holds this."""
+    classes = column.values or ()
+    expected = f"one of {listed(classes)}."
+    if found in MISSING:
+        return f"{expected} Leave rows without a label out of the file: they teach nothing."
+    if len(classes) > LISTED and not any(math.isnan(number(text)) for text in (found, *classes)):
+        return (
+            f"{expected} Is this a quantity? Terrine predicts classes: cut it into ranges, such as "
+            "low, middle and high, in all files."
+        )
+    if fold(found) in map(fold, classes):
+        return f"{expected} Write it as one of these: it differs in capitals or the like alone."
+    return expected
 
 
 def texts(column: Column, block: RowBlock) -> tuple[list[str], NDArray[np.intp]]:
     """A column's values as a CSV file and the schema have them, each once, and each row's [N]."""
     values = block.columns[column.name]
     coded = values if isinstance(values, CodedValues) else CodedValues.of(values.tolist())
-    return [written(value, column.values) for value in coded.values], coded.places
+    known = None if column.values is None else frozenset(column.values)
+    return [written(value, known) for value in coded.values], coded.places
 
 
 def written(value: object, known: Collection[str] | None = None) -> str:
     """A value as a CSV file would hold it: 1, true, 2020-01-31, and nothing for null and NaN.
 
-    What is no text is found among the values that are `known` however it is written there.
+    Text is in Unicode NFC. What is no text is found among the values that are `known` however it is
+    written there, and so is a whole number with or without .0.
     """
     if isinstance(value, str):
-        return value.strip()
+        text = normalize(value.strip())
+        if known is None or text in known or not _WHOLE.fullmatch(text):
+            return text
+        whole = text.partition(".")[0]
+        return next((way for way in (whole, f"{whole}.0") if way in known), text)
     text = str(value).strip()
     if text in ("None", "nan", "NaT", "<NA>"):
         return ""
@@ -223,8 +249,11 @@ def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
     """Raise DataError unless all columns that are needed are there, and no name is there twice."""
     absent = [name for name in needed if name not in names]
     if absent:
+        alike = {fold(name): name for name in names if isinstance(name, str)}
+        found = [alike[fold(name)] for name in absent if fold(name) in alike]
+        more = f" Write {', '.join(map(spelled, found))} as it is expected." if found else ""
         raise DataError(
-            f"{what} has no column {', '.join(absent)}; it has {', '.join(map(str, names))}."
+            f"{what} has no column {', '.join(absent)}; it has {', '.join(map(str, names))}.{more}"
         )
     if len(set(names)) != len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
@@ -232,7 +261,8 @@ def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
 
 
 def number(text: str, *, decimal_comma: bool = False) -> float:
-    """Parse a field as a number; NaN if it is not one.
+    """Parse a field as a number; NaN if it is not one. 1_2 is none, nor is what has other digits
+    than 0 to 9.
 
     With `decimal_comma`, 3,5 and 1.234,5 are numbers, and 1.234 is not: it is ambiguous.
     """
@@ -240,10 +270,7 @@ def number(text: str, *, decimal_comma: bool = False) -> float:
         text = text.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else ""
     elif decimal_comma and "." in text:
         return math.nan
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    return float(text) if _NUMBER.fullmatch(text) else math.nan
 
 
 def read_date(text: str, order: DateOrder) -> datetime | None:

@@ -25,6 +25,7 @@ from terrine_models.tables import text
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.text import TextFile
 from terrine_protocol.files import opened
+from terrine_protocol.names import normalize
 
 SAMPLE = 100
 """Records that are read to find the delimiter."""
@@ -52,14 +53,16 @@ class ArrowFile:
         # A buffer: otherwise all of a row group's columns would be read at once.
         read = parquet.ParquetFile(file, buffer_size=text.BLOCK) if self._parquet else None
         self._file = read or pa.ipc.open_file(file)
-        self.first = list((read.schema_arrow if read else self._file.schema).names)
+        names = (read.schema_arrow if read else self._file.schema).names
+        self.first = list(map(normalize, names))
         check_names(self.first, [], str(path))
+        self._stored = dict(zip(self.first, names, strict=True))
 
     def batches(
         self, names: Sequence[str], header: bool = True, progress: Progress = unseen
     ) -> Iterator[Any]:
         """Record batches with these columns. Raises what pyarrow does."""
-        rows, columns, done = rows_at_a_time(len(names)), list(names), 0
+        rows, columns, done = rows_at_a_time(len(names)), [self._stored[n] for n in names], 0
         if self._parquet:
             batches = self._file.iter_batches(batch_size=rows, columns=columns)
             total = self._file.metadata.num_rows
@@ -67,6 +70,8 @@ class ArrowFile:
             total = self._file.num_record_batches
             batches = (self._file.get_batch(i).select(columns) for i in range(total))
         for batch in batches:
+            named = list(map(normalize, batch.schema.names))
+            batch = pa.RecordBatch.from_arrays(batch.columns, names=named)
             done += batch.num_rows if self._parquet else 1
             progress(done, total)
             for start in range(0, batch.num_rows, rows):
@@ -246,7 +251,7 @@ def _sniffed(path: Path, lines: list[str], fits: Fits, whole: bool) -> tuple[str
         try:
             for fields in reader:
                 if not _is_nothing(fields, delimiter):
-                    rows.append((reader.line_num, [field.strip() for field in fields]))
+                    rows.append((reader.line_num, [normalize(field.strip()) for field in fields]))
                 if len(rows) > SAMPLE:
                     break
         except csv.Error:  # counts as an empty record, and is the last

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, check_classes
-from terrine_models.data.blocks import GroupNumbering, GrowingArray, Records
+from terrine_models.data.blocks import GroupNumbering, GrowingArray, Records, remark_on_people
 from terrine_models.data.reading import Progress, rows_at_a_time, unchanged, unseen
 from terrine_models.tables.columns import (
     CodedValues,
@@ -37,6 +37,7 @@ from terrine_models.tables.columns import (
     width,
 )
 from terrine_protocol.files import read
+from terrine_protocol.names import listed, normalize
 from terrine_protocol.tables import Column, TableSchema, first_problem
 
 if TYPE_CHECKING:
@@ -116,7 +117,11 @@ class Table:
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, *(c.name for c in (self._label, self._group) if c is not None)]
         with _opened(self._path, schema, needed, self._note, True) as (file, read_blocks):
+            first = True
             for block in read_blocks(file, schema, needed, self._note, self._progress):
+                if first and block.named:
+                    self._tell_unused(file.first)
+                first = False
                 inputs, labels = encoder.encode(block), class_indices(self._label, block)
                 if self._group is None:
                     yield Records(inputs, labels, None)
@@ -125,8 +130,19 @@ class Table:
                     yield Records(inputs, labels, people.of(names)[places])
             self.sha256 = file.sha256 or None
         if self._group is not None:
-            self.people = people.names
+            self.people, name = people.names, self._group.name
+            if told := remark_on_people(self.people, f"{self.name}: column {name}"):
+                self._note(told)
         encoder.finish(self._note)
+
+    def _tell_unused(self, names: Sequence[str]) -> None:
+        """Say which columns the schema has not got."""
+        known = {column.name for column in self.encoding.columns}
+        if unused := [name for name in names if name not in known]:
+            self._note(
+                f"{self.name}: column {listed(unused)} is not in the schema, and not used: the "
+                "public table from which the schema came would need it, too."
+            )
 
 
 def load_table(
@@ -201,9 +217,12 @@ def encode_frame(
     It needs the columns that are features, by name. Of pandas, Polars, Arrow, or a dictionary of
     equally long columns. Raises as `encode_table`.
     """
-    check_names(_names(frame), schema.features, "The data frame")
+    names = _names(frame)
+    held = {normalize(name) if isinstance(name, str) else name: name for name in names}
+    same = [normalize(name) if isinstance(name, str) else name for name in names]
+    check_names(same, schema.features, "The data frame")
     described = [column for column in schema.columns if column.name in schema.features]
-    columns = {column.name: np.asarray(frame[column.name]) for column in described}
+    columns = {column.name: np.asarray(frame[held[column.name]]) for column in described}
     rows = len(columns[described[0].name])
     if any(len(column) != rows for column in columns.values()):
         raise DataError("The columns of the data frame are not equally long.")

@@ -20,6 +20,7 @@ from terrine_models.data.reading import Progress, unseen
 from terrine_models.tables.column_stats import FEW, ColumnStats, most
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.loading import opened_table, warn
+from terrine_protocol.names import ask_whether_one, normalize
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
@@ -76,7 +77,10 @@ def propose_schema(
     value of a categorical column becomes public. `columns` names the columns of a file without a
     header. `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
     """
-    path = Path(path)
+    path, label = Path(path), normalize(label)
+    group = None if group is None else normalize(group)
+    columns = None if columns is None else list(map(normalize, columns))
+    ignore, keep = list(map(normalize, ignore)), list(map(normalize, keep))
     table, digest = _counted(path, label, columns, note, progress)
     records = table[0].rows
     wanted = [label, *ignore, *keep, *([group] if group else [])]
@@ -142,18 +146,33 @@ def _group(columns: Sequence[ColumnStats]) -> ColumnStats | None:
 
 def _label(column: ColumnStats) -> RoleGuess:
     classes = column.distinct
+    if classes and all(value.endswith(".") for value in classes):  # as in UCI Adult's test part
+        classes = [value[:-1] for value in classes]
+    if column.numeric and (
+        len(classes) > MOST_CLASSES or (len(classes) > FEW and not column.whole)
+    ):
+        raise DataError(
+            f"{column.path}: column {column.name} holds {column.different} different numbers, from "
+            f"{column.low:,.12g} to {column.high:,.12g}: it is a quantity, and Terrine predicts "
+            "classes. Cut it into ranges, such as low, middle and high, in all files. If these "
+            "numbers are names of classes, list them in a schema of your own."
+        )
     if column.rest:
         raise DataError(
             f"{column.path}: column {column.name} has {column.different} different values: it "
             "names no classes."
         )
-    if classes and all(value.endswith(".") for value in classes):  # as in UCI Adult's test part
-        classes = [value[:-1] for value in classes]
-    doubt = None
+    doubts = list[str | None]()
     if len(classes) > MOST_CLASSES:
-        doubt = "Is this a quantity? Terrine predicts classes."
+        doubts.append("Are these classes? Terrine predicts one of a few.")
     elif column.gaps:
-        doubt = f"Without a label: {_rows(column.gaps)}. Training refuses these rows."
+        rows = _rows(column.gaps)
+        doubts.append(
+            f"Without a label: {rows}. Training refuses such rows: leave them out of the file."
+        )
+    if len(classes) <= MOST_CATEGORIES:
+        doubts.append(_ask_of_spelling(column))
+    doubt = _together(*doubts)
     described = Column(name=column.name, role="label", values=tuple(classes))
     return RoleGuess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
 
@@ -193,9 +212,11 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
                 f"; missing in {_rows(column.gaps)}: an indicator, and the median {missing:,.12g}"
             )
         described = Column(name=column.name, role="numeric", low=low, high=high, missing=missing)
-        return RoleGuess(described, why, doubt)
+        return RoleGuess(described, why, _together(doubt, _ask_of_stand_ins(column)))
     if column.boolean:
         return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
+    if count <= MOST_CATEGORIES:
+        doubt = _together(doubt, _ask_of_spelling(column))
     if (levels := column.levels) and count <= MOST_CATEGORIES:
         why = f"levels, from least to most: {levels[0]} … {levels[-1]}"
         doubt = doubt or "Is this their order? If they have none, make the role categorical."
@@ -221,7 +242,42 @@ def _dates(column: ColumnStats, order: DateOrder, doubt: str | None) -> RoleGues
     )
     taken = "month, weekday and hour" if "hour" in parts else "month and weekday"
     why = f"dates from {first} to {last}: days since the first, {taken}"
+    if days := column.stand_in_days(order):
+        named = " and ".join(map(str, days))
+        ask = (
+            f"Does {named} stand for no date? If so, leave the field empty in all files: the range "
+            "reaches that far."
+        )
+        doubt = _together(doubt, ask)
     return RoleGuess(described, why, doubt)
+
+
+def _together(*doubts: str | None) -> str | None:
+    """Several doubts as one."""
+    return " ".join(each for each in doubts if each) or None
+
+
+def _ask_of_stand_ins(column: ColumnStats) -> str | None:
+    """Ask of numbers such as -999 among others."""
+    found = column.stand_ins
+    if not found:
+        return None
+    named = " and ".join(f"{value:.12g}" for value in found)
+    return (
+        f"Does {named} stand for a missing value? If so, leave the field empty in all files: the "
+        "range reaches that far."
+    )
+
+
+def _ask_of_spelling(column: ColumnStats) -> str | None:
+    """Ask of categories that are nearly equal, and of NA where it may be a name."""
+    na = None
+    if column.not_available and column.names_places:
+        na = (
+            f"NA is read as a missing value, in {_rows(column.not_available)}. If it is a place, "
+            "such as Namibia or North America, write it otherwise in all files."
+        )
+    return _together(ask_whether_one(column.distinct), na)
 
 
 def _most_common(column: ColumnStats) -> tuple[list[str], float]:

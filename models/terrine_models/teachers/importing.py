@@ -97,6 +97,7 @@ class ImportedTeachers(TeacherKind):
             manifest.input,
             threads=torch.get_num_threads(),
             seconds=limits.seconds,
+            by_index=manifest.partition is not None,  # shards have indices as labels
         )
 
         def choose(x: torch.Tensor) -> torch.Tensor:
@@ -110,6 +111,7 @@ class ImportedTeachers(TeacherKind):
             paths=tuple(str(directory / name) for name in manifest.teacher_files),
             spec=manifest.input,
             classes=manifest.classes,
+            by_index=manifest.partition is not None,
             output=self.output,
         )
         for name, each in zip(manifest.teacher_files, checked(request), strict=True):
@@ -161,6 +163,7 @@ def import_ensemble(
             paths=tuple(str(work / name) for name in files),
             spec=declared.spec,
             classes=declared.classes,
+            by_index=declared.sharded is not None,
             output=declared.output,
             probe=None if probe is None else str(probe),
         )

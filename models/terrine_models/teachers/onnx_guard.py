@@ -41,10 +41,12 @@ class GuardedTeachers:
         spec: InputSpec,
         threads: int,
         seconds: float = SECONDS,
+        by_index: bool = False,
     ) -> None:
         """Verify the files against their digests, and load them. Raises StoreError.
 
-        `threads` models compute at a time; `seconds` are for a block of inputs.
+        `threads` models compute at a time; `seconds` are for a block of inputs. `by_index`: whether
+        labels that are numbers are indices whatever the classes' names.
         """
         self._directory, self._files, self._seconds = directory, dict(files), seconds
         self._order = VotingJob(
@@ -52,6 +54,7 @@ class GuardedTeachers:
             size=sum(_size(directory / name) for name in files),
             output=output,
             classes=classes,
+            by_index=by_index,
             spec=spec,
             threads=threads,
         )

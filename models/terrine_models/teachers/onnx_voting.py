@@ -39,6 +39,8 @@ class VotingJob(Record):
     """Bytes of all files."""
     output: str | None
     classes: tuple[str, ...]
+    by_index: bool
+    """As in `CheckRequest`."""
     spec: InputSpec
     threads: int
 
@@ -71,7 +73,7 @@ def _loaded(order: VotingJob, server: socket.socket) -> OnnxTeachers:
     for _ in range(order.files):
         models.append(OnnxModel(receive(server), order.output))
         send(server, b"")
-    return OnnxTeachers(models, order.classes, order.threads)
+    return OnnxTeachers(models, order.classes, order.threads, order.by_index)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from terrine_models.teachers.manifests import (
     check_shapes,
 )
 from terrine_models.teachers.shards import unit_count
+from terrine_protocol.names import normalize
 
 IDENTITIES = "identities.safetensors"
 """Who is in each slot, and who was forgotten: keyed digests. Only of people who have names."""
@@ -40,9 +41,10 @@ def key_check(key: bytes) -> bytes:
 
 
 def name_digests(names: Sequence[str], key: bytes) -> Digests:
-    """Digests [U, 32] of people by what they are called."""
+    """Digests [U, 32] of people by what they are called, in Unicode NFC."""
     made = b"".join(
-        hmac.digest(key, b"terrine/people/name/1\0" + name.encode(), "sha256") for name in names
+        hmac.digest(key, b"terrine/people/name/1\0" + normalize(name).encode(), "sha256")
+        for name in names
     )
     return np.frombuffer(made, np.uint8).reshape(-1, 32).copy()
 

@@ -50,7 +50,7 @@ class Arrays:
 def class_names(classes: str | None) -> list[str] | None:
     """Return the classes that --classes names, or numbers."""
     names = split(classes)
-    if names and len(names) == 1 and names[0].isdigit():
+    if names and len(names) == 1 and names[0].isdecimal():
         return [str(i) for i in range(int(names[0]))]
     return names
 
@@ -61,6 +61,7 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
     The latter twice: as inputs, and with their labels if they have any.
     """
     from terrine_models.data.arrays import DIGITS, load_idx, load_npz
+    from terrine_models.data.blocks import remark_on_people
     from terrine_models.data.images import load_image_classes
     from terrine_models.features.maps import PublicData
 
@@ -73,6 +74,8 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
         private = load_npz(data, classes=names)
     else:
         private = load_idx(data, classes=names or DIGITS)
+    if private.people and (told := remark_on_people(private.people, f"{data}: array group")):
+        note(told)
     if options.public is None:
         return private, None, None
     inputs, labelled = _public(options.public, private, image)

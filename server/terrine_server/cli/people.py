@@ -79,6 +79,7 @@ def show_who_left(
 def records(manifest: Manifest, path: Path) -> Dataset:
     """Return records in the format of an ensemble's."""
     from terrine_models.data.arrays import DataError, load_idx, load_npz
+    from terrine_models.data.blocks import remark_on_people
     from terrine_models.data.images import load_image_classes
     from terrine_models.tables.loading import load_table
 
@@ -89,6 +90,9 @@ def records(manifest: Manifest, path: Path) -> Dataset:
     if path.suffix != ".npz":
         return load_idx(path, classes=manifest.classes)
     try:
-        return load_npz(path)
+        data = load_npz(path)
     except DataError:  # it does not name its classes
-        return load_npz(path, classes=manifest.classes)
+        data = load_npz(path, classes=manifest.classes)
+    if data.people and (told := remark_on_people(data.people, f"{path}: array group")):
+        tables.note(told)
+    return data

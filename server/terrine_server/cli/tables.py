@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_protocol.names import normalize
 from terrine_server.cli.console import console, errors, fail
 from terrine_server.progress import stages_bar
 
@@ -103,8 +104,8 @@ def note_aside(sentence: str) -> None:
 
 
 def split(text: str | None) -> list[str] | None:
-    """Split A,B,… into its parts."""
-    return None if text is None else [part.strip() for part in text.split(",")]
+    """Split A,B,… into its parts, in Unicode NFC."""
+    return None if text is None else [normalize(part.strip()) for part in text.split(",")]
 
 
 def required_schema(data: Path, schema: Path | None) -> TableSchema:

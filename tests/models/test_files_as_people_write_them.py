@@ -1,0 +1,423 @@
+"""Small files as people write them, each with its right value: names, numbers, dates, labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from onnx_made import INPUTS, trees
+from refusals import holds, refuses, says
+
+from terrine_models.data.arrays import DataError, InputSpec, load_groups, load_idx, load_npz
+from terrine_models.data.images import class_folders, load_image_classes
+from terrine_models.storage import onnx_check
+from terrine_models.storage.manifests import Partition
+from terrine_models.storage.onnx_check import CheckRequest
+from terrine_models.storage.onnx_models import ModelError, indices
+from terrine_models.tables.columns import number
+from terrine_models.tables.loading import encode_frame, encode_table, load_people, load_table
+from terrine_models.tables.roles import RoleGuess, propose_schema
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.importing import Declaration, import_ensemble
+from terrine_models.teachers.people import name_digests
+from terrine_protocol.images import ImageFormat
+from terrine_protocol.names import fold, numbered
+from terrine_protocol.tables import TableSchema
+
+ONE, TWO = "M\u00fcller", "Mu\u0308ller"
+"""Müller with one character for ü, and with two."""
+DOSE = {"name": "dose", "role": "numeric", "low": 0, "high": 100}
+
+
+def schema(*columns: dict[str, Any], label: tuple[str, ...] = ("no", "yes")) -> TableSchema:
+    ill = {"name": "ill", "role": "label", "values": label}
+    return TableSchema.model_validate({"columns": [*columns, ill]})
+
+
+def table(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+# ------------------------------------------------------------------ numbers as labels are names
+
+LABELS: list[tuple[list[int], tuple[str, ...], list[int] | None]] = [
+    ([0, 1, 1], ("no", "yes"), [0, 1, 1]),
+    ([0, 1, 1], ("0", "1"), [0, 1, 1]),
+    ([0, 1, 1], ("1", "0"), [1, 0, 0]),
+    ([5, 7], ("5", "7"), [0, 1]),
+    ([-1, 1], ("-1", "1"), [0, 1]),
+    ([1, 0], ("1.0", "0.0"), [0, 1]),
+    ([7, 10], ("007", "010"), [0, 1]),
+    ([0, 1], ("1", "2"), None),
+    ([0, 1], ("1", "other"), None),
+    ([1, 1], ("1", "1.0"), None),
+]
+"""Numbers, the names of classes, and which of these each number is; None if it is refused."""
+
+
+@pytest.mark.parametrize(("labels", "classes", "expected"), LABELS)
+def test_a_number_is_an_index_only_where_it_cannot_be_a_name(
+    tmp_path: Path, labels: list[int], classes: tuple[str, ...], expected: list[int] | None
+) -> None:
+    y, x = np.array(labels), np.zeros((len(labels), 2), np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    idx = b"\0\0\x08\x01" + len(y).to_bytes(4, "big") + bytes(abs(label) for label in labels)
+    pixels = (
+        b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (len(y), 1, 2)) + bytes(2 * len(y))
+    )
+    (tmp_path / "train-labels.idx").write_bytes(idx)
+    (tmp_path / "train-images.idx").write_bytes(pixels)
+    if expected is None:
+        with refuses(DataError, classes[0]):
+            load_npz(tmp_path / "a.npz", classes=classes)
+        with refuses(DataError, classes[0]):
+            load_idx(tmp_path, classes=classes)
+        try:
+            assert -1 in indices(y, classes)
+        except ModelError as error:
+            holds(str(error), classes[0])
+        return
+    assert load_npz(tmp_path / "a.npz", classes=classes).labels.tolist() == expected
+    assert indices(y, classes).tolist() == expected
+    if min(labels) >= 0:
+        assert load_idx(tmp_path, classes=classes).labels.tolist() == expected
+
+
+def test_an_archive_that_lists_its_classes_is_read_by_them(tmp_path: Path) -> None:
+    x, y, path = np.zeros((3, 2), np.uint8), np.array([0, 1, 1]), tmp_path / "a.npz"
+    listed: list[tuple[Any, tuple[str, ...] | None, list[int]]] = [
+        (["1", "0"], None, [0, 1, 1]),  # as `terrine ensemble split` writes it
+        (np.array([1, 0]), None, [1, 0, 0]),
+        (["b", "a"], ("a", "b"), [1, 0, 0]),
+        ([TWO, "b"], ("b", ONE), [1, 0, 0]),
+    ]
+    for own, classes, expected in listed:
+        np.savez(path, x=x, y=y, classes=np.array(own))
+        assert load_npz(path, classes=classes).labels.tolist() == expected
+    np.savez(path, x=x, y=y, classes=np.array(["a", "c"]))
+    with refuses(DataError, "'c'", "record", "1"):
+        load_npz(path, classes=("a", "b"))
+    np.savez(path, x=x, y=y + 1, classes=np.array(["a", "b"]))
+    with refuses(DataError, "2", "record", "1"):
+        load_npz(path, classes=("a", "b", "c"))
+
+
+def test_imported_teachers_name_their_classes_by_number(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(trees(labelled=True).SerializeToString())
+    x = np.array([[0.4] * INPUTS, [0.6] * INPUTS], np.float32)  # the labels 0 and 1
+
+    def votes(out: str, classes: tuple[str, ...], sharded: Partition | None = None) -> list[int]:
+        spec = InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1)
+        declared = Declaration(spec, classes, 3000, "one", output="label", sharded=sharded)
+        import_ensemble([tmp_path / "m.onnx"], tmp_path / out, "made", declared)
+        counts = Ensemble.load(tmp_path / out, device="cpu").votes(x)
+        return [int(each) for each in np.asarray(counts).argmax(axis=1)]
+
+    assert votes("one", ("2", "1", "0")) == [2, 1]
+    shards = Partition(seed=0, recipe="rows", smallest=3000, largest=3000)
+    assert votes("two", ("2", "1", "0"), shards) == [0, 1]
+
+
+ORDERS: list[tuple[list[str] | None, tuple[str, ...], bool, bool]] = [
+    (None, ("0", "1", "2"), False, True),
+    (None, ("2", "1", "0"), False, False),
+    (None, ("2", "1", "0"), True, True),
+    (None, ("c", "b", "a"), False, True),
+    (None, ("5", "6", "7"), False, True),
+    (None, ("0", "1", "other"), False, True),
+    (["a", "b", "c"], ("a", "b", "c"), False, True),
+    (["a", "b", "c"], ("b", "a", "c"), False, False),
+    (["a", "b", "c"], ("x", "y", "z"), False, True),
+]
+"""What a classifier calls its classes (None: 0, 1, 2), the names that are declared, whether its
+labels were indices, and whether its scores may be in this order."""
+
+
+@pytest.mark.parametrize(("own", "classes", "by_index", "taken"), ORDERS)
+def test_scores_in_another_order_are_refused(
+    tmp_path: Path, own: list[str] | None, classes: tuple[str, ...], by_index: bool, taken: bool
+) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(trees(labelled=True, names=own).SerializeToString())
+    request = CheckRequest(
+        paths=(str(path),),
+        spec=InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1),
+        classes=classes,
+        by_index=by_index,
+        output="scores",
+    )
+    if taken:
+        assert onnx_check.check(path, request, onnx_check.probes(request)).width == 3
+        return
+    with refuses(ModelError, "order", *classes):
+        onnx_check.check(path, request, onnx_check.probes(request))
+
+
+# ------------------------------------------------------------------------ names in either form
+
+PERSON = {"name": "person", "role": "group"}
+
+
+def test_names_are_compared_in_one_form(tmp_path: Path) -> None:
+    described = schema(
+        DOSE,
+        {"name": "gr\u00f6\u00dfe", "role": "categorical", "values": [ONE, "Mayer"]},
+        PERSON,
+        label=(f"{TWO}s", "no"),
+    )
+    rows = [f"1,{ONE},{TWO},no", f"2,{TWO},{ONE},{ONE}s", f"3,Mayer,Ada,{TWO}s"]
+    path = table(tmp_path / "t.csv", "dose,gro\u0308\u00dfe,person,ill", *rows)
+    data = load_table(path, described)
+    assert data.people == (ONE, "Ada")
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 0, 1]
+    assert data.labels.tolist() == [1, 0, 0]
+    assert data.inputs[:, 1:].tolist() == [[1, 0, 0], [1, 0, 0], [0, 1, 0]]
+    assert load_people(path, described) == [ONE, "Ada"]
+    frame = pd.read_csv(path)
+    assert encode_frame(frame, described).tolist() == data.inputs.tolist()
+    pa.parquet.write_table(pa.Table.from_pandas(frame), tmp_path / "t.parquet")
+    assert load_table(tmp_path / "t.parquet", described).people == data.people
+    assert encode_table(tmp_path / "t.parquet", described).tolist() == data.inputs.tolist()
+    assert name_digests([ONE], b"key").tolist() == name_digests([TWO], b"key").tolist()
+
+
+def test_a_schema_is_proposed_with_one_form(tmp_path: Path) -> None:
+    rows = [f"{name},{i},{i % 2}" for i, name in enumerate([ONE, TWO, "Mayer"] * 4)]
+    path = table(tmp_path / "t.csv", "gro\u0308\u00dfe,dose,ill", *rows)
+    found = propose_schema(path, label="ill", keep=["gr\u00f6\u00dfe"]).schema.columns[0]
+    assert (found.name, found.values) == ("gr\u00f6\u00dfe", ("Mayer", ONE))
+
+
+def test_people_of_arrays_and_folders_of_pictures_have_one_form(tmp_path: Path) -> None:
+    from PIL import Image
+
+    group = np.array([ONE, TWO, "Ada"])
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2), np.uint8), y=np.array([0, 1, 1]), group=group)
+    data = load_npz(tmp_path / "a.npz", classes=("a", "b"))
+    assert data.people == (ONE, "Ada")
+    assert load_groups(tmp_path / "a.npz") == [ONE, "Ada"]
+    pictures = tmp_path / "pictures"
+    for name in (TWO, "Ada"):
+        (pictures / name).mkdir(parents=True)
+        Image.new("L", (2, 2)).save(pictures / name / "1.png")
+    assert class_folders(pictures) == ["Ada", ONE]
+    image = ImageFormat(height=2, width=2, grey=True)
+    assert load_image_classes(pictures, image, classes=["Ada", ONE]).labels.tolist() == [0, 1]
+    (pictures / ONE).mkdir()
+    with refuses(DataError, repr(ONE)):
+        load_image_classes(pictures, image, classes=["Ada", ONE])
+
+
+PEOPLE: list[tuple[list[str], tuple[int, int] | None]] = [
+    (["ada", "bob", "Eve"], None),
+    (["7", "8", "70"], None),
+    (["7", "7.0", "007", "8"], (3, 1)),
+    (["Ada", "ADA", "bob", "b\u200bob", "eve"], (4, 2)),
+    (["Ada  Lovelace", "ada lovelace"], (2, 1)),
+]
+"""Names in a column of people; how many would coincide, and as how many people."""
+
+
+@pytest.mark.parametrize(("names", "expected"), PEOPLE)
+def test_people_who_may_be_one_are_counted_and_kept_apart(
+    tmp_path: Path, names: list[str], expected: tuple[int, int] | None
+) -> None:
+    path = table(tmp_path / "t.csv", "dose,person,ill", *(f"1,{name},no" for name in names))
+    said = list[str]()
+    data = load_table(path, schema(DOSE, PERSON), said.append)
+    assert data.people == tuple(names)
+    assert (said == []) == (expected is None)
+    if expected:
+        holds(said, "person", *expected)
+        assert not any(name in " ".join(said) for name in names if name.isalpha())
+
+
+# ----------------------------------------------------------------------------- numbers and dates
+
+NUMBERS = {
+    "12": 12.0,
+    "-1.5": -1.5,
+    "+.5": 0.5,
+    "5.": 5.0,
+    "1e3": 1000.0,
+    "2E-1": 0.2,
+    "1_2": None,
+    "1_000.5": None,
+    "\u0661\u0662": None,
+    "\uff11": None,
+    "infinity": None,
+    "nan": None,
+    "0x10": None,
+    "1 2": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), NUMBERS.items())
+def test_numbers_have_a_strict_grammar(tmp_path: Path, text: str, expected: float | None) -> None:
+    found = number(text)
+    assert np.isnan(found) if expected is None else found == expected
+    wide = {**DOSE, "low": -2000, "high": 2000}
+    path = table(tmp_path / "t.csv", "dose,ill", "0,no", f'"{text}",yes')
+    if expected is not None:
+        assert encode_table(path, schema(wide))[1, 0] == pytest.approx((expected + 2000) / 4000)
+    elif text:
+        with refuses(DataError, "dose", "3"):
+            encode_table(path, schema(wide))
+
+
+def proposed(folder: Path, name: str, values: list[str]) -> RoleGuess:
+    """What is proposed for a column of these values."""
+    rows = (f"{value},{i % 7},{'ab'[i % 2]}" for i, value in enumerate(values))
+    path = table(folder / "t.csv", f"{name},dose,ill", *rows)
+    return propose_schema(path, label="ill", keep=[name], note=lambda _: None).guesses[0]
+
+
+WEEK = [f"2020-01-0{day}" for day in range(1, 8)]
+ASKED: list[tuple[str, list[str], tuple[str, ...] | None]] = [
+    ("age", ["18", "44", "80", "61"] * 3, None),
+    ("age", ["18", "44", "80", "-999"] * 3, ("-999",)),
+    ("age", ["18", "44", "80", "999"] * 3, ("999",)),
+    ("age", ["18", "44", "80", "99", "30"] * 3, None),
+    ("age", ["18", "44", "80", "-99", "-999"] * 3, ("-99", "-999")),
+    ("heat", ["-20.5", "3", "30", "-9999.0"] * 3, ("-9999",)),
+    ("heat", ["-20", "-9", "30", "12"] * 3, None),
+    ("count", ["0", "600", "900", "999", "30"] * 3, None),
+    ("end", [*WEEK], None),
+    ("end", [*WEEK, "9999-12-31"], ("9999-12-31",)),
+    ("end", [*WEEK, "1900-01-01", "2999-12-31"], ("1900-01-01", "2999-12-31")),
+    ("born", ["1931-02-03", "1950-05-01", "1999-07-03", "2020-01-02"] * 2, None),
+    ("answer", ["Yes", "yes", "YES", "no"] * 3, ("'Yes'", "'yes'", "'YES'")),
+    ("answer", ["yes", "no"] * 3, None),
+    ("answer", ["yes", "ye\u200bs", "no"] * 3, ("'yes'", "'ye<U+200B>s'")),
+    ("country", ["DE", "FR", "NA", "ZA"] * 3, ("NA", "3")),
+    ("code", ["DE", "FR", "NA", "ZA"] * 3, ("NA", "3")),
+    ("ward", ["east", "west", "NA", "north"] * 3, None),
+]
+"""A column of a public table, and what is asked of it."""
+
+
+@pytest.mark.parametrize(("name", "values", "asked"), ASKED)
+def test_what_may_be_meant_otherwise_is_asked(
+    tmp_path: Path, name: str, values: list[str], asked: tuple[str, ...] | None
+) -> None:
+    doubt = proposed(tmp_path, name, values).doubt
+    if asked is None:
+        assert doubt is None or "?" not in doubt or not says(doubt, "stand")
+        assert doubt is None
+    else:
+        holds(doubt or "", *asked)
+
+
+# ------------------------------------------------------------------------------------- labels
+
+PRICES = [str(3 * price + 1000) for price in range(352)]
+
+
+def test_nearly_equal_classes_are_asked_about(tmp_path: Path) -> None:
+    path = table(
+        tmp_path / "t.csv", "dose,ill", *(f"{i},{['Yes', 'yes', 'no'][i % 3]}" for i in range(9))
+    )
+    found = propose_schema(path, label="ill").guesses[1]
+    holds(found.doubt or "", "'Yes'", "'yes'")
+
+
+@pytest.mark.parametrize(
+    ("prices", "kept"),
+    [
+        (PRICES, False),
+        ([f"{price}.5" for price in PRICES[:30]], False),
+        ([str(digit) for digit in range(10)], True),
+        ([f"c{price}" for price in PRICES], True),
+    ],
+)
+def test_a_quantity_is_no_label(tmp_path: Path, prices: list[str], kept: bool) -> None:
+    path = table(
+        tmp_path / "t.csv", "dose,price", *(f"{i % 9},{p}" for i, p in enumerate(prices * 2))
+    )
+    if kept:
+        assert len(propose_schema(path, label="price").schema.columns[1].values or ()) == len(
+            prices
+        )
+        return
+    with refuses(DataError, "price", str(len(prices)), "ranges") as refused:
+        propose_schema(path, label="price")
+    assert len(str(refused.value)) < 600
+
+
+LABELLED: list[tuple[tuple[str, ...], list[str], list[int] | tuple[str, ...]]] = [
+    (("0", "1"), ["0.0", "1.0"], [0, 1]),
+    (("0.0", "1.0"), ["1", "0"], [1, 0]),
+    (("no", "yes"), ["yes", "no."], [1, 0]),
+    (("no", "yes"), ["no", ""], ("3", "''", "Leave")),
+    (("no", "yes"), ["no", "NA"], ("3", "'NA'", "Leave")),
+    (("no", "yes"), ["no", "YES"], ("3", "'YES'", "capitals")),
+    (("no", "yes"), ["no", "maybe"], ("3", "'maybe'")),
+    (tuple(PRICES), ["1000", "1001"], ("3", "'1001'", "332", "quantity")),
+]
+"""The classes of a schema, labels of a file, and which they are, or what a refusal says."""
+
+
+@pytest.mark.parametrize(("classes", "labels", "expected"), LABELLED)
+def test_labels_are_found_however_they_are_written(
+    tmp_path: Path,
+    classes: tuple[str, ...],
+    labels: list[str],
+    expected: list[int] | tuple[str, ...],
+) -> None:
+    path = table(tmp_path / "t.csv", "dose,ill", *(f"1,{label}" for label in labels))
+    described = schema(DOSE, label=classes)
+    if isinstance(expected, list):
+        assert load_table(path, described).labels.tolist() == expected
+        return
+    with refuses(DataError, "ill", *expected) as refused:
+        load_table(path, described)
+    assert len(str(refused.value)) < 600
+
+
+def test_a_category_is_found_with_and_without_a_point(tmp_path: Path) -> None:
+    described = schema({"name": "floor", "role": "categorical", "values": ["1", "2.0", "03"]})
+    path = table(tmp_path / "t.csv", "floor,ill", "1.0,no", "2,no", "03,no", "3,no")
+    assert encode_table(path, described).argmax(axis=1).tolist() == [0, 1, 2, 3]
+
+
+def test_a_column_that_only_the_private_file_has_is_said(tmp_path: Path) -> None:
+    said = list[str]()
+    path = table(tmp_path / "t.csv", "dose,weight,height,ill", "1,2,3,no")
+    load_table(path, schema(DOSE), said.append)
+    holds(said, "weight", "height")
+    said.clear()
+    load_table(table(tmp_path / "same.csv", "dose,ill", "1,no"), schema(DOSE), said.append)
+    assert not said
+
+
+def test_a_missing_column_that_is_written_otherwise_is_named(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", "Do\u200bse,weight,ill", "1,2,no")
+    with refuses(DataError, "dose", "'Do<U+200B>se'"):
+        load_table(path, schema(DOSE))
+
+
+FOLDED: list[tuple[Callable[[str], object], str, object]] = [
+    (fold, "007", "7"),
+    (fold, "-0", "0"),
+    (fold, "7.50", "7.50"),
+    (fold, "\uff37ard\u00a01", "ward 1"),
+    (lambda text: numbered(json.loads(text)), '["a", "b"]', None),
+    (lambda text: numbered(json.loads(text)), '["1", "0"]', {1: 0, 0: 1}),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "expected"), FOLDED)
+def test_spellings_are_folded(
+    function: Callable[[str], object], given: str, expected: object
+) -> None:
+    assert function(given) == expected
