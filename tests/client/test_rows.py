@@ -12,8 +12,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from documented import ROOT, blocks
 from migrated import SECRET_KEY, migrated
 from refusals import holds, refuses
+from sklearn.ensemble import RandomForestClassifier
 
 from terrine_client import AsyncClient, Client
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
@@ -189,3 +191,32 @@ def test_a_project_of_arrays_takes_a_frame_of_numbers_and_no_rows(
             with refuses(ValueError, "points", "[B, 2]"):
                 client.label(given)
         assert client.budget().charges == charges
+
+
+def test_a_data_frame_is_learned_from_with_its_counts_as_weights(table: Client) -> None:
+    given = frame(1200).dropna()
+    answers = table.label(given)
+    for held in (given, pl.from_pandas(given), pa.Table.from_pandas(given)):
+        learned = answers.training_set(held)
+        assert len(learned.X) == len(learned.y) == len(learned.sample_weight)
+        assert (learned.sample_weight > 0).all()
+        assert np.isclose(learned.sample_weight.sum(), len(given))
+    learned = answers.training_set(given)
+    model = RandomForestClassifier(min_samples_leaf=20, random_state=0)
+    model.fit(learned.X[["dose"]], learned.y, learned.sample_weight)
+    truth = (given["dose"] > 5).to_numpy()
+    assert (model.predict(given[["dose"]]) == truth).mean() > 0.9
+
+
+def test_the_readme_s_program_learns_in_ten_lines(
+    projects: dict[str, Ask],
+) -> None:
+    """As it stands there, but for the server's URL, on records of a table."""
+    (program,) = (text for _, text in blocks(ROOT / "README.md", "python"))
+    assert len(program.strip().splitlines()) <= 10
+    url, token = projects["table"]
+    x = encode_frame(frame(1200).dropna(), SCHEMA)
+    names: dict[str, Any] = {"x": x, "token": token}
+    exec(program.replace("https://labels.example.org", url), names)
+    truth = (frame(1200).dropna()["dose"] > 5).to_numpy()
+    assert (names["predicted"] == truth).mean() > 0.9
