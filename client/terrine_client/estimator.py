@@ -10,7 +10,7 @@ In a checkout: pip install '.[student,forest]'.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -50,7 +50,10 @@ class BoughtAnswers:
     project: ProjectInfo
     rows: npt.NDArray[np.int64]
     labels: Labels
-    digests: list[bytes] = field(repr=False)
+    digests: list[bytes]
+
+    def __repr__(self) -> str:
+        return f"<BoughtAnswers of {self.project.name}: {self.labels!r}>"
 
     def __deepcopy__(self, memo: object) -> Self:
         """Clones of an estimator share what was bought."""

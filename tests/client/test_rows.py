@@ -18,11 +18,22 @@ from refusals import holds, refuses
 from sklearn.ensemble import RandomForestClassifier
 
 from terrine_client import AsyncClient, Client
+from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.tables.columns import ClippedError
 from terrine_models.tables.loading import encode_frame, load_table
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol import Column, EnsembleRegister, ProjectOpen, Role, TableSchema, TokenCreate
+from terrine_protocol import (
+    Column,
+    EnsembleRegister,
+    LabelResponse,
+    LabelResult,
+    Outcome,
+    ProjectOpen,
+    Role,
+    TableSchema,
+    TokenCreate,
+)
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -220,3 +231,41 @@ def test_the_readme_s_program_learns_in_ten_lines(
     exec(program.replace("https://labels.example.org", url), names)
     truth = (frame(1200).dropna()["dose"] > 5).to_numpy()
     assert (names["predicted"] == truth).mean() > 0.9
+
+
+SCREEN = 24 * 80
+"""Characters on a small screen."""
+
+
+def test_what_a_client_returns_fits_on_a_screen(table: Client) -> None:
+    """Even of a table of 300 columns with 50 categories each."""
+    values = tuple(f"category-{k}" for k in range(50))
+    wide = (Column(name=f"c{k}", role="categorical", values=values) for k in range(300))
+    schema = TableSchema(columns=(*wide, *SCHEMA.columns))
+    project = table.project()
+    ensemble = project.ensemble.model_copy(
+        update={"encoding": schema, "classes": [f"class {k}" for k in range(1000)]}
+    )
+    answers = table.label(encode_frame(frame(300), SCHEMA))
+    shown: list[Any] = [
+        table,
+        project.model_copy(update={"ensemble": ensemble, "purpose": "Labels. " * 100}),
+        ensemble,
+        schema,
+        schema.columns[0],
+        answers,
+        answers.training_set(np.zeros((300, 2))),
+        BoughtAnswers(project, np.arange(900), answers, [b""]),
+        table.receipts,
+        LabelResponse(results=[LabelResult(outcome=Outcome.REFUSED)] * 256, budget=answers.budget),
+        answers.budget,
+    ]
+    lengths = {type(each).__name__: max(len(repr(each)), len(str(each))) for each in shown}
+    assert {name: length for name, length in lengths.items() if length > SCREEN} == {}
+
+
+def test_a_budget_says_epsilon_and_what_still_fits(table: Client) -> None:
+    budget = table.budget()
+    for text in (repr(budget), str(budget)):
+        holds(text, "table", "ε", 90, f"{budget.affordable:,}", f"{budget.epsilon_spent:.4g}")
+        assert str(budget.budget) not in text, "nobody thinks in units of 1e-12"
