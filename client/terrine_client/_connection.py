@@ -112,7 +112,8 @@ def _log_retries_in_words() -> None:
 
     def say(details: RetryDetails) -> None:
         if isinstance(details.caused_by, TerrineError):
-            _log.warning("%s Trying again in %.1f s.", details.caused_by, details.wait_for)
+            level = logging.WARNING if details.retry_num == 1 else logging.INFO
+            _log.log(level, "%s Trying again in %.1f s.", details.caused_by, details.wait_for)
 
     set_on_retry_hooks([say, *map(unless_ours, get_on_retry_hooks())])
 
