@@ -2,13 +2,13 @@
 
     with Client("https://labels.example.org", token) as client:
         labels = client.label(x)                     # x: [B, …], as project() describes
-        student.fit(x[labels.answered], labels.labels[labels.answered])
+    model.fit(*labels.training_set(x))               # any classifier of scikit-learn
 
 `terrine_protocol` describes every field of the replies; `terrine_client.errors` lists all errors as
 a tree.
 """
 
-from terrine_client._labels import NO_COUNT, Labels
+from terrine_client._labels import NO_COUNT, Labels, TrainingSet
 from terrine_client._receipts import ReceiptReport, Receipts
 from terrine_client.async_client import AsyncClient
 from terrine_client.client import Client
@@ -84,6 +84,7 @@ __all__ = [
     "RequestTimeout",
     "TerrineError",
     "TimedOut",
+    "TrainingSet",
     "Unauthorized",
     "UnexpectedReply",
     "UnsupportedMediaType",

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import ssl
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
 import httpx
 import numpy.typing as npt
 import stamina
+from stamina.instrumentation import (
+    RetryDetails,
+    RetryHook,
+    get_on_retry_hooks,
+    set_on_retry_hooks,
+)
 
 from terrine_client._batches import BatchPlan, Report, label_batches
 from terrine_client._calls import Call
 from terrine_client._receipts import Receipts
-from terrine_client.errors import ConfigurationError
+from terrine_client.errors import ConfigurationError, TerrineError
 
+_log = logging.getLogger("terrine_client")
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
@@ -83,7 +92,30 @@ class BaseClient(ABC, Generic[Http]):
 
     def _attempts(self, call: Call[Any]) -> Any:
         """Stamina's attempts, with exponential backoff and jitter, or the wait of Retry-After."""
-        return stamina.retry_context(on=call.retry, attempts=self._retries + 1, timeout=None)
+
+        def again(error: Exception) -> bool | float:
+            _log_retries_in_words()
+            return call.retry(error)
+
+        return stamina.retry_context(on=again, attempts=self._retries + 1, timeout=None)
+
+
+@cache
+def _log_retries_in_words() -> None:
+    """Have stamina log a sentence for the client's retries, and all others as before."""
+
+    def unless_ours(hook: RetryHook) -> RetryHook:
+        def call(details: RetryDetails) -> AbstractContextManager[None] | None:
+            return None if isinstance(details.caused_by, TerrineError) else hook(details)
+
+        return call
+
+    def say(details: RetryDetails) -> None:
+        if isinstance(details.caused_by, TerrineError):
+            level = logging.WARNING if details.retry_num == 1 else logging.INFO
+            _log.log(level, "%s Trying again in %.1f s.", details.caused_by, details.wait_for)
+
+    set_on_retry_hooks([say, *map(unless_ours, get_on_retry_hooks())])
 
 
 def _checked_url(text: str, insecure: bool) -> httpx.URL:

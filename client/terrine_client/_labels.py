@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from terrine_client._rows import has_columns
 from terrine_protocol import Budget, LabelResult, Outcome
 
 NO_COUNT = int(np.iinfo(np.int64).min)
 """Stands in `Labels.noisy_counts` where there is no answer. No count is this small."""
+
+
+class TrainingSet(NamedTuple):
+    """What `fit` of a classifier of scikit-learn takes, in its order.
+
+    X: [K, features], or a data frame of K rows. y: [K] int64, class indices. sample_weight: [K].
+    """
+
+    X: Any
+    y: npt.NDArray[np.int64]
+    sample_weight: npt.NDArray[np.float64]
+
+    def __repr__(self) -> str:
+        return f"<TrainingSet of {len(self.y)} weighted rows>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +86,42 @@ class Labels:
         tally: Counter[Any] = Counter(self.outcomes.tolist())
         outcomes = (outcome for outcome in Outcome if outcome is not Outcome.PUBLISHED)
         return {outcome: tally[outcome.value] for outcome in outcomes}
+
+    def training_set(self, x: Any) -> TrainingSet:
+        """Return what a classifier learns from: `model.fit(*labels.training_set(x))`.
+
+        x: the inputs that were asked, in their order: an array [B, …], of which each input becomes
+            one row, or a data frame.
+
+        With noisy counts, an input comes once for each class that has any, weighted by that count:
+        so the model learns shares, and not the largest count, which often is noise. Counts below 0
+        weigh nothing. As the noise is alike for all classes, the class with most votes still weighs
+        most, on average. The weights of all inputs have the mean 1. With other answers, each
+        input that has a label comes once, with the weight 1.
+
+        Raises ValueError if x is not as long as the answers, or nothing was answered.
+        """
+        table = has_columns(x)
+        inputs = x if table else np.asarray(x)
+        if len(inputs) != len(self):
+            raise ValueError(
+                f"x has {len(inputs)} rows and there are {len(self)} answers: give the inputs that "
+                "were asked."
+            )
+        asked = np.flatnonzero(self.answered)
+        if not len(asked):
+            raise ValueError("There is nothing to learn from: no input has an answer.")
+        if self.noisy_counts is None:
+            rows, y, weights = asked, self.labels[asked], np.ones(len(asked))
+        else:
+            counts = self.noisy_counts[asked]
+            at, y = np.nonzero(counts > 0)
+            if not len(at):
+                raise ValueError("There is nothing to learn from: no noisy count is above 0.")
+            rows, weights = asked[at], counts[at, y] * (len(asked) / counts[at, y].sum())
+        if table:
+            return TrainingSet(inputs.take(rows) if hasattr(x, "take") else x[rows], y, weights)
+        return TrainingSet(inputs[rows].reshape(len(rows), -1), y, weights)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)

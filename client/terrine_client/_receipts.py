@@ -60,6 +60,9 @@ class Receipts:
     contradicted: set[int] = field(default_factory=set)
     protects: str | None = None
 
+    def __repr__(self) -> str:
+        return f"<Receipts of {len(self.entries):,} entries, {len(self.contradicted)} contradicted>"
+
     def keep(self, reply: LabelResponse) -> None:
         """Keep the receipts of a reply."""
         self.protects = reply.budget.protects
@@ -120,6 +123,13 @@ class ReceiptReport:
     missing: Sequence[int]
     problems: Sequence[str]
     protects: str | None
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReceiptReport: {'ok' if self.ok else 'not ok'}, {len(self.proofs):,} in the log, "
+            f"{len(self.waiting):,} waiting, {len(self.missing):,} missing, "
+            f"{len(self.problems)} problems>"
+        )
 
     @property
     def ok(self) -> bool:

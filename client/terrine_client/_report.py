@@ -80,6 +80,13 @@ class Report:
     spending: list[tuple[int, float]]
     """ε spent after so many charges."""
 
+    def __repr__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
+        return (
+            f"<Report on {self.project}: {self.charges:,} charges, ε = {self.epsilon_spent:.4g} of "
+            f"{self.epsilon:g} spent{accuracy}>"
+        )
+
 
 def continued(history: list[Round], new: Round) -> list[Round]:
     """The history with a round added; a round without queries updates the last accuracy."""

@@ -19,6 +19,7 @@ from terrine_client._connection import BaseClient
 from terrine_client._labels import Labels
 from terrine_client._progress import progress_bar
 from terrine_client._receipts import Plan, ReceiptReport, read_policy, verify
+from terrine_client._rows import Inputs, encode_columns, has_columns
 from terrine_client.errors import TerrineError
 from terrine_protocol import (
     Budget,
@@ -85,32 +86,43 @@ class Client(BaseClient[httpx.Client]):
 
     def label(
         self,
-        x: npt.ArrayLike,
+        x: Inputs,
         probabilities: npt.ArrayLike | None = None,
         *,
         progress: bool = False,
+        accept_clipped: bool = False,
     ) -> Labels:
-        """Request labels for x [B, …], at no more than the prices of `project`.
+        """Request labels for x, at no more than the prices of `project`.
 
+        x: numbers [B, …]; in a project of tables also a data frame of pandas, Polars or Arrow, a
+            dictionary of columns, a list of dictionaries with a row each, or the path of a CSV,
+            Parquet or Arrow file, which are encoded by the project's schema.
         probabilities: [B, m], the student's own, rows summing to 1; for interactive_gnmax only.
         progress: draw a progress bar on standard error.
+        accept_clipped: ask although more than a tenth of a table's column is outside the schema's
+            range, or missing.
 
         Inputs are sent in batches, in order. Those that the budget does not cover come back
         `refused`. Raises BudgetExhausted when it covers none, ValueError when x is not an array
-        of numbers with one row per input, and TerrineError otherwise. An error after the first
+        of numbers with one row per input, DataError when a table does not fit the schema, and
+        TerrineError otherwise. An error after the first
         batch carries the answers until then in `partial`; sending the inputs again returns them
         at no cost.
         """
+        inputs = self._encoded(x, accept_clipped)
         with progress_bar(progress) as report:
-            return self._run(self._label_batches(x, probabilities, report))
+            return self._run(self._label_batches(inputs, probabilities, report))
 
-    def used_up(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """How far people near each of x [B, …] are used up, float [B] from 0 to 1. Free.
+    def used_up(self, x: Inputs, *, accept_clipped: bool = False) -> npt.NDArray[np.float64]:
+        """How far people near each of x are used up, float [B] from 0 to 1. Free.
+
+        x, accept_clipped: as `label` takes them.
 
         For projects of neighbours: of public rows near each input, the share that could not vote
         any more if they were private. From 0.95 on, an input is `exhausted`: nobody is asked.
         """
-        return self._run(used_up_batches(x, self._batch_size))
+        inputs = self._encoded(x, accept_clipped)
+        return self._run(used_up_batches(inputs, self._batch_size))
 
     def budget(self) -> Budget:
         """The account of the token's project."""
@@ -223,6 +235,12 @@ class Client(BaseClient[httpx.Client]):
     def revoke_token(self, token_id: str) -> TokenInfo:
         """Revoke a token at once. For admins."""
         return self._send(_calls.revoke_token(token_id))
+
+    def _encoded(self, x: Inputs, accept_clipped: bool) -> Any:
+        """The numbers that are sent; of what has columns, by the project's schema."""
+        if not has_columns(x):
+            return x
+        return encode_columns(x, self.project(), accept_clipped)
 
     def _send(self, call: Call[T]) -> T:
         for attempt in self._attempts(call):

@@ -58,6 +58,9 @@ class Distilled:
     answers: Answers
     """What it learned from: these labels, or noisy counts; to train another student of."""
 
+    def __repr__(self) -> str:
+        return f"<Distilled {self.report.choice.chosen} student: {self.report!r}>"
+
 
 def distill(
     client: Client,

@@ -10,7 +10,7 @@ In a checkout: pip install '.[student,forest]'.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from terrine_client._distillation import answers_of, spec_of
 from terrine_client._labels import NO_COUNT, Labels
+from terrine_client._rows import as_array
 from terrine_client.client import Client
 from terrine_client.distill import task_of
 
@@ -49,7 +50,10 @@ class BoughtAnswers:
     project: ProjectInfo
     rows: npt.NDArray[np.int64]
     labels: Labels
-    digests: list[bytes] = field(repr=False)
+    digests: list[bytes]
+
+    def __repr__(self) -> str:
+        return f"<BoughtAnswers of {self.project.name}: {self.labels!r}>"
 
     def __deepcopy__(self, memo: object) -> Self:
         """Clones of an estimator share what was bought."""
@@ -84,7 +88,7 @@ def buy(
 ) -> BoughtAnswers:
     """Ask for labels of a pool of public inputs, in one round; what was paid before is free.
 
-    pool: inputs [N, …] as the project takes them, or for a table a data frame with its columns.
+    pool: inputs as `Client.label` takes them.
     queries: the most inputs that are asked, of which any part stands for the whole; by default all,
         as far as the budget reaches. Interactive projects are sent uniform probabilities.
     random_state: seed of the order in which they are asked.
@@ -92,14 +96,14 @@ def buy(
         range, or missing.
 
     Raises what `Client.label` raises, and before anything is asked ValueError for inputs that the
-    project does not take, and what `encode_frame` raises.
+    project does not take, or DataError for a table that does not fit its schema.
     """
     from terrine_models.students.asking import asking_order
 
     if queries is not None and queries < 1:
         raise ValueError(f"queries must be at least 1 or None, got {queries}.")
     project = client.project()
-    x = _taken(_encoded(pool, project, accept_clipped), project)
+    x = _taken(as_array(pool, project, accept_clipped), project)
     rows = asking_order(x, spec_of(project), random_state)[:queries]
     beliefs = None
     if project.mechanism.name == "interactive_gnmax":
@@ -186,19 +190,14 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _inputs(self, X: Any, project: ProjectInfo, reset: bool) -> Array:  # noqa: N803
         """X as the student takes it; a table's data frame is encoded by the project's schema."""
-        if project.ensemble.encoding is not None and hasattr(X, "columns"):
+        schema = project.ensemble.encoding
+        if schema is not None and hasattr(X, "columns"):
+            if set(schema.features) <= set(X.columns):
+                X = X[schema.features]  # noqa: N806 - others are not used, and need not be there
             validate_data(self, X, reset=reset, skip_check_array=True)
-            return _encoded(X, project, accept_clipped=True)  # nothing is charged for it
+            return as_array(X, project, accept_clipped=True)  # nothing is charged for it
         x: Array = validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
         return x
-
-
-def _encoded(pool: Any, project: ProjectInfo, accept_clipped: bool) -> Array:
-    if project.ensemble.encoding is not None and hasattr(pool, "columns"):
-        from terrine_models.tables.loading import encode_frame
-
-        return encode_frame(pool, project.ensemble.encoding, accept_clipped=accept_clipped)
-    return np.asarray(pool)
 
 
 def _taken(x: Array, project: ProjectInfo) -> Array:

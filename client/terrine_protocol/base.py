@@ -61,13 +61,42 @@ def in_words(error: ErrorDetails) -> str:
     return _IN_WORDS.get(pattern or "", error["msg"])
 
 
+class Brief(BaseModel):
+    """A model whose text fits in a screen: what is long is shown by its kind or its length."""
+
+    def __repr__(self) -> str:
+        shown = ((name, getattr(self, name)) for name in type(self).model_fields)
+        fields = [f"{name}={_brief(value)}" for name, value in shown if value is not None]
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+
+_LONG = 72
+"""Characters of a field's text from which it is shortened."""
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    if len(text) <= _LONG:
+        return text
+    match value:
+        case str():
+            return repr(value[: _LONG - 3] + "…")
+        case list() | tuple() | dict():
+            return f"<{type(value).__name__} of {len(value)}>"
+        case _:
+            return f"{type(value).__name__}(…)"
+
+
 class Wire(BaseModel):
     """Base of requests: immutable, with unknown fields forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Reply(BaseModel):
+class Reply(Brief):
     """Base of replies: immutable. A newer server may add fields, which older clients ignore.
 
     The server makes replies from the attributes of its own records.

@@ -106,6 +106,13 @@ class Budget(Reply):
         ),
     ] = None
 
+    def __repr__(self) -> str:
+        return (
+            f"<Budget of {self.project}: ε = {self.epsilon_spent:.4g} of {self.epsilon:g} spent at "
+            f"δ = {self.delta:g}, {self.charges:,} ledger entries, at least {self.affordable:,} "
+            f"more queries fit, {self.status}>"
+        )
+
 
 class LabelResponse(Reply):
     """The results, in the order of the inputs, and the account after them."""

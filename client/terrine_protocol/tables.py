@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import date, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from terrine_protocol.base import absent
+from terrine_protocol.base import Brief, absent
 from terrine_protocol.names import normalize
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -21,7 +21,7 @@ DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
 DatePart = Literal["days", "year", "month", "weekday", "hour"]
 
 
-class Record(BaseModel):
+class Record(Brief):
     """Base of what is stored as well as sent: immutable, finite, with unknown fields forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

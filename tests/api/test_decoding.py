@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from refusals import refuses
 
-from terrine_protocol import EnsembleFacts, InputSpec
+from terrine_protocol import Column, EnsembleFacts, InputSpec, TableSchema
 from terrine_server.api.decoding import (
     CONTENT_TYPES,
     MAX_JSON,
@@ -457,3 +457,35 @@ def test_threads_may_read_headers_at_the_same_time() -> None:
         gc.callbacks.remove(give_way)
         gc.set_threshold(700, 10, 10)
         sys.setswitchinterval(often)
+
+
+TABLE = PAIRS.model_copy(
+    update={
+        "encoding": TableSchema(
+            columns=(
+                Column(name="age", role="numeric", low=0, high=99),
+                Column(name="dose", role="numeric", low=0, high=9),
+                Column(name="ill", role="label", values=("no", "yes")),
+            )
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "error"),
+    [
+        (JSON, b'{"inputs": [{"age": 41, "dose": 2}]}', InvalidQuery),
+        (JSON, b'{"inputs": [["41", 2]]}', InvalidQuery),
+        ("text/csv", b"age,dose\n41,2\n", UnsupportedMediaType),
+    ],
+)
+def test_who_sends_rows_of_a_table_is_told_how_they_become_numbers(
+    content_type: str, body: bytes, error: type[TerrineError]
+) -> None:
+    limits = BodyLimits(LIMIT, 100)
+    with refuses(error, "encoding", "Client.label"):
+        decode_body(content_type, body, TABLE, limits)
+    with pytest.raises(error) as caught:
+        decode_body(content_type, body, PAIRS, limits)
+    assert "Client.label" not in str(caught.value)

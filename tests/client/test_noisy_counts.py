@@ -16,10 +16,11 @@ from terrine_client import (
     BudgetExhausted,
     Client,
     Forbidden,
+    Labels,
     Outcome,
     UnexpectedReply,
 )
-from terrine_protocol import LabelResponse, LabelResult
+from terrine_protocol import Budget, LabelResponse, LabelResult
 
 if TYPE_CHECKING:
     from server import RunningServer
@@ -174,3 +175,40 @@ def test_the_budget_ends_in_rows_without_counts(terrine_server: RunningServer) -
         assert (labels.noisy_counts[room:] == NO_COUNT).all()
         with pytest.raises(BudgetExhausted):
             client.label(x[room:])
+
+
+def answers(results: list[dict[str, Any]], faulty: FaultyServer) -> Labels:
+    found = [LabelResult.model_validate(result) for result in results]
+    return Labels.gather(found, Budget.model_validate(faulty.budget()), 2.5)
+
+
+def test_counts_become_rows_and_weights_that_a_classifier_takes(faulty: FaultyServer) -> None:
+    labels = answers(
+        [
+            RESULT | {"counts": [6, 2, -3]},
+            {"outcome": "refused"},
+            RESULT | {"counts": [0, 4, 4]},
+            RESULT | {"counts": [-1, -1, -9]},
+        ],
+        faulty,
+    )
+    x = np.arange(16).reshape(4, 2, 2)
+    made = labels.training_set(x)
+    assert made.X.tolist() == [[0, 1, 2, 3]] * 2 + [[8, 9, 10, 11]] * 2
+    assert made.y.tolist() == [0, 1, 1, 2]
+    assert made.sample_weight.tolist() == pytest.approx([6 * 3 / 16, 2 * 3 / 16] + [4 * 3 / 16] * 2)
+    assert len(repr(made)) < 80
+    with refuses(ValueError, 3, 4):
+        labels.training_set(x[:3])
+
+
+def test_labels_become_rows_of_the_same_weight(faulty: FaultyServer) -> None:
+    labels = answers([{"outcome": "abstained"}, RESULT, RESULT | {"label": 0}], faulty)
+    made = labels.training_set([[1.0], [2.0], [3.0]])
+    assert made.X.tolist() == [[2.0], [3.0]]
+    assert made.y.tolist() == [1, 0]
+    assert made.sample_weight.tolist() == [1, 1]
+    with refuses(ValueError, "answer"):
+        answers([{"outcome": "abstained"}], faulty).training_set([[1.0]])
+    with refuses(ValueError, 0):
+        answers([RESULT | {"counts": [-1, -2]}], faulty).training_set([[1.0]])

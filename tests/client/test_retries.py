@@ -59,6 +59,20 @@ def patience(fault: Fault) -> float:
     return 0.5 if fault is stalls else 20
 
 
+@pytest.mark.usefixtures("no_backoff")
+def test_a_retry_is_logged_in_words(
+    faulty: FaultyServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    faulty.faults.extend([hangs_up, replies(*problem(503, "database-unavailable"))])
+    with Client(faulty.url, TOKEN) as client:
+        client.label(X)
+    warned = [record.name for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == ["terrine_client"], "the first time; the others are of the level INFO"
+    holds(caplog.messages, f"{faulty.url}/label", "again")
+    assert TOKEN not in caplog.text
+    assert "stamina" not in "".join(capfd.readouterr()) + caplog.text
+
+
 @pytest.mark.parametrize("fault", list(TEMPORARY.values()), ids=list(TEMPORARY))
 @pytest.mark.usefixtures("no_backoff")
 def test_a_temporary_fault_is_retried_with_the_same_body(

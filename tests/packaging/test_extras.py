@@ -132,6 +132,28 @@ def test_a_student_s_program_needs_no_extra() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_student_s_program_encodes_rows_without_an_extra() -> None:
+    """As `Client.label` does; only files need one, and its name is said."""
+    code = (
+        HIDE
+        + """
+from types import SimpleNamespace
+from terrine_client._rows import encode_columns
+from terrine_protocol import Column, TableSchema
+schema = TableSchema(columns=(
+    Column(name="age", role="numeric", low=0, high=100),
+    Column(name="ill", role="label", values=("no", "yes")),
+))
+project = SimpleNamespace(ensemble=SimpleNamespace(encoding=schema))
+for given in ([{"age": 50, "town": "Ulm"}], {"age": [50]}):
+    assert encode_columns(given, project, False).tolist() == [[0.5]]
+encode_columns("pool.csv", project, False)
+"""
+    )
+    done = run(code, ())
+    holds(done.stderr.splitlines()[-1], "DataError", "pyarrow", ".[arrow]")
+
+
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [

@@ -12,7 +12,7 @@ pyarrow.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,23 @@ TYPED = {".parquet", ".pq", ".arrow", ".feather", ".ipc"}
 def warn(sentence: str) -> None:
     """Say it as a warning of Python."""
     warnings.warn(sentence, stacklevel=2)
+
+
+@contextmanager
+def _noted(note: Note | None) -> Iterator[Note]:
+    """Yield what is to hear how a table was read: if nobody is, one warning of Python says it all.
+
+    For functions that are called by whoever is to be warned.
+    """
+    if note is not None:
+        yield note
+        return
+    sentences: list[str] = []
+    try:
+        yield sentences.append
+    finally:
+        if sentences:
+            warnings.warn("\n".join(sentences), stacklevel=4)
 
 
 def _nothing(sentence: str) -> None:
@@ -158,7 +175,7 @@ def load_table(
 def encode_table(
     path: Path,
     schema: TableSchema,
-    note: Note = warn,
+    note: Note | None = None,
     progress: Progress = unseen,
     *,
     accept_clipped: bool = False,
@@ -166,11 +183,15 @@ def encode_table(
     """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
 
     It needs the columns that are features, in a header, or without one all columns of the schema,
-    or just its features, in order. Raises DataError, and ClippedError if more than a tenth of a
-    column's numbers are outside the schema's range or missing, unless that is accepted.
+    or just its features, in order. What the schema does not foresee is said in one warning, or to
+    `note`. Raises DataError, and ClippedError if more than a tenth of a column's numbers are
+    outside the schema's range or missing, unless that is accepted.
     """
     path, needed = Path(path), schema.features
-    with _opened(path, schema, needed, note, digest=False) as (file, read_blocks):
+    with (
+        _noted(note) as note,
+        _opened(path, schema, needed, note, digest=False) as (file, read_blocks),
+    ):
         blocks = read_blocks(file, schema, needed, note, progress)
         return _encoded(blocks, Encoder(schema, str(path)), note, accept_clipped)
 
@@ -210,32 +231,49 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
 
 
 def encode_frame(
-    frame: Frame, schema: TableSchema, note: Note = warn, *, accept_clipped: bool = False
+    frame: Frame, schema: TableSchema, note: Note | None = None, *, accept_clipped: bool = False
 ) -> NDArray[np.float32]:
     """Encode a data frame as inputs [N, width], as students send them.
 
     It needs the columns that are features, by name. Of pandas, Polars, Arrow, or a dictionary of
-    equally long columns. Raises as `encode_table`.
+    equally long columns. Warns and raises as `encode_table`.
     """
-    names = _names(frame)
-    held = {normalize(name) if isinstance(name, str) else name: name for name in names}
-    same = [normalize(name) if isinstance(name, str) else name for name in names]
-    check_names(same, schema.features, "The data frame")
-    described = [column for column in schema.columns if column.name in schema.features]
-    columns = {column.name: np.asarray(frame[held[column.name]]) for column in described}
-    rows = len(columns[described[0].name])
-    if any(len(column) != rows for column in columns.values()):
-        raise DataError("The columns of the data frame are not equally long.")
-    if not rows:
-        raise DataError("The data frame holds no rows.")
-    some = rows_at_a_time(len(columns))
+    held = {_normal(name): name for name in _names(frame)}
+    check_names([_normal(name) for name in _names(frame)], schema.features, "The data frame")
+    columns = {name: np.asarray(frame[held[name]]) for name in schema.features}
+    with _noted(note) as note:
+        return _encode_columns(columns, schema, "The data frame", note, accept_clipped)
 
-    def blocks() -> Iterator[RowBlock]:
-        for start in range(0, rows, some):
-            part = {c.name: _values(columns[c.name][start : start + some], c) for c in described}
-            yield RowBlock(part, min(some, rows - start), partial(_row, start))
 
-    return _encoded(blocks(), Encoder(schema, "The data frame"), note, accept_clipped)
+def _normal(name: Any) -> Any:
+    return normalize(name) if isinstance(name, str) else name
+
+
+def encode_rows(
+    rows: Sequence[Mapping[str, Any]],
+    schema: TableSchema,
+    note: Note | None = None,
+    *,
+    accept_clipped: bool = False,
+) -> NDArray[np.float32]:
+    """Encode rows, each a dictionary with a value for every feature, as inputs [N, width].
+
+    None stands for a missing value. Warns and raises as `encode_table`.
+    """
+    needed = schema.features
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"{_row(0, place)} is a {type(row).__name__}; expected a dictionary of columns."
+            )
+        check_names([_normal(name) for name in row], needed, _row(0, place))
+    named = [{_normal(name): value for name, value in row.items()} for row in rows]
+    columns = {
+        name: np.fromiter((row[name] for row in named), dtype=object, count=len(named))
+        for name in needed
+    }
+    with _noted(note) as note:
+        return _encode_columns(columns, schema, "The rows", note, accept_clipped)
 
 
 def encoded_input(schema: TableSchema) -> InputSpec:
@@ -252,6 +290,31 @@ def read_schema(path: Path) -> TableSchema:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:
         raise DataError(f"{path} is not a table schema: {first_problem(error)}.") from None
+
+
+def _encode_columns(
+    columns: Mapping[str, NDArray[Any]],
+    schema: TableSchema,
+    what: str,
+    note: Note,
+    accept_clipped: bool,
+) -> NDArray[np.float32]:
+    described = [column for column in schema.columns if column.name in columns]
+    rows = len(columns[described[0].name])
+    if any(len(column) != rows for column in columns.values()):
+        raise DataError(f"{what}: the columns are not equally long.")
+    if not rows:
+        raise DataError(f"{what}: there are no rows.")
+    some = rows_at_a_time(len(columns))
+
+    def blocks() -> Iterator[RowBlock]:
+        for start in range(0, rows, some):
+            part = {
+                c.name: _values(columns[c.name][start : start + some], c, what) for c in described
+            }
+            yield RowBlock(part, min(some, rows - start), partial(_row, start))
+
+    return _encoded(blocks(), Encoder(schema, what), note, accept_clipped)
 
 
 def _encoded(
@@ -295,7 +358,7 @@ def _names(frame: Frame) -> list[str]:
     )
 
 
-def _values(array: NDArray[Any], column: Column) -> Values:
+def _values(array: NDArray[Any], column: Column, what: str) -> Values:
     if column.role == "numeric" and array.dtype.kind in "iuf":
         return array.astype(np.float64)
     if array.dtype.kind == "M":
@@ -306,6 +369,6 @@ def _values(array: NDArray[Any], column: Column) -> Values:
         return CodedValues.of(array.tolist())
     except TypeError:  # not hashable
         raise DataError(
-            f"The data frame: column {column.name} holds lists or the like; expected numbers, text "
+            f"{what}: column {column.name} holds lists or the like; expected numbers, text "
             "or dates."
         ) from None

@@ -127,7 +127,18 @@ def decode(
         case kind:
             raise UnsupportedMediaType(
                 f"The content type {kind or '(none)'!r} is not one of {', '.join(CONTENT_TYPES)}."
+                + _how_rows_are_sent(expected)
             )
+
+
+def _how_rows_are_sent(expected: EnsembleFacts) -> str:
+    """What to do with rows of a table, which are not read here; of other inputs, nothing."""
+    if expected.encoding is None:
+        return ""
+    return (
+        " Rows of a table are sent as numbers, encoded by `ensemble.encoding` of GET /project: "
+        "`Client.label` of terrine_client takes rows, data frames and files, and encodes them."
+    )
 
 
 def _kind(content_type: str) -> str:
@@ -139,7 +150,7 @@ def decode_json(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Dec
     shape = tuple(expected.input.shape)
     arrays = (
         f"Inputs are numbers of shape [{', '.join(map(str, ['B', *shape]))}], "
-        f"probabilities of shape [B, {len(expected.classes)}]."
+        f"probabilities of shape [B, {len(expected.classes)}].{_how_rows_are_sent(expected)}"
     )
     try:
         sent = MEMBERS.decode(body)

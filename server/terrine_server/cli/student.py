@@ -12,7 +12,7 @@ import typer
 
 from terrine_protocol import Outcome
 from terrine_protocol.files import read
-from terrine_server.cli.console import console, errors, fail, output, with_json, writing
+from terrine_server.cli.console import console, fail, output, with_json, writing
 from terrine_server.cli.student_data import StudentFiles, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
 from terrine_server.cli.tables import AcceptClipped, note
@@ -43,18 +43,11 @@ class ServerOptions:
     @contextmanager
     def open(self) -> Iterator[Client]:
         """A client with the token from the file, or else from the environment."""
-        from stamina.instrumentation import RetryDetails, set_on_retry_hooks
-
         from terrine_client import Client
 
         if self.url is None:
             fail("No server is named: set TERRINE_URL, or terrine student --url URL COMMAND.")
 
-        def say(details: RetryDetails) -> None:
-            if details.retry_num == 1:
-                errors.print(f"{details.caused_by} Trying again …", soft_wrap=True)
-
-        set_on_retry_hooks([say])
         token = read(self.token_file).decode().strip() if self.token_file else None
         with Client(self.url, token, insecure=self.insecure) as client:
             yield client

@@ -1,0 +1,271 @@
+"""Rows with names instead of numbers: every way to hold a table asks the same of a real server."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from documented import ROOT, blocks
+from migrated import SECRET_KEY, migrated
+from refusals import holds, refuses
+from sklearn.ensemble import RandomForestClassifier
+
+from terrine_client import AsyncClient, Client
+from terrine_client.estimator import BoughtAnswers
+from terrine_models.data.arrays import DataError, Dataset, InputSpec
+from terrine_models.tables.columns import ClippedError
+from terrine_models.tables.loading import encode_frame, load_table
+from terrine_models.teachers.training import train_ensemble
+from terrine_protocol import (
+    Column,
+    EnsembleRegister,
+    LabelResponse,
+    LabelResult,
+    Outcome,
+    ProjectOpen,
+    Role,
+    TableSchema,
+    TokenCreate,
+)
+from terrine_server.audit.world import serving
+from terrine_server.ledger import Ledger
+from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.tokens import Tokens
+from terrine_server.settings import Settings
+
+SCHEMA = TableSchema(
+    columns=(
+        Column(name="dose", role="numeric", low=0, high=10, missing=5),
+        Column(name="ward", role="categorical", values=("A", "B")),
+        Column(name="smokes", role="boolean"),
+        Column(name="ill", role="label", values=("no", "yes")),
+    )
+)
+
+
+def frame(rows: int) -> pd.DataFrame:
+    """Rows of the pool, with a column of its own that the schema does not know."""
+    number = np.arange(rows)
+    return pd.DataFrame(
+        {
+            "visit": [f"v{n}" for n in number],
+            "ward": np.where(number % 2, "B", "A"),
+            "dose": np.where(number % 7 == 6, np.nan, number % 10 + number / 1024),
+            "smokes": number % 3 == 0,
+        }
+    )
+
+
+Ask = tuple[str, str]
+"""URL and token."""
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ask]]:
+    """A server with a project of noisy counts of a table, and one of arrays."""
+    home = tmp_path_factory.mktemp("rows")
+    url = f"sqlite:///{home / 'terrine.sqlite'}"
+    made = Settings(data_dir=home, database_url=url, requests_per_minute=10**6)
+    made.secret_key_path.write_bytes(SECRET_KEY)
+    made.secret_key_path.chmod(0o600)
+    engine = migrated(url)
+    ledger = Ledger(engine, SECRET_KEY)
+    private = frame(2400).assign(ill=lambda found: np.where(found["dose"] > 5, "yes", "no"))
+    private.to_csv(home / "private.csv", index=False)
+    random = np.random.default_rng(1)
+    x, labels = random.normal(size=(400, 2)).astype(np.float32), random.integers(0, 2, 400)
+    spec = InputSpec(shape=(2,), dtype="float32", low=-9, high=9)
+    data = {
+        "table": load_table(home / "private.csv", SCHEMA, lambda sentence: None),
+        "points": Dataset(x, labels, ("0", "1"), spec),
+    }
+    asked: dict[str, str] = {}
+    for name, records in data.items():
+        train_ensemble(records, made.ensembles_dir / name, name=name, teachers=40)
+        cap = {"epsilon": 100.0, "delta": 1e-4, "population": name, "disjoint": True}
+        register_ensemble(ledger, made, EnsembleRegister.model_validate({"name": name, **cap}))
+        terms = {"name": name, "ensemble": name, "epsilon": 90, "delta": 1e-5}
+        mechanism = {"name": "noisy_votes", "sigma": 10.0}
+        open_project(ledger, ProjectOpen.model_validate({**terms, "mechanism": mechanism}))
+        request = TokenCreate(role=Role.STUDENT, project=name)
+        asked[name] = Tokens(ledger, SECRET_KEY).create(request).token
+    with serving(made) as address:
+        yield {name: (address, token) for name, token in asked.items()}
+    engine.dispose()
+
+
+@pytest.fixture
+def table(projects: dict[str, Ask]) -> Iterator[Client]:
+    with Client(*projects["table"]) as client:
+        yield client
+
+
+def rows_of(given: pd.DataFrame) -> list[dict[str, Any]]:
+    """As JSON has them: nothing where a number is missing."""
+    return [
+        {name: None if value != value else value for name, value in row.items()}
+        for row in given.to_dict("records")
+    ]
+
+
+def written(given: pd.DataFrame, path: Path) -> Path:
+    given.to_csv(path, index=False)
+    return path
+
+
+WAYS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
+    "pandas": lambda given, _: given,
+    "pandas, in another order": lambda given, _: given[["smokes", "ward", "dose", "visit"]],
+    "polars": lambda given, _: pl.from_pandas(given),
+    "arrow": lambda given, _: pa.Table.from_pandas(given),
+    "columns": lambda given, _: given.to_dict("list"),
+    "rows": lambda given, _: rows_of(given),
+    "a path": lambda given, home: written(given, home / "pool.csv"),
+    "the text of a path": lambda given, home: str(written(given, home / "pool.csv")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+async def test_every_way_to_hold_rows_asks_the_same(
+    projects: dict[str, Ask], table: Client, tmp_path: Path, way: str
+) -> None:
+    once = table.label(encode_frame(frame(20), SCHEMA))
+    given = WAYS[way](frame(20), tmp_path)
+    again = table.label(given)
+    assert again.charges.tolist() == once.charges.tolist()
+    assert again.replayed.all()
+    async with AsyncClient(*projects["table"]) as client:
+        assert (await client.label(given)).charges.tolist() == once.charges.tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "held"),
+    [
+        (frame(3).drop(columns=["dose", "ward"]), DataError, ("dose", "ward", "smokes", "visit")),
+        (pl.DataFrame({"dose": [1.0]}), DataError, ("ward", "smokes", "dose")),
+        ([{"dose": 1, "ward": "A", "smokes": True}, {"dose": 2}], DataError, (1, "ward", "smokes")),
+        ([{"dose": 1, "ward": "A", "smokes": 1}, [2, "A", 1]], DataError, (1, "list")),
+        ([{"dose": "many", "ward": "A", "smokes": 1}], DataError, (0, "dose", "'many'")),
+        ([{"dose": [1], "ward": "A", "smokes": 1}], DataError, ("dose",)),
+        ({"dose": [1, 2], "ward": ["A"], "smokes": [0, 1]}, DataError, ("columns",)),
+        (frame(0), DataError, ("rows",)),
+        (frame(20).assign(dose=70.0), ClippedError, ("dose",)),
+        (Path("no-such-file.csv"), DataError, ("no-such-file.csv",)),
+        ([], ValueError, ("[B, …]",)),
+    ],
+    ids=lambda value: None if isinstance(value, type | tuple) else type(value).__name__,
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_rows_that_do_not_fit_are_refused_before_anything_is_charged(
+    table: Client, given: Any, error: type[Exception], held: tuple[object, ...]
+) -> None:
+    charges = table.budget().charges
+    with refuses(error, *held):
+        table.label(given)
+    assert table.budget().charges == charges
+
+
+def test_what_is_clipped_is_asked_where_it_is_accepted(table: Client) -> None:
+    with pytest.warns(UserWarning, match="dose"):
+        labels = table.label(frame(20).assign(dose=70.0), accept_clipped=True)
+    assert labels.answered.all()
+
+
+def test_one_warning_says_all_that_the_schema_does_not_foresee(table: Client) -> None:
+    odd = frame(20).assign(ward=["C"] * 2 + ["A"] * 18, dose=[11.0] + [None] * 2 + [3.0] * 17)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        table.label(odd)
+    (warning,) = said
+    assert warning.filename == __file__, "it points at whoever gave the rows"
+    holds(str(warning.message), "ward", 2)
+    holds(str(warning.message), "dose", 1)
+
+
+def test_a_project_of_arrays_takes_a_frame_of_numbers_and_no_rows(
+    projects: dict[str, Ask], tmp_path: Path
+) -> None:
+    numbers = pd.DataFrame(np.random.default_rng(2).normal(size=(5, 2)).astype(np.float32))
+    with Client(*projects["points"]) as client:
+        once = client.label(numbers.to_numpy())
+        assert client.label(numbers).charges.tolist() == once.charges.tolist()
+        charges = client.budget().charges
+        for given in ([{"a": 1.0, "b": 2.0}], {"a": [1.0], "b": [2.0]}, tmp_path / "pool.csv"):
+            with refuses(ValueError, "points", "[B, 2]"):
+                client.label(given)
+        assert client.budget().charges == charges
+
+
+def test_a_data_frame_is_learned_from_with_its_counts_as_weights(table: Client) -> None:
+    given = frame(1200).dropna()
+    answers = table.label(given)
+    for held in (given, pl.from_pandas(given), pa.Table.from_pandas(given)):
+        learned = answers.training_set(held)
+        assert len(learned.X) == len(learned.y) == len(learned.sample_weight)
+        assert (learned.sample_weight > 0).all()
+        assert np.isclose(learned.sample_weight.sum(), len(given))
+    learned = answers.training_set(given)
+    model = RandomForestClassifier(min_samples_leaf=20, random_state=0)
+    model.fit(learned.X[["dose"]], learned.y, learned.sample_weight)
+    truth = (given["dose"] > 5).to_numpy()
+    assert (model.predict(given[["dose"]]) == truth).mean() > 0.9
+
+
+def test_the_readme_s_program_learns_in_ten_lines(
+    projects: dict[str, Ask],
+) -> None:
+    """As it stands there, but for the server's URL, on records of a table."""
+    (program,) = (text for _, text in blocks(ROOT / "README.md", "python"))
+    assert len(program.strip().splitlines()) <= 10
+    url, token = projects["table"]
+    x = encode_frame(frame(1200).dropna(), SCHEMA)
+    names: dict[str, Any] = {"x": x, "token": token}
+    exec(program.replace("https://labels.example.org", url), names)
+    truth = (frame(1200).dropna()["dose"] > 5).to_numpy()
+    assert (names["predicted"] == truth).mean() > 0.9
+
+
+SCREEN = 24 * 80
+"""Characters on a small screen."""
+
+
+def test_what_a_client_returns_fits_on_a_screen(table: Client) -> None:
+    """Even of a table of 300 columns with 50 categories each."""
+    values = tuple(f"category-{k}" for k in range(50))
+    wide = (Column(name=f"c{k}", role="categorical", values=values) for k in range(300))
+    schema = TableSchema(columns=(*wide, *SCHEMA.columns))
+    project = table.project()
+    ensemble = project.ensemble.model_copy(
+        update={"encoding": schema, "classes": [f"class {k}" for k in range(1000)]}
+    )
+    answers = table.label(encode_frame(frame(300), SCHEMA))
+    shown: list[Any] = [
+        table,
+        project.model_copy(update={"ensemble": ensemble, "purpose": "Labels. " * 100}),
+        ensemble,
+        schema,
+        schema.columns[0],
+        answers,
+        answers.training_set(np.zeros((300, 2))),
+        BoughtAnswers(project, np.arange(900), answers, [b""]),
+        table.receipts,
+        LabelResponse(results=[LabelResult(outcome=Outcome.REFUSED)] * 256, budget=answers.budget),
+        answers.budget,
+    ]
+    lengths = {type(each).__name__: max(len(repr(each)), len(str(each))) for each in shown}
+    assert {name: length for name, length in lengths.items() if length > SCREEN} == {}
+
+
+def test_a_budget_says_epsilon_and_what_still_fits(table: Client) -> None:
+    budget = table.budget()
+    for text in (repr(budget), str(budget)):
+        holds(text, "table", "ε", 90, f"{budget.affordable:,}", f"{budget.epsilon_spent:.4g}")
+        assert str(budget.budget) not in text, "nobody thinks in units of 1e-12"
