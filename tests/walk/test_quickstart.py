@@ -308,6 +308,26 @@ def test_too_small_is_said_before_it_trains_and_before_a_cap_is_fixed(digits: Ma
     assert ledger(digits).ensembles() == []
 
 
+def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Machine) -> None:
+    for name in ("visits.csv", "survey.csv"):
+        header, *rows = Path(name).read_text().splitlines()
+        ill = np.random.default_rng(1).permutation([row.rpartition(",")[2] for row in rows])
+        lines = [f"{row.rpartition(',')[0]},{value}" for row, value in zip(rows, ill, strict=True)]
+        Path(name).write_text("\n".join([header, *lines]) + "\n")
+    stopped = table.run(*TABLE, "--group", "patient", "--yes")
+    assert stopped.code == 1
+    holds(stopped.err, "chance", "--anyway", 500, "ε", "visits-schema.json", "teachers")
+    holds(stopped.err, "true", "labels")  # which teach no more
+    assert not list((table.data / "ensembles").iterdir())
+    assert ledger(table).ensembles() == []
+    said = table.run(*TABLE, "--group", "patient", "--yes", "--anyway").fine
+    holds(said, "visits", "open")
+    low = re.search(r"balanced accuracy ([\d.]+)% to", said)
+    assert low is not None, said
+    assert float(low[1]) == 50
+    assert table.run(*TABLE, "--yes").code == 0, "it is open already"
+
+
 def test_a_name_stays_with_its_data_and_its_budget(digits: Machine) -> None:
     digits.run(*DIGITS, "--yes").fine  # noqa: B018 - asserts
     other = digits.run(*DIGITS[:-1], "2", "--yes")

@@ -73,12 +73,19 @@ def quickstart(
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, for scripts.")] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway", help="Go on although simulated students are no better than chance."
+        ),
+    ] = False,
 ) -> None:
     """Go from private records to a project that students can ask, with one command.
 
     It proposes a schema, teachers or neighbours, noise and a cap, says what they protect and should
     buy, and asks before it makes anything of the records and before the budget is fixed for good.
-    If interrupted, run it again.
+    It stops, with --yes too, where simulated students are no better than chance. If interrupted,
+    run it again.
 
     [bold]Examples[/bold]
 
@@ -108,7 +115,7 @@ def quickstart(
     try:
         record = ledger.project(name)
     except NotFound:
-        record = _open(private, given, ledger, settings, register, epsilon, yes=yes)
+        record = _open(private, given, ledger, settings, register, epsilon, yes=yes, anyway=anyway)
         _say(f"Project {name} is open.")
     else:
         if record.terms.epsilon != epsilon:
@@ -129,6 +136,7 @@ def _open(
     epsilon: float,
     *,
     yes: bool,
+    anyway: bool,
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
     from terrine_models.data.arrays import distinct
@@ -164,6 +172,7 @@ def _open(
         name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
     )
     _explain(private, labelled, chosen, joined)
+    ways.check_above_chance(chosen, schema, anyway=anyway)
     if directory.exists():
         _check_same(directory, private, first)
     else:

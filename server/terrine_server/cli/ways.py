@@ -166,7 +166,10 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
         f"Simulated {DRAWS} times with plain students and {found.stand_ins:,} public stand-ins."
     )
     if found.useless:
-        return f"{said} That is next to nothing: more records or a larger ε would help."
+        ranked = ""
+        if found.auc is not None and found.above_chance:
+            ranked = f" They rank rows with an AUC of {found.auc[0]:.2f} to {found.auc[1]:.2f}."
+        return f"{said} That is next to nothing: more records or a larger ε would help.{ranked}"
     largest = float(np.bincount(labelled.labels).max() / len(labelled))
     if len(labelled.classes) == 2 and found.accuracy[1] < largest:
         said += (
@@ -174,6 +177,36 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
             "rarer one. Students who prefer accuracy have --threshold accuracy."
         )
     return said
+
+
+def check_above_chance(made: ForecastChoice, schema: Path | None, *, anyway: bool) -> None:
+    """Refuse a project whose simulated students are no better than a guess."""
+    found, first = made.forecast, made.first
+    if anyway or found is None or found.above_chance:
+        return
+    said = (
+        "Stopped before anything was made of the records, or spent: the simulated students are "
+        f"no better than chance (balanced accuracy {_percent(found.balanced_accuracy)}; a guess "
+        f"has {found.chance:.1%})."
+    )
+    if found.auc is not None:
+        said += f" Their AUC is {found.auc[0]:.2f} to {found.auc[1]:.2f}; that of a guess is 0.50."
+    if made.truth is not None and not made.truth.above_chance:
+        said += (
+            " Even the true labels of the same public rows teach no more: what is known of a row "
+            "may not tell its class."
+        )
+    fewer = "inputs of fewer features"
+    if schema is not None:
+        fewer = f'fewer columns (those that tell little get the role "ignored" in {schema})'
+    said += (
+        f" What would help: more people than these {first.units:,}; a larger ε than "
+        f"{first.epsilon:g}; {fewer}; or teachers that you have already (`terrine ensemble "
+        "import`)."
+    )
+    if better := [each for each in made.ways[1:] if each.forecast and each.forecast.above_chance]:
+        said += f" By another way, students were better than chance: {_and(better)}."
+    fail(f"{said} To open it all the same, add --anyway.")
 
 
 def bought(first: FirstProject) -> str:
