@@ -48,6 +48,8 @@ class SchemaProposal:
 
     schema: TableSchema
     guesses: tuple[RoleGuess, ...]
+    declared: bool = False
+    """Whether the classes were declared, and not taken from the table."""
 
     def to_json(self) -> str:
         """The schema as a file to be edited, with what was guessed and why beside each column."""
@@ -63,6 +65,7 @@ def propose_schema(
     path: Path,
     *,
     label: str,
+    classes: Sequence[str] | None = None,
     group: str | None = None,
     columns: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
@@ -74,16 +77,26 @@ def propose_schema(
 
     Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct
     value of a categorical column becomes public. `columns` names the columns of a file without a
-    header. `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
+    header. `classes` declares what the label can be: the table need not have that column then.
+    `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
     """
     path = Path(path)
     table, digest = _counted(path, label, columns, note, progress)
     records = table[0].rows
     wanted = [label, *ignore, *keep, *([group] if group else [])]
-    check_names([column.name for column in table], wanted, str(path))
+    names = [column.name for column in table]
+    if label not in names and classes is None:
+        raise DataError(
+            f"{path} has no column {label}; it has {', '.join(names)}. If its rows have no labels, "
+            "declare the classes, which become public: --classes A,B,…"
+        )
+    unlabelled = label not in names
+    check_names(names, wanted[1:] if unlabelled else wanted, str(path))
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
-    decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {label: _label}
+    decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {
+        label: partial(_label, declared=classes)
+    }
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
     if group is not None:
@@ -96,13 +109,16 @@ def propose_schema(
         column = table.pop(0)
         decided = decide.get(column.name)
         guesses.append(decided(column) if decided else _guess(column, group))
+    if unlabelled:
+        described = Column(name=label, role="label", values=tuple(classes or ()))
+        guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
     source = PublicSource(name=path.name, sha256=digest, records=records)
     try:
         schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"{path}: {reason}.") from None
-    return SchemaProposal(schema, tuple(guesses))
+    return SchemaProposal(schema, tuple(guesses), declared=classes is not None)
 
 
 def _counted(
@@ -140,7 +156,7 @@ def _group(columns: Sequence[ColumnStats]) -> ColumnStats | None:
     return min(people or stays, key=lambda column: len(column.distinct), default=None)
 
 
-def _label(column: ColumnStats) -> RoleGuess:
+def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGuess:
     classes = column.distinct
     if column.rest:
         raise DataError(
@@ -149,6 +165,13 @@ def _label(column: ColumnStats) -> RoleGuess:
         )
     if classes and all(value.endswith(".") for value in classes):  # as in UCI Adult's test part
         classes = [value[:-1] for value in classes]
+    if declared is not None:
+        if unknown := [value for value in classes if value not in declared]:
+            raise DataError(
+                f"{column.path}: column {column.name} has {', '.join(map(repr, unknown[:5]))}, "
+                f"which --classes does not declare: {', '.join(declared)}."
+            )
+        classes = list(declared)
     doubt = None
     if len(classes) > MOST_CLASSES:
         doubt = "Is this a quantity? Terrine predicts classes."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -149,9 +150,9 @@ def _open(
     name = register.name
     registered, joined = _population(ledger, register)
     directory = settings.ensembles_dir / name
-    schema = _schema(data, given, settings, name)
+    schema, given = _schema(data, given, settings, name, yes=yes)
     private, pool, labelled = neighbours.loaded(
-        data, given.public, schema, given.classes, given.images
+        data, given.public, schema, None if schema else given.classes, given.images
     )
     preview.show_private_rows(pool, private)
     first = FirstProject.of(
@@ -277,20 +278,26 @@ def _made(
         )
 
 
-def _schema(data: Path, given: DataOptions, settings: Settings, name: str) -> Path | None:
-    """Return the schema of a table, which is proposed if there is none yet."""
+def _schema(
+    data: Path, given: DataOptions, settings: Settings, name: str, *, yes: bool
+) -> tuple[Path | None, DataOptions]:
+    """Return the schema of a table, which is proposed if there is none yet.
+
+    And the options, with the classes that were asked for, if the public rows have no labels.
+    """
     from terrine_models.tables.loading import is_table
     from terrine_protocol.files import write_atomically
 
     if not is_table(data):
         given.check_no_table()
-        return None
+        return None, given
     beside = settings.data_dir.parent  # which a container may not write to
     place = beside if os.access(beside, os.W_OK) else settings.data_dir
     out = place / f"{name}-schema.json"
     if out.exists():
         _say(f"Using the schema {out}. To have another proposed, remove it.")
-        return out
+        return out, _as_in_schema(given, out)
+    given = _with_classes(given, yes=yes)
     proposal = given.proposed(tables.note)
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, given.public, out)
@@ -298,7 +305,41 @@ def _schema(data: Path, given: DataOptions, settings: Settings, name: str) -> Pa
         f"To change it, answer no below, edit {out}, and run this again. A column to leave out has "
         'the role "ignored".'
     )
-    return out
+    return out, given
+
+
+def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
+    """Return the options with the classes of a schema, if nothing else tells them."""
+    from terrine_models.tables.loading import read_schema
+
+    label = next(column for column in read_schema(path).columns if column.role == "label")
+    values, declared = label.values or (), arrays.class_names(given.classes)
+    if declared is not None and sorted(declared) != sorted(values):
+        fail(
+            f"{path} has other classes than --classes: {', '.join(values)}. Leave --classes out, "
+            "or change or remove the schema."
+        )
+    if declared is None and _is_unlabelled(given):
+        return replace(given, classes=",".join(values))
+    return given
+
+
+def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
+    """Return the options with the classes of public rows without labels, asking for them."""
+    if yes or given.classes or not _is_unlabelled(given):
+        return given
+    classes = typer.prompt(
+        f"{given.public} has no column {given.label}. Which classes can it have? They become "
+        "public, and are never taken from private records (A,B,…)"
+    )
+    return replace(given, classes=classes)
+
+
+def _is_unlabelled(given: DataOptions) -> bool:
+    from terrine_models.tables.loading import has_column
+
+    columns = tables.split(given.columns)
+    return given.label is not None and not has_column(given.public, given.label, columns)
 
 
 def _explain(
@@ -375,7 +416,7 @@ def _by_hand(
     made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
     if first.neighbours is not None:
         made = ["neighbours", "build", data, "--near", first.neighbours.near]
-    made += ["--name", name, "--public", given.public, *given.formats]
+    made += ["--name", name, "--public", given.public, *([] if schema else given.formats)]
     register: list[object] = ["ensemble", "register", name]
     if registered.population is not None:
         register += ["--population", registered.population]
@@ -385,7 +426,7 @@ def _by_hand(
         register += ["--epsilon", f"{registered.epsilon:g}", *budget, "--rule", registered.rule]
     mechanism = mechanism_text(opening.mechanism.model_dump(exclude_defaults=True))
     project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
-    proposing = ["ensemble", "schema", given.public, *given.table, "--out", schema]
+    proposing = ["ensemble", "schema", given.public, *given.table, *given.formats, "--out", schema]
     acts: list[list[object]] = [
         ["init"],
         *([proposing] if schema and given.label else []),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from terrine_server.cli.arrays import class_names
 from terrine_server.cli.console import as_json, command_text, console, fail, print_json
 from terrine_server.cli.tables import split
 from terrine_server.progress import stages_bar
@@ -49,14 +50,15 @@ class DataOptions:
         """Propose a schema for a table."""
         from terrine_models.tables.roles import propose_schema
 
-        if self.classes or self.images:
-            fail("--classes and --images are for images and arrays; a table has a schema.")
+        if self.images:
+            fail("--images is for folders of pictures; a table has a schema.")
         if self.label is None:
             fail("Which column is to be predicted? Name it with --label.")
         with stages_bar(console, f"Reading {self.public.name}") as (progress,):
             return propose_schema(
                 self.public,
                 label=self.label,
+                classes=class_names(self.classes),
                 group=self.group,
                 columns=split(self.columns),
                 note=note,
