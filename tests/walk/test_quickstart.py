@@ -318,6 +318,13 @@ def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Mac
         Path(name).write_text("\n".join([header, *lines]) + "\n")
     stopped = table.run(*TABLE, "--group", "patient", "--yes")
     assert stopped.code == 1
+    ignored = (*TABLE, "--group", "patient", "--yes", "--ignore", "weight")
+    holds(table.run(*ignored).err, "visits-schema.json", "--ignore")
+    Path("visits-schema.json").unlink()
+    assert table.run(*ignored).code == 1
+    roles = json.loads(Path("visits-schema.json").read_text())["columns"]
+    assert [each["name"] for each in roles if each["role"] == "ignored"] == ["weight"]
+    Path("visits-schema.json").unlink()
     holds(stopped.err, "chance", "--anyway", 500, "ε", "visits-schema.json", "teachers")
     holds(stopped.err, "true", "labels")  # which teach no more
     assert not list((table.data / "ensembles").iterdir())

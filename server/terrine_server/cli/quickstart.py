@@ -48,6 +48,16 @@ def quickstart(
     label: ways.Label = None,
     group: ways.Group = None,
     columns: ways.Columns = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Of a table: a column to leave out. May be repeated."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="Of a table: a column to use as a feature. May be repeated."
+        ),
+    ] = None,
     classes: arrays.Classes = None,
     images: arrays.Images = None,
     epsilon: Annotated[
@@ -102,7 +112,8 @@ def quickstart(
 
     if not yes and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
-    given = DataOptions(public, label, group, columns, classes, images)
+    roles = tuple(ignore or ()), tuple(keep or ())
+    given = DataOptions(public, label, group, columns, classes, images, *roles)
     for path in (private, public):
         if not path.exists():
             fail(f"There is no {path}.")
@@ -302,17 +313,24 @@ def _schema(
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, given.public, out)
     _say(
-        f"To change it, answer no below, edit {out}, and run this again. A column to leave out has "
-        'the role "ignored".'
+        f"To change it, answer no below. Then edit {out} (a column to leave out has the role "
+        '"ignored"), or remove it and use --ignore and --keep; and run this again.'
     )
     return out, given
 
 
 def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
-    """Return the options with the classes of a schema, if nothing else tells them."""
+    """Return the options with the classes of a schema, if nothing else tells them.
+
+    What they say of columns must be in it.
+    """
     from terrine_models.tables.loading import read_schema
 
-    label = next(column for column in read_schema(path).columns if column.role == "label")
+    schema = read_schema(path)
+    ignored = {column.name for column in schema.columns if column.role == "ignored"}
+    if not ignored.issuperset(given.ignore) or not ignored.isdisjoint(given.keep):
+        fail(f"{path} says otherwise than --ignore or --keep. Change or remove the schema.")
+    label = next(column for column in schema.columns if column.role == "label")
     values, declared = label.values or (), arrays.class_names(given.classes)
     if declared is not None and sorted(declared) != sorted(values):
         fail(

@@ -35,11 +35,16 @@ class DataOptions:
     columns: str | None
     classes: str | None
     images: str | None
+    ignore: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
 
     @property
     def table(self) -> list[object]:
         """The options that say what is in a table."""
-        return _options({"--label": self.label, "--group": self.group, "--columns": self.columns})
+        named = {"--label": self.label, "--group": self.group, "--columns": self.columns}
+        ignored = [word for name in self.ignore for word in ("--ignore", name)]
+        kept = [word for name in self.keep for word in ("--keep", name)]
+        return [*_options(named), *ignored, *kept]
 
     @property
     def formats(self) -> list[object]:
@@ -61,6 +66,8 @@ class DataOptions:
                 classes=class_names(self.classes),
                 group=self.group,
                 columns=split(self.columns),
+                ignore=self.ignore,
+                keep=self.keep,
                 note=note,
                 progress=progress,
             )
@@ -68,7 +75,7 @@ class DataOptions:
     def check_no_table(self) -> None:
         """Refuse what is for tables alone."""
         if self.table:
-            fail("--label, --group and --columns are for tables.")
+            fail("--label, --group, --columns, --ignore and --keep are for tables.")
 
 
 Label = Annotated[
