@@ -16,6 +16,7 @@ from terrine_client._report import ClassFigures, Report, Round
 from terrine_client.client import Client
 from terrine_client.errors import BudgetExhausted, TerrineError
 from terrine_protocol import ProjectInfo
+from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import InputSpec
@@ -208,7 +209,12 @@ class Distillation:
         )
 
     def one_sided(self) -> str | None:
-        """A warning, if nearly all labels that were bought are of one class."""
+        """A warning, if nearly all labels that were bought are of one class.
+
+        A student of noisy counts learns from the votes for every class, not from the winners.
+        """
+        if self.project.mechanism.name in COUNTED:
+            return None
         bought = self.notebook.labels[self.notebook.labels >= 0]
         share = _share_of_largest(bought)
         if len(bought) < 2 or share < ONE_SIDED:
@@ -218,6 +224,26 @@ class Distillation:
             f"{share:.1%} of the {len(bought):,} labels are {name}: teachers agree most there. "
             "A student of such labels tends to say so too often; look at the accuracy by class. "
             "Noisy counts of all inputs (noisy_votes) are not one-sided."
+        )
+
+    def below_majority(self, student: Student) -> str | None:
+        """A warning, if always to say the largest class is right more often than the student."""
+        if self.held_out is None:
+            return None
+        accuracy = student.accuracy(*self.held_out)
+        majority = _share_of_largest(self.held_out[1])
+        if accuracy >= majority:
+            return None
+        said = (
+            f"Always to say the largest class would be right on {majority:.2%} of the held-out "
+            f"inputs, and the student is on {accuracy:.2%}: it finds more of the rarer classes, or "
+            "learned little; the accuracy by class tells which."
+        )
+        if len(self.task.classes) > 2 or self.training.threshold == "accuracy":
+            return said
+        return (
+            f"{said} That is decided by the probability from which the second class is said "
+            f"(--threshold {self.training.threshold}); --threshold accuracy says the likelier one."
         )
 
     def _by_class(self, student: Student, x: Array, truth: Ints) -> list[ClassFigures]:

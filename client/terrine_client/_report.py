@@ -109,17 +109,19 @@ def choice_lines(choice: Choice) -> list[str]:
     """What was tried, with figures of held-out answers, and what was chosen."""
     lines = [f"{each.method}: {figures_line(each.figures, choice)}." for each in choice.judged]
     if lines:
-        lines.insert(0, f"By answers that were held out ({choice.folds} folds):")
+        of = "; voters err, so this is no accuracy" if choice.noisy else ""
+        lines.insert(0, f"By answers that were held out ({choice.folds} folds{of}):")
     return [*lines, f"Student: {choice.chosen}. {choice.why}"]
 
 
 def figures_line(found: EstimatedMetrics, choice: Choice) -> str:
     """Figures with their standard errors, as in `accuracy 84.0 % ± 0.5`.
 
-    Of noisy counts the figure is a share of votes. A student can be right far more often than that,
-    where each voter by itself is wrong often. An estimate outside 0 to 1 is shown as the nearer.
+    Of noisy counts the figure is a share of votes, and called so. A student can be right far more
+    often than that, where each voter by itself is wrong often. An estimate outside 0 to 1 is shown
+    as the nearer.
     """
-    what = "votes that agree" if choice.noisy else "accuracy"
+    what = "agrees with single votes" if choice.noisy else "accuracy"
     shown = {
         what: found.accuracy,
         "by class" if choice.noisy else "balanced accuracy": found.balanced_accuracy,

@@ -149,7 +149,8 @@ def distill(
         tell(line)
     student = made.student.with_model(image=project.ensemble.image)
     student.save(out)
-    notes = [note for note in (distillation.one_sided(),) if note is not None]
+    warnings = (distillation.one_sided(), distillation.below_majority(made.student))
+    notes = [note for note in warnings if note is not None]
     report = distillation.report(history, refused, ended, notes, made)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     if not draw(report, out / "accuracy.png"):

@@ -17,7 +17,9 @@ from terrine_server.owner import ways
 from terrine_server.owner.ways import (
     ForecastChoice,
     ForecastOption,
+    _above_chance,
     _clearly_better,
+    _forecast,
     _in_full,
     _Tested,
     choose_way,
@@ -81,6 +83,9 @@ def test_clear_classes_are_learned_by_every_way_and_the_ranges_say_so(
         assert each.forecast.accuracy[0] > 0.7
         assert 0.75 < each.forecast.balanced_accuracy[0] <= each.forecast.balanced_accuracy[1] <= 1
         assert not each.forecast.useless
+        assert each.forecast.above_chance
+        assert each.forecast.auc is not None
+        assert 0.8 < each.forecast.auc[0] <= each.forecast.auc[1] <= 1
     assert found.forecast is found.ways[0].forecast
     assert found.truth is not None
     assert found.truth.balanced_accuracy[1] > 0.85
@@ -146,6 +151,44 @@ def test_better_by_less_than_two_standard_errors_is_not_clearly_better() -> None
     assert _clearly_better(of(600), of(500))
     assert not _clearly_better(of(500), of(600))
     assert not _clearly_better(of(502), of(500)), "two rows of a thousand"
+
+
+@pytest.mark.parametrize(
+    ("rows", "right", "above"),
+    [
+        (1_000, 500, False),
+        pytest.param(1_000, 400, False, id="worse than guesses"),
+        pytest.param(200, 105, False, id="less than two standard errors"),
+        pytest.param(100_000, 51_500, False, id="less than two points"),
+        pytest.param(100_000, 53_000, True, id="more than both"),
+        (1_000, 600, True),
+    ],
+)
+def test_above_chance_is_by_two_standard_errors_and_two_points(
+    rows: int, right: int, above: bool
+) -> None:
+    labels = np.arange(rows) % 2
+    said = np.where(np.arange(rows) < right, labels, 1 - labels)
+    tested = [_Tested(said, labels, 5)]
+    assert _above_chance(tested) is above
+    found = _forecast(tested)
+    assert found.above_chance is above
+    assert found.chance == 0.5
+    assert found.balanced_accuracy[0] >= 0.5, "no range falls below chance"
+
+
+def test_who_ranks_well_is_above_chance_though_all_are_called_the_larger_class() -> None:
+    labels = (np.arange(1_000) % 10 == 0).astype(np.int64)
+    constant = np.zeros(1_000, np.int64)
+    random = np.random.default_rng(0).random(1_000)
+    ranked, mixed = ([_Tested(constant, labels, 5, random + lead * labels)] for lead in (0.5, 0.0))
+    assert _above_chance(ranked)
+    assert not _above_chance(mixed)
+    assert _forecast(mixed).balanced_accuracy[0] == 0.5
+    auc = _forecast(ranked).auc
+    assert auc is not None
+    pairs = random[labels == 0] < (random + 0.5)[labels == 1][:, None]
+    assert auc[0] < pairs.mean() < auc[1]
 
 
 def test_votes_of_few_stand_ins_are_those_of_all_teachers() -> None:

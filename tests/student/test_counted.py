@@ -209,7 +209,7 @@ def test_a_project_of_noisy_votes_is_asked_once_for_everything(
     assert len(made.report.rounds) == 1
     assert made.report.charges == len(pool)
     assert made.report.choice.why
-    holds(lines, "votes", "agree")
+    holds(lines, "single", "votes", "agrees")
     raw = float((made.labels == server.ensemble.public_labels).mean())
     assert made.report.accuracy is not None
     assert made.report.accuracy > raw

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from dataclasses import replace
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 from commands import Terrine
 from digits import PRIVATE
-from refusals import holds, refuses
+from refusals import holds, refuses, says
+from rich.console import Console
 from server import RunningServer
 from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestCentroid
@@ -32,6 +34,7 @@ from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
+from terrine_server.cli.student_report import summary
 from terrine_server.owner.operations import open_project, register_ensemble
 
 LITTLE = Training()
@@ -374,6 +377,21 @@ REPORT = Report(
     choice=Choice("auto", "ridge", "why", (), 200, 5, noisy=False, threshold=None),
     spending=[(128, 1.3), (200, 1.9)],
 )
+
+
+def test_the_report_says_what_its_figures_are(tmp_path: Path) -> None:
+    def shown(**changed: Any) -> str:
+        console = Console(width=400, record=True, file=io.StringIO())
+        console.print(summary(replace(REPORT, **changed), tmp_path))
+        return console.export_text()
+
+    holds(shown().splitlines()[0], "accuracy", "93.00%", "86.3%", "96.6%")
+    holds(shown(accuracy=None).splitlines()[0], "accuracy", "not", "known", "--held-out")
+    left = {"queries_left": 43, "refused": False}
+    assert not says(shown(**left), 43, "other", "inputs")
+    holds(shown(**left, outcomes={"answered": 400}), 43, "other", "inputs")
+    assert not says(shown(), "person")
+    holds(shown(mechanism={"name": "neighbours"}), 1.9, "person", "every", "query")
 
 
 def test_the_command_saves_noisy_counts(

@@ -59,6 +59,31 @@ def test_labels_of_nearly_one_class_are_warned_of(server: RunningServer, tmp_pat
     holds(made.report.notes[0], 0, "teachers")
 
 
+def test_noisy_counts_are_learned_from_whole_so_that_their_winners_are_not_warned_of(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=8.0)
+    digits = server.ensemble
+    votes = Ensemble.load(digits.directory).votes(digits.public)
+    surest = digits.public[np.argsort(-votes[:, 0], kind="stable")[:20]]
+    with Client(server.url, server.token()) as client:
+        made = distill(client, surest, tmp_path / "s", training=QUICK)
+    assert made.report.notes == []
+
+
+def test_a_student_below_the_largest_class_is_said_to_be(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    digits = server.ensemble
+    wrong = digits.unseen, np.zeros_like(digits.unseen_labels)
+    with Client(server.url, server.token()) as client:
+        made = distill(client, digits.public[:40], tmp_path / "s", training=QUICK, held_out=wrong)
+    assert made.report.majority == 1
+    (note,) = made.report.notes
+    holds(note, "largest", "class", "100.00%", f"{made.report.accuracy:.2%}")
+
+
 def test_a_student_that_cannot_be_trained_is_refused_before_anything_is_bought(
     server: RunningServer, tmp_path: Path
 ) -> None:

@@ -287,7 +287,9 @@ def test_nobody_to_ask_and_bad_input_are_said_before_anything_is_made(
     for wrong, said in (
         ((*DIGITS, "--label", "y"), "tables"),
         ((*TABLE[:4], "--yes"), "--label"),
-        ((*TABLE, "--classes", "2"), "table schema"),
+        ((*TABLE, "--classes", "2"), "'yes' --classes"),
+        ((*TABLE, "--images", "8x8"), "table schema"),
+        ((*TABLE[:-3], "dead", "--epsilon", "3"), "dead --classes"),
         ((*TABLE, "--group", "nobody"), "nobody"),
         (("quickstart", "digits.npz", "--public", "digits.npz", "--classes", "10"), "private"),
     ):
@@ -306,6 +308,68 @@ def test_too_small_is_said_before_it_trains_and_before_a_cap_is_fixed(digits: Ma
     holds(done.err, "small")
     assert not list((digits.data / "ensembles").iterdir())
     assert ledger(digits).ensembles() == []
+
+
+def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Machine) -> None:
+    for name in ("visits.csv", "survey.csv"):
+        header, *rows = Path(name).read_text().splitlines()
+        ill = np.random.default_rng(1).permutation([row.rpartition(",")[2] for row in rows])
+        lines = [f"{row.rpartition(',')[0]},{value}" for row, value in zip(rows, ill, strict=True)]
+        Path(name).write_text("\n".join([header, *lines]) + "\n")
+    stopped = table.run(*TABLE, "--group", "patient", "--yes")
+    assert stopped.code == 1
+    ignored = (*TABLE, "--group", "patient", "--yes", "--ignore", "weight")
+    holds(table.run(*ignored).err, "visits-schema.json", "--ignore")
+    Path("visits-schema.json").unlink()
+    assert table.run(*ignored).code == 1
+    roles = json.loads(Path("visits-schema.json").read_text())["columns"]
+    assert [each["name"] for each in roles if each["role"] == "ignored"] == ["weight"]
+    Path("visits-schema.json").unlink()
+    holds(stopped.err, "chance", "--anyway", 500, "ε", "visits-schema.json", "teachers")
+    holds(stopped.err, "true", "labels")  # which teach no more
+    assert not list((table.data / "ensembles").iterdir())
+    assert ledger(table).ensembles() == []
+    said = table.run(*TABLE, "--group", "patient", "--yes", "--anyway").fine
+    holds(said, "visits", "open")
+    low = re.search(r"balanced accuracy ([\d.]+)% to", said)
+    assert low is not None, said
+    assert float(low[1]) == 50
+    assert table.run(*TABLE, "--yes").code == 0, "it is open already"
+
+
+def test_what_was_done_of_unlabelled_rows_can_be_done_by_hand(
+    table: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Path("survey.csv").read_text().splitlines()
+    Path("survey.csv").write_text("\n".join(row.rpartition(",")[0] for row in rows) + "\n")
+    asked: list[str] = []
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        return "yes,no"
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda _: len(asked) > 1)
+    monkeypatch.setattr(typer, "prompt", answer)
+    assert table.run(*TABLE, "--group", "patient").code == 1, "the answer was no"
+    holds(asked[0], "survey.csv", "ill", "public")
+    said = table.run(*TABLE, "--group", "patient", "--yes").fine
+    assert len(asked) == 1, "the schema has the classes by now"
+    schema = json.loads(Path("visits-schema.json").read_text())
+    assert schema["columns"][-1]["values"] == ["yes", "no"]
+    told = said.partition("By hand, this was:")[2].partition("\nThe student")[0]
+    lines = [line for line in told.splitlines() if line.startswith("  terrine ")]
+    commands = [shlex.split(line)[1:] for line in lines]
+    assert len(commands) == 6
+    assert commands[1][-4:-2] == ["--classes", "yes,no"], commands
+    other = table.data.with_name("other")
+    database = f"sqlite:///{other / 'terrine.sqlite'}"
+    own = {"TERRINE_DATA_DIR": str(other), "TERRINE_DATABASE_URL": database}
+    for command in commands:
+        words = [each.replace(str(table.data), str(other)) for each in command]
+        words = ["by-hand.json" if "schema.json" in each else each for each in words]
+        table.run(*words, **own).fine  # noqa: B018 - asserts
+    assert json.loads(Path("by-hand.json").read_text()) == schema
 
 
 def test_a_name_stays_with_its_data_and_its_budget(digits: Machine) -> None:

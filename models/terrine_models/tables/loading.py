@@ -92,6 +92,14 @@ def check_table(path: Path) -> None:
         pass
 
 
+def has_column(path: Path, name: str, columns: Sequence[str] | None = None) -> bool:
+    """Whether a table has a column. `columns`: of a file without a header. Raises DataError."""
+    if columns is not None:
+        return name in columns
+    with opened_table(Path(path), fits=lambda first: name in first, digest=False) as file:
+        return name in file.first
+
+
 @contextmanager
 def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
     """Open a file with `files.open_file`, which needs pyarrow. It must not change meanwhile."""

@@ -49,6 +49,8 @@ class SchemaProposal:
 
     schema: TableSchema
     guesses: tuple[RoleGuess, ...]
+    declared: bool = False
+    """Whether the classes were declared, and not taken from the table."""
 
     def to_json(self) -> str:
         """The schema as a file to be edited, with what was guessed and why beside each column."""
@@ -64,6 +66,7 @@ def propose_schema(
     path: Path,
     *,
     label: str,
+    classes: Sequence[str] | None = None,
     group: str | None = None,
     columns: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
@@ -75,7 +78,8 @@ def propose_schema(
 
     Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct
     value of a categorical column becomes public. `columns` names the columns of a file without a
-    header. `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
+    header. `classes` declares what the label can be: the table need not have that column then.
+    `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
     """
     path, label = Path(path), normalize(label)
     group = None if group is None else normalize(group)
@@ -84,10 +88,19 @@ def propose_schema(
     table, digest = _counted(path, label, columns, note, progress)
     records = table[0].rows
     wanted = [label, *ignore, *keep, *([group] if group else [])]
-    check_names([column.name for column in table], wanted, str(path))
+    names = [column.name for column in table]
+    if label not in names and classes is None:
+        raise DataError(
+            f"{path} has no column {label}; it has {', '.join(names)}. If its rows have no labels, "
+            "declare the classes, which become public: --classes A,B,…"
+        )
+    unlabelled = label not in names
+    check_names(names, wanted[1:] if unlabelled else wanted, str(path))
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
-    decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {label: _label}
+    decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {
+        label: partial(_label, declared=classes)
+    }
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
     if group is not None:
@@ -100,13 +113,16 @@ def propose_schema(
         column = table.pop(0)
         decided = decide.get(column.name)
         guesses.append(decided(column) if decided else _guess(column, group))
+    if unlabelled:
+        described = Column(name=label, role="label", values=tuple(classes or ()))
+        guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
     source = PublicSource(name=path.name, sha256=digest, records=records)
     try:
         schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"{path}: {reason}.") from None
-    return SchemaProposal(schema, tuple(guesses))
+    return SchemaProposal(schema, tuple(guesses), declared=classes is not None)
 
 
 def _counted(
@@ -144,12 +160,14 @@ def _group(columns: Sequence[ColumnStats]) -> ColumnStats | None:
     return min(people or stays, key=lambda column: len(column.distinct), default=None)
 
 
-def _label(column: ColumnStats) -> RoleGuess:
+def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGuess:
     classes = column.distinct
     if classes and all(value.endswith(".") for value in classes):  # as in UCI Adult's test part
         classes = [value[:-1] for value in classes]
-    if column.numeric and (
-        len(classes) > MOST_CLASSES or (len(classes) > FEW and not column.whole)
+    if (
+        declared is None
+        and column.numeric
+        and (len(classes) > MOST_CLASSES or (len(classes) > FEW and not column.whole)
     ):
         raise DataError(
             f"{column.path}: column {column.name} holds {column.different} different numbers, from "
@@ -162,6 +180,14 @@ def _label(column: ColumnStats) -> RoleGuess:
             f"{column.path}: column {column.name} has {column.different} different values: it "
             "names no classes."
         )
+    if declared is not None:
+        declared = list(map(normalize, declared))
+        if unknown := [value for value in classes if value not in declared]:
+            raise DataError(
+                f"{column.path}: column {column.name} has {', '.join(map(repr, unknown[:5]))}, "
+                f"which --classes does not declare: {', '.join(declared)}."
+            )
+        classes = declared
     doubts = list[str | None]()
     if len(classes) > MOST_CLASSES:
         doubts.append("Are these classes? Terrine predicts one of a few.")

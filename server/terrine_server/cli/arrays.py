@@ -25,7 +25,8 @@ Classes = Annotated[
     typer.Option(
         metavar="N|A,B,…",
         help="Classes of IDX or .npz data: their number or their names. IDX default: 10. Of "
-        "pictures, by default the folders of --public, if it has any.",
+        "pictures, by default the folders of --public, if it has any. Of a table, a schema has "
+        "them.",
     ),
 ]
 Images = Annotated[

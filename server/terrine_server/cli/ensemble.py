@@ -397,6 +397,14 @@ def schema(
         Path, typer.Argument(metavar="PUBLIC", help="A public table: CSV, Parquet or Arrow.")
     ],
     label: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")],
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,…",
+            help="What the column to predict can be, all of it public: PUBLIC need not have that "
+            "column then.",
+        ),
+    ] = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -436,6 +444,7 @@ def schema(
         proposal = propose_schema(
             public,
             label=label,
+            classes=arrays.class_names(classes),
             group=group,
             columns=split(columns),
             ignore=ignore or (),

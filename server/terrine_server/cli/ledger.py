@@ -22,6 +22,7 @@ from terrine_server.cli.console import (
     with_json,
     writing,
 )
+from terrine_server.cli.student_report import spent_by_whom
 
 if TYPE_CHECKING:
     from terrine_protocol import LogState
@@ -69,7 +70,8 @@ def show(
         f"[bold]{project}[/] on {record.ensemble.name}, {record.status}\n"
         f"Protects: {account.protects}\n"
         f"ε spent {account.epsilon_spent:.6g} of {account.epsilon:g} at δ = {account.delta:g}: "
-        f"{account.spent} of {account.budget} units ({account.spent / account.budget:.1%})\n"
+        f"{account.spent} of {account.budget} units ({account.spent / account.budget:.1%})"
+        f"{spent_by_whom(str(record.mechanism['name']))}\n"
         f"{account.charges} charges, at least {account.affordable} more queries fit\n"
         f"head {record.head}\n"
         f"transparency log: {_said(log)}",

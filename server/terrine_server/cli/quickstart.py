@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,6 +48,16 @@ def quickstart(
     label: ways.Label = None,
     group: ways.Group = None,
     columns: ways.Columns = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Of a table: a column to leave out. May be repeated."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="Of a table: a column to use as a feature. May be repeated."
+        ),
+    ] = None,
     classes: arrays.Classes = None,
     images: arrays.Images = None,
     epsilon: Annotated[
@@ -73,12 +84,19 @@ def quickstart(
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, for scripts.")] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway", help="Go on although simulated students are no better than chance."
+        ),
+    ] = False,
 ) -> None:
     """Go from private records to a project that students can ask, with one command.
 
     It proposes a schema, teachers or neighbours, noise and a cap, says what they protect and should
     buy, and asks before it makes anything of the records and before the budget is fixed for good.
-    If interrupted, run it again.
+    It stops, with --yes too, where simulated students are no better than chance. If interrupted,
+    run it again.
 
     [bold]Examples[/bold]
 
@@ -94,7 +112,8 @@ def quickstart(
 
     if not yes and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
-    given = DataOptions(public, label, group, columns, classes, images)
+    roles = tuple(ignore or ()), tuple(keep or ())
+    given = DataOptions(public, label, group, columns, classes, images, *roles)
     for path in (private, public):
         if not path.exists():
             fail(f"There is no {path}.")
@@ -108,7 +127,7 @@ def quickstart(
     try:
         record = ledger.project(name)
     except NotFound:
-        record = _open(private, given, ledger, settings, register, epsilon, yes=yes)
+        record = _open(private, given, ledger, settings, register, epsilon, yes=yes, anyway=anyway)
         _say(f"Project {name} is open.")
     else:
         if record.terms.epsilon != epsilon:
@@ -129,6 +148,7 @@ def _open(
     epsilon: float,
     *,
     yes: bool,
+    anyway: bool,
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
     from terrine_models.data.arrays import distinct
@@ -141,9 +161,9 @@ def _open(
     name = register.name
     registered, joined = _population(ledger, register)
     directory = settings.ensembles_dir / name
-    schema = _schema(data, given, settings, name)
+    schema, given = _schema(data, given, settings, name, yes=yes)
     private, pool, labelled = neighbours.loaded(
-        data, given.public, schema, given.classes, given.images
+        data, given.public, schema, None if schema else given.classes, given.images
     )
     preview.show_private_rows(pool, private)
     first = FirstProject.of(
@@ -164,6 +184,7 @@ def _open(
         name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
     )
     _explain(private, labelled, chosen, joined)
+    ways.check_above_chance(chosen, schema, anyway=anyway)
     if directory.exists():
         _check_same(directory, private, first)
     else:
@@ -268,28 +289,75 @@ def _made(
         )
 
 
-def _schema(data: Path, given: DataOptions, settings: Settings, name: str) -> Path | None:
-    """Return the schema of a table, which is proposed if there is none yet."""
+def _schema(
+    data: Path, given: DataOptions, settings: Settings, name: str, *, yes: bool
+) -> tuple[Path | None, DataOptions]:
+    """Return the schema of a table, which is proposed if there is none yet.
+
+    And the options, with the classes that were asked for, if the public rows have no labels.
+    """
     from terrine_models.tables.loading import is_table
     from terrine_protocol.files import write_atomically
 
     if not is_table(data):
         given.check_no_table()
-        return None
+        return None, given
     beside = settings.data_dir.parent  # which a container may not write to
     place = beside if os.access(beside, os.W_OK) else settings.data_dir
     out = place / f"{name}-schema.json"
     if out.exists():
         _say(f"Using the schema {out}. To have another proposed, remove it.")
-        return out
+        return out, _as_in_schema(given, out)
+    given = _with_classes(given, yes=yes)
     proposal = given.proposed(tables.note)
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, given.public, out)
     _say(
-        f"To change it, answer no below, edit {out}, and run this again. A column to leave out has "
-        'the role "ignored".'
+        f"To change it, answer no below. Then edit {out} (a column to leave out has the role "
+        '"ignored"), or remove it and use --ignore and --keep; and run this again.'
     )
-    return out
+    return out, given
+
+
+def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
+    """Return the options with the classes of a schema, if nothing else tells them.
+
+    What they say of columns must be in it.
+    """
+    from terrine_models.tables.loading import read_schema
+
+    schema = read_schema(path)
+    ignored = {column.name for column in schema.columns if column.role == "ignored"}
+    if not ignored.issuperset(given.ignore) or not ignored.isdisjoint(given.keep):
+        fail(f"{path} says otherwise than --ignore or --keep. Change or remove the schema.")
+    label = next(column for column in schema.columns if column.role == "label")
+    values, declared = label.values or (), arrays.class_names(given.classes)
+    if declared is not None and sorted(declared) != sorted(values):
+        fail(
+            f"{path} has other classes than --classes: {', '.join(values)}. Leave --classes out, "
+            "or change or remove the schema."
+        )
+    if declared is None and _is_unlabelled(given):
+        return replace(given, classes=",".join(values))
+    return given
+
+
+def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
+    """Return the options with the classes of public rows without labels, asking for them."""
+    if yes or given.classes or not _is_unlabelled(given):
+        return given
+    classes = typer.prompt(
+        f"{given.public} has no column {given.label}. Which classes can it have? They become "
+        "public, and are never taken from private records (A,B,…)"
+    )
+    return replace(given, classes=classes)
+
+
+def _is_unlabelled(given: DataOptions) -> bool:
+    from terrine_models.tables.loading import has_column
+
+    columns = tables.split(given.columns)
+    return given.label is not None and not has_column(given.public, given.label, columns)
 
 
 def _explain(
@@ -366,7 +434,7 @@ def _by_hand(
     made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
     if first.neighbours is not None:
         made = ["neighbours", "build", data, "--near", first.neighbours.near]
-    made += ["--name", name, "--public", given.public, *given.formats]
+    made += ["--name", name, "--public", given.public, *([] if schema else given.formats)]
     register: list[object] = ["ensemble", "register", name]
     if registered.population is not None:
         register += ["--population", registered.population]
@@ -376,7 +444,7 @@ def _by_hand(
         register += ["--epsilon", f"{registered.epsilon:g}", *budget, "--rule", registered.rule]
     mechanism = mechanism_text(opening.mechanism.model_dump(exclude_defaults=True))
     project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
-    proposing = ["ensemble", "schema", given.public, *given.table, "--out", schema]
+    proposing = ["ensemble", "schema", given.public, *given.table, *given.formats, "--out", schema]
     acts: list[list[object]] = [
         ["init"],
         *([proposing] if schema and given.label else []),

@@ -76,7 +76,11 @@ def show(
     _print(proposal.guesses, terminal)
     schema = proposal.schema
     ranges = sum(column.role in ("numeric", "date") for column in schema.columns)
-    lists = sum(column.values is not None for column in schema.columns)
+    lists = sum(
+        column.values is not None
+        for column in schema.columns
+        if column.role != "label" or not proposal.declared
+    )
     sentences = [
         f"{out}: {len(schema.columns)} columns. Review it: everything in it will be public.",
         f"Taken from {public}: the column names, the lowest and highest value of {ranges} columns, "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from terrine_server.cli.arrays import class_names
 from terrine_server.cli.console import as_json, command_text, console, fail, print_json
 from terrine_server.cli.tables import split
 from terrine_server.progress import stages_bar
@@ -34,11 +35,16 @@ class DataOptions:
     columns: str | None
     classes: str | None
     images: str | None
+    ignore: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
 
     @property
     def table(self) -> list[object]:
         """The options that say what is in a table."""
-        return _options({"--label": self.label, "--group": self.group, "--columns": self.columns})
+        named = {"--label": self.label, "--group": self.group, "--columns": self.columns}
+        ignored = [word for name in self.ignore for word in ("--ignore", name)]
+        kept = [word for name in self.keep for word in ("--keep", name)]
+        return [*_options(named), *ignored, *kept]
 
     @property
     def formats(self) -> list[object]:
@@ -49,16 +55,19 @@ class DataOptions:
         """Propose a schema for a table."""
         from terrine_models.tables.roles import propose_schema
 
-        if self.classes or self.images:
-            fail("--classes and --images are for images and arrays; a table has a schema.")
+        if self.images:
+            fail("--images is for folders of pictures; a table has a schema.")
         if self.label is None:
             fail("Which column is to be predicted? Name it with --label.")
         with stages_bar(console, f"Reading {self.public.name}") as (progress,):
             return propose_schema(
                 self.public,
                 label=self.label,
+                classes=class_names(self.classes),
                 group=self.group,
                 columns=split(self.columns),
+                ignore=self.ignore,
+                keep=self.keep,
                 note=note,
                 progress=progress,
             )
@@ -66,7 +75,7 @@ class DataOptions:
     def check_no_table(self) -> None:
         """Refuse what is for tables alone."""
         if self.table:
-            fail("--label, --group and --columns are for tables.")
+            fail("--label, --group, --columns, --ignore and --keep are for tables.")
 
 
 Label = Annotated[
@@ -166,7 +175,10 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
         f"Simulated {DRAWS} times with plain students and {found.stand_ins:,} public stand-ins."
     )
     if found.useless:
-        return f"{said} That is next to nothing: more records or a larger ε would help."
+        ranked = ""
+        if found.auc is not None and found.above_chance:
+            ranked = f" They rank rows with an AUC of {found.auc[0]:.2f} to {found.auc[1]:.2f}."
+        return f"{said} That is next to nothing: more records or a larger ε would help.{ranked}"
     largest = float(np.bincount(labelled.labels).max() / len(labelled))
     if len(labelled.classes) == 2 and found.accuracy[1] < largest:
         said += (
@@ -174,6 +186,36 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
             "rarer one. Students who prefer accuracy have --threshold accuracy."
         )
     return said
+
+
+def check_above_chance(made: ForecastChoice, schema: Path | None, *, anyway: bool) -> None:
+    """Refuse a project whose simulated students are no better than a guess."""
+    found, first = made.forecast, made.first
+    if anyway or found is None or found.above_chance:
+        return
+    said = (
+        "Stopped before anything was made of the records, or spent: the simulated students are "
+        f"no better than chance (balanced accuracy {_percent(found.balanced_accuracy)}; a guess "
+        f"has {found.chance:.1%})."
+    )
+    if found.auc is not None:
+        said += f" Their AUC is {found.auc[0]:.2f} to {found.auc[1]:.2f}; that of a guess is 0.50."
+    if made.truth is not None and not made.truth.above_chance:
+        said += (
+            " Even the true labels of the same public rows teach no more: what is known of a row "
+            "may not tell its class."
+        )
+    fewer = "inputs of fewer features"
+    if schema is not None:
+        fewer = f'fewer columns (those that tell little get the role "ignored" in {schema})'
+    said += (
+        f" What would help: more people than these {first.units:,}; a larger ε than "
+        f"{first.epsilon:g}; {fewer}; or teachers that you have already (`terrine ensemble "
+        "import`)."
+    )
+    if better := [each for each in made.ways[1:] if each.forecast and each.forecast.above_chance]:
+        said += f" By another way, students were better than chance: {_and(better)}."
+    fail(f"{said} To open it all the same, add --anyway.")
 
 
 def bought(first: FirstProject) -> str:

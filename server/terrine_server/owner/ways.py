@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from terrine_models.data.arrays import Dataset, distinct
 from terrine_models.features.maps import PublicData
@@ -39,7 +40,10 @@ MOST, MOST_ROWS = 400, 3_000
 """Stand-ins for teachers, and rows on which they vote. With fewer than in the project, each share
 varies more and fewer rows fit the features, so a student is rather foreseen worse."""
 USELESS = 0.1
-"""Balanced accuracy above that of guessing, without which nothing was learned."""
+"""Balanced accuracy above that of guessing, below which little was learned."""
+MIN_GAIN_OVER_CHANCE = 0.02
+"""Balanced accuracy, or AUC, by which students must be better than guesses for a project to be
+worth its budget; and by two standard errors."""
 TESTED = 4
 """One in so many of the rows that are voted on tests the student, which does not see it."""
 DOUBT = 2.0
@@ -62,9 +66,15 @@ class StudentForecast:
 
     accuracy: tuple[float, float]
     balanced_accuracy: tuple[float, float]
+    auc: tuple[float, float] | None
+    """Of two classes: how often a row of the second is ranked above one of the first."""
+    chance: float
+    """The balanced accuracy of a guess, below which no range falls."""
     stand_ins: int
     useless: bool
     """Whether no student is much better than a constant answer."""
+    above_chance: bool
+    """Whether balanced accuracy, or AUC, is better than a guess by more than chance explains."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +145,15 @@ def choose_way(
     for each in others:
         if _clearly_better(each.students, best.students):
             best = each
-    classes = len(sample.classes)
     ways = [
         ForecastOption(
             each.first,
-            _forecast(each.students, classes),
+            _forecast(each.students),
             _clearly_better(best.students, each.students),
         )
         for each in sorted(found.ways, key=lambda each: (each is not best, -_balanced(each)))
     ]
-    return ForecastChoice(tuple(ways), _forecast(found.truth, classes))
+    return ForecastChoice(tuple(ways), _forecast(found.truth))
 
 
 def part(sample: Dataset, rows: NDArray[np.int64]) -> Dataset:
@@ -179,6 +188,8 @@ class _Tested:
     said: NDArray[np.int64]
     labels: NDArray[np.int64]
     stand_ins: int
+    scores: NDArray[np.float64] | None = None
+    """Of two classes: how likely each row is of the second [T]."""
 
     @property
     def right(self) -> NDArray[np.bool_]:
@@ -196,6 +207,31 @@ class _Tested:
     def balanced(self) -> float:
         """The balanced accuracy."""
         return float((self.right * self.weights).mean())
+
+    @property
+    def chance(self) -> float:
+        """The balanced accuracy of a constant answer."""
+        return 1 / len(np.unique(self.labels))
+
+    @property
+    def auc(self) -> float | None:
+        """The area under the ROC curve. None if there are not two classes to be told apart."""
+        first, second = self._class_sizes
+        if self.scores is None or not first or not second:
+            return None
+        ranks = rankdata(self.scores)[self.labels == 1].sum()
+        return float((ranks - second * (second + 1) / 2) / (first * second))
+
+    @property
+    def auc_variance(self) -> float:
+        """The variance of the AUC of a guess (Mann and Whitney 1947)."""
+        first, second = self._class_sizes
+        return (first + second + 1) / (12 * first * second)
+
+    @property
+    def _class_sizes(self) -> tuple[int, int]:
+        second = int(np.count_nonzero(self.labels == 1))
+        return len(self.labels) - second, second
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +318,10 @@ class _Draw:
         student = choose(self.task, answers, Training(method=PLAIN)).student
         tested = self.asked[~_learned(len(self.asked))]
         said = student.predict(self.sample.inputs[tested])
-        return _Tested(said, self.sample.labels[tested], stand_ins)
+        scores = None
+        if len(self.sample.classes) == 2:
+            scores = student.probabilities(self.sample.inputs[tested])[:, 1]
+        return _Tested(said, self.sample.labels[tested], stand_ins, scores)
 
 
 def _simulate(
@@ -388,21 +427,42 @@ def _in_full(votes: NDArray[np.int64], teachers: int) -> NDArray[np.int64]:
     return full
 
 
-def _forecast(found: Sequence[_Tested], classes: int) -> StudentForecast:
+def _forecast(found: Sequence[_Tested]) -> StudentForecast:
     tested = sum(len(each.labels) for each in found)
     balanced = [each.balanced for each in found]
+    chance = float(np.mean([each.chance for each in found]))
+    ranked = [each.auc for each in found if each.auc is not None]
     return StudentForecast(
-        _range([float(each.right.mean()) for each in found], tested),
-        _range(balanced, tested),
+        _range([float(each.right.mean()) for each in found], tested, chance),
+        _range(balanced, tested, chance),
+        _range(ranked, tested, 0.5) if ranked else None,
+        chance,
         found[0].stand_ins,
-        useless=max(balanced) < 1 / classes + USELESS,
+        useless=max(balanced) < chance + USELESS,
+        above_chance=_above_chance(found),
     )
 
 
-def _range(values: Sequence[float], tested: int) -> tuple[float, float]:
+def _range(values: Sequence[float], tested: int, chance: float) -> tuple[float, float]:
     least, most = min(values), max(values)
     error = 2 * float(np.sqrt(np.mean(values) * (1 - np.mean(values)) / tested))
-    return max(0.0, least - error), min(1.0, most + error)
+    return max(chance, least - error), max(chance, min(1.0, most + error))
+
+
+def _above_chance(found: Sequence[_Tested]) -> bool:
+    """Whether students are better than a guess by two standard errors and by two points.
+
+    In balanced accuracy or, of two classes, in AUC: who ranks well may cut elsewhere.
+    """
+    gains = np.concatenate([each.right * each.weights - each.chance for each in found])
+    error = float(gains.std() / np.sqrt(len(gains)))
+    if float(gains.mean()) > max(MIN_GAIN_OVER_CHANCE, DOUBT * error):
+        return True
+    ranked = [(each.auc - 0.5, each.auc_variance) for each in found if each.auc is not None]
+    if not ranked:
+        return False
+    gain, variance = np.mean(ranked, axis=0)
+    return float(gain) > max(MIN_GAIN_OVER_CHANCE, DOUBT * float(np.sqrt(variance / len(ranked))))
 
 
 def _balanced(way: _Taught) -> float:
