@@ -22,8 +22,7 @@ from scipy.special import softmax
 from torch import nn
 
 from terrine_models.data.arrays import DataError, InputSpec
-from terrine_models.features.gradients import oriented_gradients
-from terrine_models.features.maps import FeatureMap
+from terrine_models.features.maps import FeatureMap, prepared_features
 from terrine_models.features.pixels import prepare
 from terrine_models.storage.manifests import (
     FeatureSpec,
@@ -118,8 +117,9 @@ class RidgeModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
-        base = x if x.ndim == 2 else oriented_gradients(x.mean(1))
-        return torch.stack([part(base) for part in self.parts]).sum(0)
+        names = {part.features.base for part in self.parts}
+        base = {name: prepared_features(name, x) for name in names}
+        return torch.stack([part(base[part.features.base]) for part in self.parts]).sum(0)
 
 
 class Predictions(NamedTuple):
