@@ -18,8 +18,9 @@ MIN_CONTRAST = 0.5
 
 
 def coloured_gradients(images: torch.Tensor) -> torch.Tensor:
-    """Gradients of lightness and of contrasts between bands, then colours, of [B, C, H, W] in [0, 1].
+    """Gradients and colours of images [B, C, H, W] in [0, 1].
 
+    First come gradients of lightness and of contrasts between bands, then colours (`colours`).
     Lightness has the features of a grey picture (`oriented_gradients`). A contrast is the
     difference of a band and the mean of those before it: of red, green and blue, green against red
     and blue against both, which are the opponent colours.

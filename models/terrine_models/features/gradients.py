@@ -17,8 +17,8 @@ def oriented_gradients(images: torch.Tensor, least: float = LEAST) -> torch.Tens
     Images are smoothed a little. Each pixel adds the length of its gradient to the two nearest of
     BINS directions; cells of 4 x 4 pixels every 2 and of 8 x 8 pixels every 4 sum them; each cell
     is scaled to unit length and square-rooted, which makes dot products of features Hellinger
-    kernels. What is shorter than `least` stays shorter. After Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR
-    2005, but with the sign of the gradient.
+    kernels. Cells below the length `least` stay shorter. After Dalal and Triggs, "Histograms of
+    Oriented Gradients for Human Detection", CVPR 2005, but with the sign of the gradient.
     """
     images = images.unsqueeze(1)
     if min(images.shape[2:]) < SMALL:
