@@ -67,9 +67,8 @@ def by_colour_and_shape(rows: int = 1200) -> Pictures:
 
 
 def features(known: FeatureMap, x: NDArray[np.uint8]) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = torch.cat(
-        [known(each) for each in torch.from_numpy(x).split(128)]
-    ).numpy()
+    blocks = torch.split(torch.from_numpy(x), 128)
+    found: NDArray[np.float32] = torch.cat([known(each) for each in blocks]).numpy()
     return found
 
 

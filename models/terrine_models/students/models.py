@@ -114,12 +114,13 @@ class RidgeModel(nn.Module):
     def __init__(self, inputs: InputSpec, classes: int, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(_Scores(inputs, classes, each) for each in features)
+        self.bases = [each.base for each in features]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
-        names = {part.features.base for part in self.parts}
-        base = {name: prepared_features(name, x) for name in names}
-        return torch.stack([part(base[part.features.base]) for part in self.parts]).sum(0)
+        base = {name: prepared_features(name, x) for name in dict.fromkeys(self.bases)}
+        scores = zip(self.parts, self.bases, strict=True)
+        return torch.stack([part(base[name]) for part, name in scores]).sum(0)
 
 
 class Predictions(NamedTuple):
