@@ -125,6 +125,25 @@ def test_a_student_of_pictures_is_as_good_as_was_foretold(
         assert (predicted == pool["y"]).mean() > 0.85
 
 
+@pytest.mark.parametrize("shape", [(16, 16, 3), (3, 3, 4)])
+def test_a_student_of_pictures_whose_class_is_their_colour_is_right_nearly_always(
+    machine: Machine, shape: tuple[int, int, int]
+) -> None:
+    random = np.random.default_rng(0)
+    colours = random.permuted(np.linspace(50, 205, 3 * shape[2])).reshape(3, -1)
+    for name, rows in (("private", 3000), ("pool", 300), ("own", 100)):
+        y = random.integers(3, size=rows)
+        x = colours[y][:, None, None] + random.normal(0, 15, (rows, *shape))
+        x = x.clip(0, 255).astype(np.uint8)
+        if name == "pool":
+            np.savez("pool.npz", x=x)
+        else:
+            np.savez(f"{name}.npz", x=x, y=y)
+    options = ("--public", "pool.npz", "--classes", "3", "--epsilon", "3")
+    said = machine.run("quickstart", "private.npz", *options, "--yes").fine
+    assert learned(machine, said, "own.npz")["accuracy"] > 0.97
+
+
 def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

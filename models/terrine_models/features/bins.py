@@ -43,10 +43,13 @@ class Bins:
         return torch.cat([reached.to(x.dtype), ranks.to(x.dtype)], 1)
 
 
-def fit_bins(x: torch.Tensor, width: int, *, whiten: bool) -> dict[str, torch.Tensor] | None:
+def fit_bins(
+    x: torch.Tensor, width: int, *, whiten: bool, ranks_alone: bool = False
+) -> dict[str, torch.Tensor] | None:
     """The map of public rows x [N, columns]: those of `Bins`, `mean` [D] and `basis` [D, d].
 
-    Columns of two values become one step; other columns, several and a rank. Each result is
+    Columns of two values become one step; other columns, several and a rank, or with `ranks_alone`
+    nothing but that. Each result is
     divided by the root of its deviation, so that rare ones count neither nothing nor as much as
     common ones. `whiten` turns and scales them further, towards equal variance: then a head need
     not learn from a few rows how columns go together. More than `width` are reduced to that many
@@ -59,7 +62,8 @@ def fit_bins(x: torch.Tensor, width: int, *, whiten: bool) -> dict[str, torch.Te
         if len(set(values.tolist())) <= 2:
             steps.append((column, float(values.max())))
             continue
-        steps += [(column, step) for step in _steps(values)]
+        if not ranks_alone:
+            steps += [(column, step) for step in _steps(values)]
         ranks.append((column, _quantiles(values, torch.linspace(0, 1, KNOTS))))
     bins = _bins(steps, ranks)
     kept = (bins(x).double().var(0, unbiased=False) >= NEAR_CONSTANT).tolist()

@@ -7,17 +7,18 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 BINS = 12
 SMOOTH = (0.2075, 0.5850, 0.2075)  # a Gaussian of 0.7 pixels, cut off after one
+LEAST = 1e-3
 SMALL, ENLARGED = 20, 28  # images with a side under SMALL pixels are enlarged first
 
 
-def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
+def oriented_gradients(images: torch.Tensor, least: float = LEAST) -> torch.Tensor:
     """Histograms of gradient direction on two scales, of grey images [B, H, W] in [0, 1].
 
     Images are smoothed a little. Each pixel adds the length of its gradient to the two nearest of
     BINS directions; cells of 4 x 4 pixels every 2 and of 8 x 8 pixels every 4 sum them; each cell
     is scaled to unit length and square-rooted, which makes dot products of features Hellinger
-    kernels. After Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR
-    2005, but with the sign of the gradient.
+    kernels. Cells below the length `least` stay shorter. After Dalal and Triggs, "Histograms of
+    Oriented Gradients for Human Detection", CVPR 2005, but with the sign of the gradient.
     """
     images = images.unsqueeze(1)
     if min(images.shape[2:]) < SMALL:
@@ -43,7 +44,7 @@ def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
     fine = _overlapping(squares)
     coarse = _overlapping(fine[:, 0::2, 0::2])
     return torch.cat(
-        [torch.sqrt(F.normalize(cells, dim=3, eps=1e-3)).flatten(1) for cells in (fine, coarse)], 1
+        [torch.sqrt(F.normalize(cells, dim=3, eps=least)).flatten(1) for cells in (fine, coarse)], 1
     )
 
 

@@ -8,6 +8,7 @@ Teachers' heads on top of such a map are private; the map is not, and so it cost
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,15 +22,16 @@ from terrine_models.data.workers import side_by_side
 from terrine_models.features import bins
 from terrine_models.features.augment import distorted, draws_for
 from terrine_models.features.backbones import Backbone
+from terrine_models.features.colours import coloured_gradients, colours_width
 from terrine_models.features.discriminant import COMPONENTS, COPIES, discriminant
 from terrine_models.features.gradients import oriented_gradients
-from terrine_models.features.graph import embed, extend
+from terrine_models.features.graph import NEIGHBOURS, embed, extend
 from terrine_models.features.nystrom import choose_landmarks, nystrom
-from terrine_models.features.pixels import to_images, to_unit
+from terrine_models.features.pixels import prepare
 from terrine_models.storage.manifests import FeatureSpec
 from terrine_protocol.tables import PublicSource
 
-Base = Literal["oriented_gradients", "identity", "bins", "backbone"]
+Base = Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "backbone"]
 Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
 """What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
 directions in which classes differ (`discriminant.py`)."""
@@ -38,7 +40,19 @@ KERNEL_COMPONENTS = 150
 FINE = 0.5
 """Power of `graph.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
 images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
-HOG: Base = "oriented_gradients"
+MIN_SIDE, MIN_COLOURED_SIDE = 4, 8
+"""Sides in pixels from which gradients say more than the pixels themselves: of grey pictures, and
+of those with several channels."""
+COLOUR_WEIGHT = 5.0
+"""Of colours against gradients, where there are no public pictures to judge by."""
+COLOUR_SHARES = (1.0, 0.5, 0.0)
+"""How much colours may count, where public pictures have labels: 0 if they only distract. Without
+labels they count most: to regressions on MNIST's digits in random colours that makes a difference
+of one percent, and where colours are classes they are all that is worth knowing."""
+MOST_JUDGED = 2000
+"""Labelled public pictures by which that is judged, at most."""
+MAX_COLOUR_WEIGHT = 100.0
+"""Of colours against gradients, at most: what varies less than that makes up for is noise."""
 BLOCK = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
 MOST_ROWS = 100_000
@@ -58,26 +72,34 @@ class PublicData:
     source: PublicSource
     groups: NDArray[np.int64] | None = None
     """[N], the number of each row's person; None if that is not known."""
+    labels: NDArray[np.int64] | None = None
+    """[N], the class of each row; None if that is not known."""
 
     @classmethod
     def declare(
-        cls, name: str, inputs: NDArray[np.generic], groups: NDArray[np.int64] | None = None
+        cls,
+        name: str,
+        inputs: NDArray[np.generic],
+        groups: NDArray[np.int64] | None = None,
+        labels: NDArray[np.int64] | None = None,
     ) -> PublicData:
         """State that `inputs` [N, *shape] are public, under a name that the manifest will show.
 
-        `groups`: whose they are, [N], if people have several.
+        `groups`: whose they are, [N], if people have several. `labels`: their classes, [N], public
+        likewise: of pictures in colour they tell how much colours say.
         """
         if not name.strip():
             raise DataError("Public data needs a name, so that its use can be checked later.")
         if inputs.ndim < 2 or len(inputs) == 0:
             raise DataError(f"Public data {name} holds no inputs; its shape is {inputs.shape}.")
-        if groups is not None and groups.shape != (len(inputs),):
-            raise DataError(f"Public data {name}: expected one group for each of its rows.")
+        for what, each in (("group", groups), ("label", labels)):
+            if each is not None and each.shape != (len(inputs),):
+                raise DataError(f"Public data {name}: expected one {what} for each of its rows.")
         inputs = np.ascontiguousarray(inputs)
         digest = hashlib.sha256(f"{inputs.dtype.str}{inputs.shape}".encode())
         digest.update(inputs.data)
         source = PublicSource(name=name, sha256=digest.hexdigest(), records=len(inputs))
-        return cls(inputs, source, groups)
+        return cls(inputs, source, groups, labels)
 
     def check_fits(self, spec: InputSpec) -> None:
         """Raise DataError unless these are inputs such as the private ones."""
@@ -213,12 +235,32 @@ def _base(
 
 def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
     """The data-independent part of a map: [B, *shape] to [B, D]. A backbone has its own."""
+    return prepared_features(base, prepare(x, inputs))
+
+
+def prepared_features(base: Base, x: torch.Tensor) -> torch.Tensor:
+    """The same of prepared inputs: rows of tables [B, d], or images [B, C, H, W]."""
     if base == "backbone":
         raise ValueError("the features of a backbone need its model")
-    unit = to_unit(x, inputs)
-    if base != "oriented_gradients":
-        return unit.flatten(1) * 2 - 1
-    return oriented_gradients(to_images(unit).mean(1))
+    if base == "oriented_gradients":
+        return oriented_gradients(x.mean(1))
+    if base == "coloured_gradients":
+        return coloured_gradients(x)
+    return x if x.ndim == 2 else x.flatten(1) * 2 - 1
+
+
+def base_of(inputs: InputSpec) -> Base:
+    """Which data-independent features suit such inputs, by their shape alone.
+
+    Rows of tables and pictures of few pixels are taken as they are, other pictures by gradients,
+    and those with several channels by gradients and colours.
+    """
+    if len(inputs.shape) == 1:
+        return "identity"
+    side, coloured = min(inputs.shape[:2]), math.prod(inputs.shape[2:]) > 1
+    if side < (MIN_COLOURED_SIDE if coloured else MIN_SIDE):
+        return "identity"
+    return "coloured_gradients" if coloured else "oriented_gradients"
 
 
 def _base_size(base: Base, inputs: InputSpec) -> int:
@@ -228,11 +270,12 @@ def _base_size(base: Base, inputs: InputSpec) -> int:
 def check_channels_last(inputs: InputSpec) -> None:
     """Raise DataError for pictures as PyTorch has them, of which gradients would mean nothing."""
     shape = inputs.shape
-    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) > 3:
+    if len(shape) == 3 and shape[0] in (1, 3, 4) and min(shape[1:]) > max(shape[0], 3):
         wanted = "x[:, 0]" if shape[0] == 1 else "x.transpose(0, 2, 3, 1)"
         raise DataError(
             f"Inputs of shape {list(shape)} have the channels of their pictures first; expected "
-            f"[height, width] or [height, width, 3]. Save {wanted}, of private and public inputs."
+            f"[height, width] or [height, width, channels]. Save {wanted}, of private and public "
+            "inputs."
         )
 
 
@@ -247,9 +290,11 @@ def public_features(
 ) -> FeatureMap:
     """The feature map for inputs of this kind, with at most `width` numbers per input.
 
-    Images get oriented gradients. With public data these are reduced to principal components, and a
-    third of the width are coordinates on its neighbourhood graph; or, with the kind `nystrom`, they
-    are compared with `width` public landmarks by a Gaussian kernel. A `fine_graph` has twice as
+    Images get oriented gradients, and of several channels colours too (`base_of`); of these
+    public data decides how much they count (`_weights`). Small images are like tables. With
+    public data features of images are reduced to principal components, and a third of the width are
+    coordinates on its neighbourhood graph; or, with the kind `nystrom`, they are compared with
+    `width` public landmarks by a Gaussian kernel. A `fine_graph` has twice as
     many coordinates, beyond the width, and the less smooth ones count for more. With the kind
     `discriminant` they are the directions in which classes seem to differ. Without public data
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
@@ -270,17 +315,19 @@ def public_features(
             backbone=backbone.source,
         )
         return FeatureMap(spec, inputs, {}, backbone)
-    if len(inputs.shape) == 1 and backbone is None:
+    name: Base = base_of(inputs) if backbone is None else "backbone"
+    if name == "identity" and (kind != "nystrom" or public is None):
         return _of_tables(inputs, public, width, whiten)
     if public is None:
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MOST_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
-    name: Base = "oriented_gradients" if backbone is None else "backbone"
     base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
+    labels = None if public.labels is None else public.labels[::every]
+    weights = _weights(name, base, inputs, labels)
     if kind == "nystrom":
-        return _landmarks(inputs, base, public.source, width)
-    tensors = _principal_components(base, width - width // 3)
+        return _landmarks(inputs, name, base, weights, public.source, width)
+    tensors = _principal_components(base, width - width // 3, weights)
     tensors["basis"] = tensors["basis"] * tensors.pop("deviations") ** -0.5
     spec = FeatureSpec(
         base=name,
@@ -309,10 +356,12 @@ def _discriminant(
         raise DataError(
             f"Discriminant features need at least {FEWEST_POINTS} public images, and no backbone."
         )
-    plain = torch.from_numpy(public.inputs[:: -(-len(public.inputs) // MOST_POINTS)])
-    rows = torch.split(torch.arange(len(plain)), BLOCK)
-    base = torch.cat(side_by_side(lambda own: _base(HOG, None, plain[own], inputs), rows))
-    tensors = _principal_components(base, COMPONENTS)
+    every = -(-len(public.inputs) // MOST_POINTS)
+    plain = torch.from_numpy(public.inputs[::every])
+    labels = None if public.labels is None else public.labels[::every]
+    rows, name = torch.split(torch.arange(len(plain)), BLOCK), base_of(inputs)
+    base = torch.cat(side_by_side(lambda own: base_features(name, plain[own], inputs), rows))
+    tensors = _principal_components(base, COMPONENTS, _weights(name, base, inputs, labels))
     del tensors["deviations"]
 
     def components(of: torch.Tensor) -> torch.Tensor:
@@ -323,28 +372,33 @@ def _discriminant(
 
         def compute(own: torch.Tensor) -> torch.Tensor:
             bent = distorted(plain[own].float(), draws[own], inputs)
-            return components(_base(HOG, None, bent, inputs))
+            return components(base_features(name, bent, inputs))
 
         return torch.cat(side_by_side(compute, rows))
 
     directions, between = discriminant(components(base), [changed(i) for i in range(COPIES)], width)
     tensors["basis"] = (tensors["basis"] @ directions).contiguous()
     spec = FeatureSpec(
-        base=HOG, projection="discriminant", components=len(between), fitted_on=public.source
+        base=name, projection="discriminant", components=len(between), fitted_on=public.source
     )
     return FeatureMap(spec, inputs, tensors | {"between": between})
 
 
 def _landmarks(
-    inputs: InputSpec, base: torch.Tensor, source: PublicSource, width: int
+    inputs: InputSpec,
+    name: Base,
+    base: torch.Tensor,
+    weights: torch.Tensor | None,
+    source: PublicSource,
+    width: int,
 ) -> FeatureMap:
     """The map to similarities with at most `width` of the public points."""
-    tensors = _principal_components(base, KERNEL_COMPONENTS)
+    tensors = _principal_components(base, KERNEL_COMPONENTS, weights)
     del tensors["deviations"]
     points = (base - tensors["mean"]) @ tensors["basis"]
     found, gamma = choose_landmarks(points, width)
     spec = FeatureSpec(
-        base="oriented_gradients",
+        base=name,
         projection="nystrom",
         components=points.shape[1],
         landmarks=len(found["landmarks"]),
@@ -361,6 +415,8 @@ def _of_tables(
         every = -(-len(public.inputs) // MOST_ROWS)
         rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
         tensors = bins.fit_bins(rows, width, whiten=whiten)
+        if tensors is None and len(inputs.shape) > 1:  # pixels are many: too few rows for steps
+            tensors = bins.fit_bins(rows, width, whiten=whiten, ranks_alone=True)
         if tensors is not None:
             spec = FeatureSpec(
                 base="bins",
@@ -371,14 +427,58 @@ def _of_tables(
                 fitted_on=public.source,
             )
             return FeatureMap(spec, inputs, tensors)
-    spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
+    spec = FeatureSpec(base="identity", projection="none", components=math.prod(inputs.shape))
     return FeatureMap(spec, inputs, {})
 
 
-def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
-    """Mean [D], orthonormal basis [D, C] and the components' standard deviations [C]."""
+def _weights(
+    name: Base, base: torch.Tensor, inputs: InputSpec, labels: NDArray[np.int64] | None
+) -> torch.Tensor | None:
+    """Weights [D] of the features of public pictures [N, D], None where all are of one kind.
+
+    Colours vary as much as gradients, in sum; of labelled pictures, times the one of
+    COLOUR_SHARES with which most are of the class that their nearest mostly have.
+    """
+    if name != "coloured_gradients":
+        return None
+    colours = colours_width(inputs.shape[2])
+    variances = base.var(0, correction=0)
+    own, others = variances[-colours:].sum(), variances[:-colours].sum()
+    weights = torch.ones(base.shape[1])
+    weights[-colours:] = (others / own.clamp(min=1e-12)).sqrt().clamp(max=MAX_COLOUR_WEIGHT)
+    if labels is None or len(base) < FEWEST_POINTS:
+        return weights
+
+    def weighted(share: float) -> torch.Tensor:
+        found = weights.clone()
+        found[-colours:] *= share
+        return found
+
+    some = base[:: -(-len(base) // MOST_JUDGED)]
+    known = torch.from_numpy(labels[:: -(-len(base) // MOST_JUDGED)])
+    return max((weighted(share) for share in COLOUR_SHARES), key=lambda w: _right(some, known, w))
+
+
+def _right(base: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> int:
+    """How many of the features [N, D] are of the class of most of those nearest to them."""
+    tensors = _principal_components(base, KERNEL_COMPONENTS, weights)
+    points = F.normalize((base - tensors["mean"]) @ tensors["basis"], dim=1)
+    nearest = (points @ points.T).fill_diagonal_(-2.0).topk(NEIGHBOURS, dim=1).indices
+    votes = F.one_hot(labels[nearest], int(labels.max()) + 1).sum(1)
+    return int((votes.argmax(1) == labels).sum())
+
+
+def _principal_components(
+    base: torch.Tensor, width: int, weights: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
+    """Mean [D], basis [D, C] and the components' standard deviations [C].
+
+    The basis is orthonormal, or of features times `weights` [D].
+    """
     mean = base.mean(0)
     centred = base - mean
+    if weights is not None:
+        centred *= weights
     keep = min(width, *base.shape)
     # Subspace iteration (Halko, Martinsson and Tropp, SIAM Review 2011): exact to far below what
     # matters to a teacher, and many times faster than a full decomposition.
@@ -387,9 +487,10 @@ def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Ten
         subspace, _ = torch.linalg.qr(centred.T @ (centred @ subspace))
     _, deviations, directions = torch.linalg.svd(centred @ subspace, full_matrices=False)
     variances = deviations[:keep] ** 2 / len(base)
+    basis = subspace @ directions[:keep].T
     return {
         "mean": mean,
-        "basis": (subspace @ directions[:keep].T).contiguous(),
+        "basis": (basis if weights is None else weights[:, None] * basis).contiguous(),
         "deviations": variances.clamp(min=1e-9).sqrt(),
     }
 
@@ -403,11 +504,12 @@ def _blocks(inputs: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:
-    size = _base_size("oriented_gradients", inputs)
+    base = base_of(inputs)
+    size = _base_size(base, inputs)
     basis = _random_directions(size, min(width, size), seed)
-    spec = FeatureSpec(
-        base="oriented_gradients", projection="random", components=basis.shape[1], seed=seed
-    )
+    spec = FeatureSpec(base=base, projection="random", components=basis.shape[1], seed=seed)
+    if base == "coloured_gradients":
+        basis[-colours_width(inputs.shape[2]) :] *= COLOUR_WEIGHT
     return FeatureMap(spec, inputs, {"mean": torch.zeros(size), "basis": basis})
 
 

@@ -57,7 +57,7 @@ class PublicModel(Record):
 class FeatureSpec(Record):
     """A public feature map. `fitted_on` is null for a data-independent one."""
 
-    base: Literal["oriented_gradients", "identity", "bins", "backbone"]
+    base: Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "backbone"]
     projection: Literal[
         "graph", "pca", "nystrom", "discriminant", "random", "scaled", "whitened", "none"
     ]

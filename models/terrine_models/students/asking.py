@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.maps import BLOCK, Base, base_features
+from terrine_models.features.maps import BLOCK, base_features, base_of
 
 COMPONENTS = 60
 MOST_SPREAD = 2048
@@ -48,7 +48,7 @@ def _points(x: NDArray[np.generic], inputs: InputSpec) -> NDArray[np.float64]:
         torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))
         for at in range(0, len(x), BLOCK)
     ]
-    base: Base = "oriented_gradients" if len(inputs.shape) > 1 else "identity"
+    base = base_of(inputs)
     features = torch.cat(side_by_side(lambda block: base_features(base, block, inputs), blocks))
     centred = (features - features.mean(0)).numpy()
     width = min(COMPONENTS, *centred.shape)

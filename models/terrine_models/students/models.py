@@ -22,8 +22,7 @@ from scipy.special import softmax
 from torch import nn
 
 from terrine_models.data.arrays import DataError, InputSpec
-from terrine_models.features.gradients import oriented_gradients
-from terrine_models.features.maps import FeatureMap
+from terrine_models.features.maps import FeatureMap, prepared_features
 from terrine_models.features.pixels import prepare
 from terrine_models.storage.manifests import (
     FeatureSpec,
@@ -115,11 +114,13 @@ class RidgeModel(nn.Module):
     def __init__(self, inputs: InputSpec, classes: int, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(_Scores(inputs, classes, each) for each in features)
+        self.bases = [each.base for each in features]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
-        base = x if x.ndim == 2 else oriented_gradients(x.mean(1))
-        return torch.stack([part(base) for part in self.parts]).sum(0)
+        base = {name: prepared_features(name, x) for name in dict.fromkeys(self.bases)}
+        scores = zip(self.parts, self.bases, strict=True)
+        return torch.stack([part(base[name]) for part, name in scores]).sum(0)
 
 
 class Predictions(NamedTuple):

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import nn
 
 from terrine_models.data.arrays import InputSpec
+from terrine_models.features.maps import MIN_SIDE
 from terrine_protocol.tables import Record
 
 
@@ -75,15 +76,16 @@ def matched_biases(leads: torch.Tensor, priors: torch.Tensor, biases: torch.Tens
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU, for tables."""
+    """Fully connected layers with ReLU, for tables and for pictures of few pixels."""
 
     def __init__(self, inputs: InputSpec, classes: int, hidden: Sequence[int]) -> None:
         super().__init__()
-        sizes = [inputs.shape[0], *hidden, classes]
+        sizes = [math.prod(inputs.shape), *hidden, classes]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores [B, m] of prepared inputs [B, d]."""
+        """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
+        x = x.flatten(1)
         for layer in self.layers[:-1]:
             x = F.relu(layer(x))
         scores: torch.Tensor = self.layers[-1](x)
@@ -114,8 +116,8 @@ class CNN(nn.Module):
 
 
 def default_architecture(inputs: InputSpec) -> Architecture:
-    """The network for inputs of this kind: a CNN for images, an MLP for tables."""
-    if len(inputs.shape) == 1:
+    """The network for inputs of this kind: a CNN for images, an MLP for tables and tiny images."""
+    if len(inputs.shape) == 1 or min(inputs.shape[:2]) < MIN_SIDE:
         return Architecture(name="mlp", hidden=(32,))
     return Architecture(name="cnn", hidden=(16, 32, 64))
 

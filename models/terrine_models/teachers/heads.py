@@ -13,6 +13,7 @@ from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.augment import ELASTIC, ROTATION, distorted, draws_for
 from terrine_models.features.backbones import Backbone, check_backbone
+from terrine_models.features.colours import MOST_BANDS
 from terrine_models.features.discriminant import MANY, mean_head
 from terrine_models.features.gradients import ENLARGED
 from terrine_models.features.maps import (
@@ -118,7 +119,8 @@ class Heads:
         """What the manifest will say."""
         if features is None:
             raise ValueError("heads need a feature map")
-        augmentations = self.augmentations if len(data.spec.shape) > 1 else 0
+        pictures = len(data.spec.shape) > 1 and features.base not in ("identity", "bins")
+        augmentations = self.augmentations if pictures else 0
         whitened = features.projection == "whitened"
         means = features.projection == "discriminant"
         return HeadTeachers(
@@ -186,6 +188,8 @@ class HeadTeachers(ShardTeachers):
         values = values_of(manifest.input)
         if spec.base == "oriented_gradients":
             values = max(values, ENLARGED**2)
+        if spec.base == "coloured_gradients":
+            values = max(values, MOST_BANDS * ENLARGED**2)
         each = (
             (2 * 8 + 4 * classes) * manifest.teachers  # choices, counts, and scores
             + 2 * 4 * spec.points  # distances

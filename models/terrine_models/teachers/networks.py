@@ -59,12 +59,13 @@ class Networks:
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
     ) -> NetworkTeachers:
         """What the manifest will say: the network that suits the inputs."""
+        architecture = default_architecture(data.spec)
         return NetworkTeachers(
-            architecture=default_architecture(data.spec),
+            architecture=architecture,
             epochs=self.epochs,
             batch=self.batch,
             learning_rate=self.learning_rate,
-            distorted=len(data.spec.shape) > 1,
+            distorted=architecture.name == "cnn",
         )
 
 

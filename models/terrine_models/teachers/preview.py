@@ -104,7 +104,8 @@ def stand_ins(
         public.inputs[own], public.labels[own], public.classes, public.spec, name=public.name
     )
     inputs = public.inputs[others]
-    fresh = inputs[~np.isin(row_digests(inputs), row_digests(sample.inputs))]
+    unseen = ~np.isin(row_digests(inputs), row_digests(sample.inputs))
+    fresh = inputs[unseen]
     if not len(fresh):
         return None
     with tempfile.TemporaryDirectory() as scratch:
@@ -115,7 +116,7 @@ def stand_ins(
             name=NAME,
             teachers=teachers,
             config=config,
-            public=PublicData.declare(NAME, fresh),
+            public=PublicData.declare(NAME, fresh, labels=public.labels[others][unseen]),
             seed=seed,
         )
         ensemble = Ensemble.load(out, device="cpu")

@@ -81,7 +81,8 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
         return private, None, None
     inputs, labelled = _public(options.public, private, image)
     groups = None if labelled is None else labelled.groups
-    return private, PublicData.declare(options.public.name, inputs, groups), labelled
+    labels = None if labelled is None else labelled.labels
+    return private, PublicData.declare(options.public.name, inputs, groups, labels), labelled
 
 
 def _folders(data: Path, public: Path | None) -> list[str]:

@@ -189,7 +189,7 @@ def _for_a_model(given: ways.DataOptions, units: int, epsilon: float, consensus:
         classes=len(data.classes),
         epsilon=epsilon,
     )
-    pool = PublicData.declare(given.public.name, data.inputs)
+    pool = PublicData.declare(given.public.name, data.inputs, labels=data.labels)
     ways.show_plan(ways.chosen(first, pool, data, data), data, given)
 
 
