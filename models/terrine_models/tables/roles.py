@@ -167,7 +167,7 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
     if (
         declared is None
         and column.numeric
-        and (len(classes) > MOST_CLASSES or (len(classes) > FEW and not column.whole)
+        and (len(classes) > MOST_CLASSES or (len(classes) > FEW and not column.whole))
     ):
         raise DataError(
             f"{column.path}: column {column.name} holds {column.different} different numbers, from "
