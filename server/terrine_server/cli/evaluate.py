@@ -72,6 +72,7 @@ def evaluate(
 
     from terrine_models.teachers.agreement import Agreement
     from terrine_models.teachers.ensemble import Ensemble
+    from terrine_protocol.files import replacing
 
     check_origin(trained_on, "--trained-on")
     if votes is not None and votes.suffix != ".npz":
@@ -82,7 +83,8 @@ def evaluate(
     counts = loaded.votes(labelled.inputs)
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
-        np.savez_compressed(votes, counts=counts, labels=labelled.labels)
+        with replacing(votes) as archive:
+            np.savez_compressed(archive, counts=counts, labels=labelled.labels)
     if as_json():
         print_json(asdict(found))
         return

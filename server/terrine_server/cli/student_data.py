@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from terrine_server.cli.console import fail
+from terrine_server.cli.console import fail, writing
 from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def save_labels(labels: Labels, out: Path) -> None:
     import numpy as np
 
     from terrine_client import NO_COUNT
+    from terrine_protocol.files import replacing
     from terrine_server.sheets import Sheet
 
     names = np.array([name or "" for name in labels.names], dtype=np.str_)
@@ -131,7 +132,8 @@ def save_labels(labels: Labels, out: Path) -> None:
             for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
         }
         given = {name: value for name, value in arrays.items() if value is not None}
-        np.savez_compressed(out, **given, names=names)
+        with replacing(out) as archive:
+            np.savez_compressed(archive, **given, names=names)
         return
     columns: dict[str, list[Any]] = {
         "outcome": labels.outcomes.tolist(),
@@ -142,7 +144,7 @@ def save_labels(labels: Labels, out: Path) -> None:
     if labels.noisy_counts is not None:
         for label, counts in enumerate(labels.noisy_counts.T.tolist()):
             columns[f"count_{label}"] = ["" if count == NO_COUNT else count for count in counts]
-    with out.open("w", encoding="utf-8", newline="") as file:
+    with writing(out) as file:
         sheet = Sheet(file)
         sheet.row(columns)
         for row in zip(*columns.values(), strict=True):
