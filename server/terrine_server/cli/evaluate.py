@@ -75,7 +75,7 @@ def evaluate(
     from terrine_protocol.files import replacing
 
     check_origin(trained_on, "--trained-on")
-    if votes is not None and votes.suffix != ".npz":
+    if votes is not None and votes.suffix.lower() != ".npz":
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
     manifest = loaded.manifest
@@ -108,7 +108,7 @@ def _labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
         data = load_table(path, manifest.encoding, note)
     elif manifest.image is not None and path.is_dir():
         data = load_image_classes(path, manifest.image, classes=manifest.classes)
-    elif path.suffix == ".npz":
+    elif path.suffix.lower() == ".npz":
         data = load_npz(path, classes=manifest.classes)
     else:
         data = load_idx(path, classes=manifest.classes)

@@ -63,7 +63,7 @@ class StudentFiles:
         classes = ensemble.classes
         if is_table(path):
             data = load_table(path, self._schema(path, client), note)
-        elif path.suffix == ".npz":
+        elif path.suffix.lower() == ".npz":
             data = load_npz(path, classes=classes)
         elif path.is_dir() and ensemble.image is not None:
             data = load_image_classes(path, ensemble.image, classes=classes)
@@ -126,7 +126,7 @@ def save_labels(labels: Labels, out: Path) -> None:
     from terrine_server.sheets import Sheet
 
     names = np.array([name or "" for name in labels.names], dtype=np.str_)
-    if out.suffix == ".npz":
+    if out.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {
             name: getattr(labels, name)
             for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
