@@ -475,7 +475,8 @@ def show_manifest(directory: Path, manifest: Manifest) -> None:
         table.add_row("fitted on", fitted)
     if manifest.image is not None:
         size = f"{manifest.image.height} × {manifest.image.width}"
-        table.add_row("pictures", f"{size}, {'grey' if manifest.image.grey else 'colour'}")
+        bits = "" if manifest.image.bits is None else f", {manifest.image.bits} of 16 bits"
+        table.add_row("pictures", f"{size}, {'grey' if manifest.image.grey else 'colour'}{bits}")
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
         table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")
