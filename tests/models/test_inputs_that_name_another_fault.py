@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import feather, orc
 from refusals import refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
+from terrine_models.tables.loading import check_table, is_table, opened_table
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.votes import load_votes
 from terrine_server.privacy import ParameterError
@@ -136,3 +139,77 @@ def test_its_own_fault_is_named(what: str, tmp_path: Path) -> None:
     with refuses(kind, *words) as refused:
         reader(tmp_path / name)
     assert "allow_pickle" not in str(refused.value), "NumPy's advice is not safe"
+
+
+ROWS = {"a": [1, 2], "b": ["x", "y"]}
+TABLE = "a,b\n1,x\n2,y\n"
+
+
+def _stream(path: Path) -> None:
+    with pa.ipc.new_stream(path, pa.table(ROWS).schema) as writer:
+        writer.write_table(pa.table(ROWS))
+
+
+TABLES: dict[str, tuple[str, str | Callable[[Path], object]]] = {
+    "an Arrow stream": ("t.arrow", _stream),
+    "ORC": ("t.orc", lambda path: orc.write_table(pa.table(ROWS), path)),
+    "Feather": ("t.feather", lambda path: feather.write_feather(pa.table(ROWS), path)),
+    "Excel's hint": ("t.csv", "sep=;\na;b\n1;x\n2;y\n"),
+    "Excel's hint of commas": ("T.CSV", "SEP=,\r\na,b\r\n1,x\r\n2,y\r\n"),
+    "a header of braces": ("t.csv", TABLE.replace("a,b", "{a},[b]")),
+}
+
+
+@pytest.mark.parametrize("what", TABLES)
+def test_a_table_is_read(what: str, tmp_path: Path) -> None:
+    name, content = TABLES[what]
+    path = tmp_path / name
+    path.write_text(content) if isinstance(content, str) else content(path)
+    assert is_table(path)
+    with opened_table(path) as file:
+        assert [each.strip("{}[]") for each in file.first] == ["a", "b"]
+        batches = list(file.batches(file.first, True))
+        assert [str(each) for batch in batches for each in batch.column(0).to_pylist()] == [
+            "1",
+            "2",
+        ]
+        assert [each for batch in batches for each in batch.column(1).to_pylist()] == ["x", "y"]
+
+
+NO_TABLES: dict[str, tuple[str, str | bytes, tuple[object, ...]]] = {
+    "a space before a delimiter": ("t.csv", '"a" ,"b"\n1,x\n', ("first", "space")),
+    "JSON lines": ("t.jsonl", '{"a": 1, "b": "x"}\n{"a": 2}\n', ("JSON", "lines=True")),
+    "JSON": ("t.csv", '[{"a": 1}, {"a": 2}]\n', ("JSON", "pandas.read_json")),
+    "a page of the Web": ("t.csv", "<!DOCTYPE html>\n<html>\n", ("Web",)),
+    "a title": ("t.csv", f"Our survey\n\n{TABLE}", ("title", 3, "+3")),
+    "a title of two lines": ("t.csv", f"Our survey\nof 2020\n{TABLE}", ("title", 3)),
+    "a header without end": ("t.csv", "a" * 2**20 + ",b\n1,x\n", ("1,048,576",)),
+    "Feather 1": ("t.feather", b"FEA1" + bytes(20), ("Feather", "to_parquet")),
+    "Stata": ("t.dta", b"<stata_dta><header>", ("Stata", "pandas.read_stata")),
+    "a pickle": ("t.csv", b"\x80\x04\x95" + bytes(9), ("pickle",)),
+    "an array": ("t.csv", b"\x93NUMPY" + bytes(9), ("NumPy",)),
+}
+
+
+@pytest.mark.parametrize("what", NO_TABLES)
+def test_what_is_no_table_is_named(what: str, tmp_path: Path) -> None:
+    name, content, words = NO_TABLES[what]
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    assert is_table(path)
+    with refuses(DataError, name, *words):
+        check_table(path)
+
+
+def test_a_folder_of_parquet_is_told_how_to_become_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "t.parquet"
+    folder.mkdir()
+    with refuses(DataError, "t.parquet", "folder", "pyarrow.dataset"):
+        check_table(folder)
+
+
+def test_a_wrong_line_below_a_hint_is_counted_from_the_files_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("sep=;\na;b\n1;x\n2;y;z\n")
+    with opened_table(path) as file, refuses(DataError, 4, 3, 2):
+        list(file.batches(file.first, True))
