@@ -260,7 +260,8 @@ def open_file(
     try:
         with opened(path) as file:
             if file.peek(8).startswith(tuple(TYPED.values())):
-                kind = " as a Parquet, Arrow or ORC file"
+                is_orc = file.peek(8).startswith(TYPED["ORC"])
+                kind = " as an ORC file" if is_orc else " as a Parquet or Arrow file"
                 yield ArrowFile(path, file, digest)
             else:
                 yield CsvFile(path, file, fits, note, digest)

@@ -65,9 +65,7 @@ class TextFile(io.RawIOBase):
         self._next = self._file.read(BLOCK)
         for start, what, remedy in OTHERS:
             if self._next.startswith(start):
-                raise DataError(
-                    f"{path} is {what}. A table must be CSV, Parquet, Arrow or ORC. {remedy}"
-                )
+                raise DataError(f"{path} is {what}. A table must be a CSV file. {remedy}")
 
     def readable(self) -> bool:
         """As files say."""
