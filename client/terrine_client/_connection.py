@@ -27,13 +27,28 @@ from terrine_client._receipts import Receipts
 from terrine_client.errors import ConfigurationError, TerrineError
 
 _log = logging.getLogger("terrine_client")
+
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Environment variables that name certificates to trust, the first first."""
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+"""Environment variables about proxies; in lower case, too."""
+
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
 @cache
 def _tls() -> ssl.SSLContext:
     """Shared by all clients: reading the certificates takes most of the time to open one."""
-    return httpx.create_ssl_context()
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        named = next((each for each in CERTIFICATES if os.environ.get(each)), None)
+        if named is None:
+            raise
+        raise ConfigurationError(
+            f"The environment variable {named} names {os.environ[named]}, which holds no "
+            f"certificates ({error.strerror or error}). Correct it, or unset it."
+        ) from None
 
 
 class BaseClient(ABC, Generic[Http]):
@@ -61,7 +76,7 @@ class BaseClient(ABC, Generic[Http]):
         self._batch_size = batch_size
         self.receipts = Receipts()
         """Of all answers that were received; see `verify_receipts`."""
-        self._http = self._open(
+        self._http = self._opened(
             base_url=self._url,
             headers={
                 "Authorization": f"Bearer {_checked_token(token)}",
@@ -69,7 +84,25 @@ class BaseClient(ABC, Generic[Http]):
             },
             timeout=timeout,
             verify=_tls(),
+            # A proxy would be another machine, to which the token went in clear.
+            trust_env=not _is_loopback(self._url.host),
         )
+
+    def _opened(self, **options: Any) -> Http:
+        try:
+            return self._open(**options)
+        except (httpx.InvalidURL, ValueError, ImportError) as error:
+            named = [
+                each for each in PROXIES for each in (each.lower(), each) if each in os.environ
+            ]
+            if not named:
+                raise
+            reason = "SOCKS is not supported" if isinstance(error, ImportError) else error
+            raise ConfigurationError(
+                f"The proxy that the environment names ({', '.join(named)}) cannot be used: "
+                f"{reason}. Expected addresses such as http://proxy.example.org:3128, and in "
+                "NO_PROXY names and addresses without brackets or masks."
+            ) from None
 
     @staticmethod
     @abstractmethod

@@ -21,7 +21,7 @@ from terrine_client import _calls
 from terrine_client._calls import Call
 from terrine_client.errors import ConfigurationError, NotFound
 from terrine_protocol import LabelResponse, ReceiptPage
-from terrine_protocol.files import read
+from terrine_protocol.files import read, write_atomically
 from terrine_protocol.transparency import trees
 from terrine_protocol.transparency.checkpoints import Checkpoint
 from terrine_protocol.transparency.leaves import commitment
@@ -84,7 +84,7 @@ class Receipts:
             "contradicted": sorted(self.contradicted),
             "entries": {str(n): [r.hash, r.told] for n, r in sorted(self.entries.items())},
         }
-        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_atomically(Path(path), f"{json.dumps(document, indent=1)}\n".encode())
 
     @classmethod
     def load(cls, path: Path | str) -> Receipts:

@@ -1,6 +1,6 @@
-"""Files that people name, read only if they are regular files; files for secrets; durable ones.
+"""Files that people name: read only if they are regular files, replaced only if they are.
 
-A pipe would let a program wait for ever, and a device such as /dev/zero never ends.
+Read from, a pipe would let a program wait for ever, and a device such as /dev/zero never ends.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
+from typing import BinaryIO
 
 LARGEST_DOCUMENT = 2**24
 """Bytes of a document: a key, a token, a checkpoint, a schema, settings."""
+_MOST_LINKS = 40
+"""Links that lead from one to the next, as many as Linux follows."""
 
 
 def opened(path: Path | str) -> BufferedReader:
@@ -60,22 +63,64 @@ def write_secret(path: Path, text: str) -> bool:
 
 
 def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
-    """Replace `path` by `data` so that a crash leaves the old or the new file, never a mixture.
+    """Replace `path` by `data`, as `replacing` does."""
+    with replacing(path, public=public) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path, *, public: bool = False) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path` once it is complete and on disk.
+
+    A crash or an error leaves the old file or the new one, never a mixture, and a new one has the
+    permissions of the old one. Where `path` is a link, its target is replaced. A device, a pipe or
+    a descriptor such as /dev/stdout is no file to replace: it is written to. Raises OSError.
 
     public: everyone on this machine may read it, whatever the umask: a container's account, too.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = _own_descriptor(path)
+    if descriptor is not None:
+        with os.fdopen(os.dup(descriptor), "wb") as stream:
+            yield stream
+        return
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and not stat.S_ISREG(mode):
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb") as stream:
+            yield stream
+        return
+    target = Path(os.path.realpath(path))
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as file:
             if public:
                 os.fchmod(file.fileno(), 0o644)
-            file.write(data)
+            elif mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        scratch.replace(path)
+        scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    sync_directory(target.parent)
+
+
+def _own_descriptor(path: Path) -> int | None:
+    """Return the open file that `path` names, as /dev/stdout and `>(command)` in a shell do.
+
+    To open it anew would write over what was written before.
+    """
+    own = os.path.realpath("/dev/fd")
+    for _ in range(_MOST_LINKS):
+        if path.name.isdecimal() and os.path.realpath(path.parent) == own:
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = path.parent / path.readlink()
+    return None
 
 
 @contextmanager

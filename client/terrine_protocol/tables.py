@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date, timedelta
 from typing import Annotated, Any, Literal, Self
 
@@ -102,9 +103,14 @@ class TableSchema(Record):
         for column in self.columns:
             ranged = column.low is not None and column.high is not None
             if column.role in ("numeric", "date") and not (
-                column.low is not None and column.high is not None and column.low < column.high
+                column.low is not None
+                and column.high is not None
+                and column.low < column.high
+                and math.isfinite(column.high - column.low)
             ):
-                raise ValueError(f"{column.role} column {column.name!r} needs low < high")
+                raise ValueError(
+                    f"{column.role} column {column.name!r} needs low < high, not too far apart"
+                )
             if column.role in ("categorical", "ordinal", "label"):
                 values = column.values or ()
                 if len(values) < (1 if column.role == "categorical" else 2):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from faulty_server import FaultyServer, hangs_up, problem, replies
+from faulty_server import FaultyServer, hangs_up, problem, replies, running_faulty_server
 from refusals import holds, refuses
 
 import terrine_client
@@ -26,6 +26,7 @@ from terrine_client import (
     TerrineError,
     UnexpectedReply,
 )
+from terrine_client._connection import _tls
 from terrine_client.errors import problem_error
 from terrine_protocol import PROBLEMS, Outcome, Problem
 
@@ -126,6 +127,46 @@ def test_the_token_is_never_printed(
     printed = capsys.readouterr()
     assert repr(client) == f"<Client {faulty.url}>"
     assert "verysecret" not in "".join([*shown, caplog.text, printed.out, printed.err])
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_a_token_for_this_machine_never_goes_to_a_proxy(
+    faulty: FaultyServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_faulty_server() as proxy:
+        monkeypatch.setenv(name, proxy.url)
+        for host in ("127.0.0.1", "localhost"):
+            with Client(faulty.url.replace("127.0.0.1", host), TOKEN, retries=0) as client:
+                client.budget()
+        assert len(faulty.seen) == 2
+        assert proxy.seen == []
+        with Client("http://labels.example.org", TOKEN, retries=0, insecure=True) as client:
+            client.budget()
+        assert [seen.path for seen in proxy.seen] == ["http://labels.example.org/budget"]
+
+
+BAD_ENVIRONMENTS = [
+    {"NO_PROXY": "[::1]"},
+    {"no_proxy": "10.0.0.0/8, ::1/128"},
+    {"ALL_PROXY": "socks5://127.0.0.1:1080"},
+    {"https_proxy": "ftp://proxy.example.org"},
+    {"HTTPS_PROXY": "::::"},
+    {"SSL_CERT_FILE": "/missing/certificates.pem"},
+    {"SSL_CERT_FILE": __file__},
+]
+
+
+@pytest.mark.parametrize("variables", BAD_ENVIRONMENTS)
+def test_an_environment_that_cannot_be_used_is_told_by_its_variable(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name, value), *_ = variables.items()
+    monkeypatch.setenv(name, value)
+    _tls.cache_clear()
+    for kind in (Client, AsyncClient):
+        with refuses(ConfigurationError, name):
+            kind("https://labels.example.org", TOKEN)
+    _tls.cache_clear()
 
 
 def test_redirects_are_not_followed_with_the_token(faulty: FaultyServer) -> None:

@@ -14,8 +14,15 @@ from pydantic import ValidationError
 from refusals import refuses
 
 from terrine_models.data.arrays import DataError
-from terrine_models.data.images import class_folders, load_image_classes, load_images
+from terrine_models.data.images import (
+    class_folders,
+    load_image_classes,
+    load_images,
+    with_bits_of,
+)
 from terrine_protocol.images import ImageFormat
+from terrine_server.cli.arrays import Arrays, load
+from terrine_server.cli.console import CommandError
 
 GREY = ImageFormat(height=4, width=6, grey=True)
 COLOUR = ImageFormat(height=4, width=6, grey=False)
@@ -49,6 +56,55 @@ def test_a_picture_of_the_size_is_its_pixels_whatever_its_form(
     assert found.dtype == np.uint8
     assert np.array_equal(found, [plain] * 6)
     assert np.array_equal(load_images(tmp_path, COLOUR), [colours] * 6)
+
+
+@pytest.mark.parametrize(
+    ("scale", "bits"), [(1, 8), (4, 10), (16, 12), (17, 12), (64, 14), (257, 16)]
+)
+def test_the_bits_of_deep_pictures_are_those_of_public_ones(
+    tmp_path: Path, plain: np.ndarray, scale: int, bits: int
+) -> None:
+    """Private ones that are brighter or darker do not change what becomes public."""
+    private, public = tmp_path / "private", tmp_path / "public"
+    deep = plain.astype(np.uint16) * scale
+    for folder in (public / "a", public / "b", private / "a"):
+        save(folder / "1.png", deep)
+    save(private / "b" / "1.png", np.full((4, 6), 65535, np.uint16))
+    save(private / "b" / "2.png", plain)
+    options = Arrays(public=public, classes="a,b", images="4x6:grey")
+    records, shared, labelled = load(private, options)
+    assert records.image == GREY.model_copy(update={"bits": bits})
+    assert shared is not None
+    assert labelled is not None
+    assert np.abs(records.inputs[0].astype(int) - deep / 2 ** (bits - 8)).max() < 1
+    assert np.array_equal(labelled.inputs[0], records.inputs[0])
+    assert (records.inputs[1] == 255).all(), "brighter than white"
+    assert np.array_equal(records.inputs[2], plain), "8 bits are as they are"
+
+
+def test_bits_may_be_declared_and_are_16_otherwise(tmp_path: Path, plain: np.ndarray) -> None:
+    private, public = tmp_path / "private", tmp_path / "public"
+    for name in ("a", "b"):
+        save(private / name / "1.png", plain.astype(np.uint16) * 16)
+    save(public / "1.png", plain)
+    for images, bits, kept in (
+        ("4x6:grey", None, plain // 16),
+        ("4x6:grey:12bit", 12, plain),
+    ):
+        options = Arrays(public=public, classes="a,b", images=images)
+        records, _, _ = load(private, options)
+        assert records.image == GREY.model_copy(update={"bits": bits})
+        assert np.array_equal(records.inputs[0], kept)
+    assert "bits" not in GREY.model_dump_json(), "manifests without stay as they are"
+    for images in ("4x6:7bit", "4x6:17bit", "4x6:bit"):
+        with refuses(CommandError, images):
+            load(private, Arrays(public=None, classes="a,b", images=images))
+
+
+def test_a_broken_public_picture_is_named_before_private_ones_are_read(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(b"no picture")
+    with refuses(DataError, "1.png"):
+        with_bits_of(tmp_path, GREY)
 
 
 def test_transparency_is_white_and_jpeg_is_read(tmp_path: Path) -> None:

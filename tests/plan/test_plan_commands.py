@@ -175,7 +175,7 @@ def test_a_plan_that_makes_no_sense_is_refused(
     [
         ({"votes": np.ones((2, 2), dtype=np.int64)}, "2", "`counts`"),
         ({"counts": np.array([[90, 10], [80, 10]])}, "100", "sum 100"),
-        ({"counts": np.array([[90.0, 10.0]])}, "100", "integers"),
+        ({"counts": np.array([[90.5, 9.5]])}, "100", "whole"),
         ({"counts": np.array([[100]])}, "100", "m 2"),
         ({"counts": np.array([[90, 10]])}, "100,200", "one ensemble"),
         ({"counts": np.array([[90, 10]], dtype=object)}, "100", "arrays"),

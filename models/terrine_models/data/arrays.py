@@ -29,6 +29,8 @@ from terrine_protocol.tables import Record, TableSchema
 DIGITS = tuple(str(digit) for digit in range(10))
 LONGEST_CLASS = 200
 """Characters in the name of a class."""
+WIDEST_RANGE = float(np.finfo(np.float32).max)
+"""Between the lowest and the highest value of an input: more cannot be scaled in float32."""
 
 
 class InputSpec(Record):
@@ -193,6 +195,7 @@ def load_idx(
             images = _one_file(folder, "train-images")
         start, marker, _ = images.name.partition("images")
         if not marker:
+            read_idx(images)  # it may be none
             raise DataError(
                 f"{images}: which file holds its labels? Call them as MNIST does, such as "
                 "train-images.idx and train-labels.idx, or give the directory."
@@ -218,7 +221,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     path = Path(path)
     try:
         data = read(path, None)
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
@@ -286,20 +289,50 @@ def load_groups(path: Path) -> list[str]:
 
 
 def load_inputs(path: Path) -> NDArray[np.generic]:
-    """Load inputs without labels: IDX images, `.npy`, or the `x` of an `.npz`."""
+    """Load inputs [N, …] without labels: IDX images, `.npy`, or the `x` of an `.npz`."""
     path = Path(path)
-    if path.suffix == ".npz":
-        arrays = _read_npz(path)
+    if not (is_npz(path) or path.suffix.lower() == ".npy"):
+        return read_idx(path)
+    arrays = read_arrays(path)
+    if isinstance(arrays, dict):
         if "x" not in arrays:
             raise DataError(f"{path} has no array x; it has {', '.join(arrays) or 'none'}.")
-        return _as_input(arrays["x"])
-    if path.suffix == ".npy":
-        try:
+        arrays = arrays["x"]
+    inputs = _as_input(arrays)
+    _check_shape(path, inputs)
+    if len(inputs) == 0:
+        raise DataError(f"{path} holds no inputs: its array has shape {list(inputs.shape)}.")
+    return inputs
+
+
+def is_npz(path: Path) -> bool:
+    """Whether a file is an `.npz`, by its name in small or capital letters."""
+    return path.suffix.lower() == ".npz"
+
+
+def read_arrays(path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generic]]:
+    """Read the array of an `.npy`, or those of an `.npz` by name, whatever the file is called.
+
+    Raises DataError, also for Python objects: to load these runs what whoever wrote them chose.
+    """
+    try:
+        with opened(path) as file:
+            found = np.load(file, allow_pickle=False)
+            if isinstance(found, np.lib.npyio.NpzFile):
+                return {key: found[key] for key in found.files}
+            return np.asarray(found)
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        reason = str(getattr(error, "strerror", None) or error)
+        if "pickle" in reason:
             with opened(path) as file:
-                return _as_input(np.load(file, allow_pickle=False))
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} cannot be read as a plain .npy array ({error}).") from None
-    return read_idx(path)
+                start = file.read(6)
+            reason = (
+                "it holds Python objects, which are not loaded; save arrays of numbers or text, "
+                "such as x.astype('float32') and names.astype(str)"
+                if start[:2] == b"PK" or start == b"\x93NUMPY"
+                else "it is no .npy or .npz; write one with numpy.save or numpy.savez"
+            )
+        raise DataError(f"{path} cannot be read as arrays of NumPy: {reason}.") from None
 
 
 def load_labelled(path: Path, like: Dataset) -> Dataset:
@@ -329,13 +362,13 @@ def distinct(inputs: NDArray[np.generic]) -> NDArray[np.int64]:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
-    try:
-        with opened(path) as file, np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is not an .npz archive.")
-            return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
+    arrays = read_arrays(path)
+    if not isinstance(arrays, dict):
+        raise DataError(
+            f"{path} is one array of shape {list(arrays.shape)}; expected an .npz, whose arrays "
+            "have names: numpy.savez(file, x=inputs, y=labels)."
+        )
+    return arrays
 
 
 def _labels(path: Path, arrays: dict[str, NDArray[np.generic]]) -> NDArray[np.int64]:
@@ -410,8 +443,7 @@ def _declared_inputs(
 ) -> tuple[NDArray[np.generic], InputSpec]:
     x = arrays["x"]
     inputs = _as_input(x)
-    if inputs.ndim < 2:
-        raise DataError(f"{path}: x must be [N, …], found shape {x.shape}.")
+    _check_shape(path, inputs)
     if inputs.dtype == np.uint8:
         return inputs, InputSpec(shape=inputs.shape[1:], dtype="uint8", low=0, high=255)
     try:
@@ -421,7 +453,21 @@ def _declared_inputs(
             f"{path}: x is {x.dtype}, so the range of its values must be declared: store numbers "
             "`low` and `high`. They become public; do not compute them from private records."
         ) from None
+    if not (low < high and high - low <= WIDEST_RANGE):
+        raise DataError(
+            f"{path}: `low` is {low:g} and `high` is {high:g}; expected numbers, the first below "
+            f"the second, and at most {WIDEST_RANGE:.3g} apart, as float32 has them."
+        )
     return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
+
+
+def _check_shape(path: Path, inputs: NDArray[np.generic]) -> None:
+    """Raise DataError unless each input has one to four dimensions, and something in it."""
+    if not 2 <= inputs.ndim <= 5 or 0 in inputs.shape[1:]:
+        raise DataError(
+            f"{path}: inputs must be [N, …], one for each of N records, of one to four dimensions "
+            f"that are not empty; found shape {list(inputs.shape)}."
+        )
 
 
 def check_classes(classes: Sequence[str], what: str) -> None:
@@ -456,12 +502,15 @@ def _slices(rows: int) -> Iterator[slice]:
 def _as_input(x: NDArray[np.generic]) -> NDArray[np.generic]:
     if x.dtype.kind not in "buif":
         raise DataError(f"Inputs must be numbers, found dtype {x.dtype}.")
-    return x if x.dtype == np.uint8 else x.astype(np.float32)
+    if x.dtype == np.uint8:
+        return x
+    with np.errstate(over="ignore"):  # what is infinite then is outside of every range
+        return x.astype(np.float32)
 
 
 def _one_file(folder: Path, start: str) -> Path:
     found = sorted(
-        p for p in folder.glob(f"{start}*") if p.suffix in (".gz", "") or "idx" in p.name
+        p for p in folder.glob(f"{start}*") if p.suffix.lower() in (".gz", "") or "idx" in p.name
     )
     if not found:
         raise DataError(

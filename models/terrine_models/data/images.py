@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,25 @@ def list_images(folder: Path) -> list[Path]:
     return files
 
 
+def with_bits_of(folder: Path, image: ImageFormat) -> ImageFormat:
+    """Return the format with the bits that grey PNGs of 16 bits use, of those in a public folder.
+
+    Many hold the 8, 10, 12 or 14 bits of a scanner or camera, and would be black if all 16 counted.
+    The folder is flat, or has one for each class. Never of private pictures: the bits are public.
+    Raises DataError, which names the file.
+    """
+    library, most = _library(Path(folder)), 0
+    for each in _visible(Path(folder)):
+        for path in _pictures(each) if each.is_dir() else [each]:
+            with _open_picture(library, path) as picture:
+                if _is_deep(picture):
+                    most = max(most, int(np.asarray(picture).max()))
+    if most == 0:
+        return image
+    bits = min(16, max(8, most.bit_length() + most.bit_length() % 2))
+    return image.model_copy(update={"bits": bits})
+
+
 def _visible(folder: Path) -> list[Path]:
     try:
         found = sorted(folder.iterdir())
@@ -116,22 +136,26 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _converted(files: Sequence[Path], image: ImageFormat) -> NDArray[np.uint8]:
+    library = _library(files[0])
+    inputs = np.empty((len(files), *image.shape), dtype=np.uint8)
+    for row, path in enumerate(files):
+        inputs[row] = _picture(library, path, image)
+    return inputs
+
+
+def _library(path: Path) -> Any:
     try:
         import PIL.Image
     except ImportError:
         raise DataError(
-            f"{files[0]} is a picture; reading it needs Pillow. In a checkout: "
-            "pip install '.[student]'"
+            f"{path} is a picture; reading it needs Pillow. In a checkout: pip install '.[student]'"
         ) from None
-    inputs = np.empty((len(files), *image.shape), dtype=np.uint8)
-    for row, path in enumerate(files):
-        inputs[row] = _picture(PIL.Image, path, image)
-    return inputs
+    return PIL.Image
 
 
-def _picture(library: Any, path: Path, image: ImageFormat) -> NDArray[np.uint8]:
-    from PIL import ImageOps
-
+@contextmanager
+def _open_picture(library: Any, path: Path) -> Iterator[Any]:
+    """Open a picture that is not too large; whatever Pillow raises within becomes a DataError."""
     try:
         with opened(path) as file, library.open(file, formats=("PNG", "JPEG")) as picture:
             if picture.width * picture.height > MOST_PIXELS:
@@ -139,17 +163,29 @@ def _picture(library: Any, path: Path, image: ImageFormat) -> NDArray[np.uint8]:
                     f"{path} unpacks to {picture.width} × {picture.height} pixels, more than "
                     f"{MOST_PIXELS:,}. Make it smaller first."
                 )
-            picture = ImageOps.exif_transpose(picture)
-            if picture.mode.startswith("I"):  # 16 bits, of which converting would keep the low ones
-                high = np.asarray(picture).astype(np.int64) >> 8
-                picture = library.fromarray(high.clip(0, 255).astype(np.uint8))
-            if picture.has_transparency_data:
-                picture = picture.convert("RGBA")
-                white = library.new("RGBA", picture.size, "white")
-                picture = library.alpha_composite(white, picture)
-            picture = picture.convert("L" if image.grey else "RGB")
-            size, scale = (image.width, image.height), library.Resampling.BILINEAR
-            return np.asarray(picture.resize(size, scale))
+            yield picture
     except (*BROKEN, library.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(f"{path} cannot be read as a PNG or JPEG picture: {reason}.") from None
+
+
+def _is_deep(picture: Any) -> bool:
+    """Whether a picture is grey with 16 bits."""
+    return bool(picture.mode.startswith("I"))
+
+
+def _picture(library: Any, path: Path, image: ImageFormat) -> NDArray[np.uint8]:
+    from PIL import ImageOps
+
+    with _open_picture(library, path) as picture:
+        picture = ImageOps.exif_transpose(picture)
+        if _is_deep(picture):  # converting would keep the low bits
+            high = np.asarray(picture).astype(np.int64) >> ((image.bits or 16) - 8)
+            picture = library.fromarray(high.clip(0, 255).astype(np.uint8))
+        if picture.has_transparency_data:
+            picture = picture.convert("RGBA")
+            white = library.new("RGBA", picture.size, "white")
+            picture = library.alpha_composite(white, picture)
+        picture = picture.convert("L" if image.grey else "RGB")
+        size, scale = (image.width, image.height), library.Resampling.BILINEAR
+        return np.asarray(picture.resize(size, scale))

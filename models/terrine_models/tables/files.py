@@ -1,6 +1,6 @@
-"""Read tables in files with pyarrow: CSV, Parquet and Arrow, some rows at a time.
+"""Read tables in files with pyarrow: CSV, Parquet, Arrow and ORC, some rows at a time.
 
-A file is read once from beginning to end, and hashed on the way (a Parquet or Arrow file before,
+A file is read once from beginning to end, and hashed on the way (one of the others before,
 if its digest is wanted). Only where something is wrong a CSV file is read again, to find the line.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,11 @@ from terrine_protocol.names import normalize
 SAMPLE = 100
 """Records that are read to find the delimiter."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+SEPARATOR_HINT = re.compile(r"sep=(.?)", re.IGNORECASE)
+"""A first line that tells Excel the delimiter, and is no record."""
+
+TYPED = {"Parquet": b"PAR1", "Arrow": b"ARROW1", "Arrow stream": b"\xff\xff\xff\xff", "ORC": b"ORC"}
+"""Kinds of files whose columns have types, and how they start."""
 
 Fits = Callable[[Sequence[str]], bool]
 """Whether a first record is as expected, which resolves most ambiguities."""
@@ -40,7 +47,7 @@ def silent(sentence: str) -> None:
 
 
 class ArrowFile:
-    """A Parquet or Arrow file. `first` are the names of its columns."""
+    """A file that pyarrow reads, whose columns have types. `first` are their names."""
 
     delimiter = None
 
@@ -48,32 +55,51 @@ class ArrowFile:
         self.path = path
         self.sha256 = hashlib.file_digest(file, "sha256").hexdigest() if digest else ""
         file.seek(0)
-        self._parquet = file.read(4) == b"PAR1"
+        start = file.read(8)
         file.seek(0)
-        # A buffer: otherwise all of a row group's columns would be read at once.
-        read = parquet.ParquetFile(file, buffer_size=text.BLOCK) if self._parquet else None
-        self._file = read or pa.ipc.open_file(file)
-        names = (read.schema_arrow if read else self._file.schema).names
-        self.first = list(map(normalize, names))
+        self._file: Any
+        self._kind = next(kind for kind, begins in TYPED.items() if start.startswith(begins))
+        if self._kind == "Parquet":
+            # A buffer: otherwise all of a row group's columns would be read at once.
+            self._file = parquet.ParquetFile(file, buffer_size=text.BLOCK)
+            schema = self._file.schema_arrow
+        elif self._kind == "ORC":
+            from pyarrow import orc
+
+            self._file = orc.ORCFile(file)
+            schema = self._file.schema
+        else:
+            stream = self._kind == "Arrow stream"
+            self._file = pa.ipc.open_stream(file) if stream else pa.ipc.open_file(file)
+            schema = self._file.schema
+        self.first = list(map(normalize, schema.names))
         check_names(self.first, [], str(path))
-        self._stored = dict(zip(self.first, names, strict=True))
+        self._stored = dict(zip(self.first, schema.names, strict=True))
 
     def batches(
         self, names: Sequence[str], header: bool = True, progress: Progress = unseen
     ) -> Iterator[Any]:
         """Record batches with these columns. Raises what pyarrow does."""
         rows, columns, done = rows_at_a_time(len(names)), [self._stored[n] for n in names], 0
-        if self._parquet:
-            batches = self._file.iter_batches(batch_size=rows, columns=columns)
-            total = self._file.metadata.num_rows
+        file = self._file
+        if self._kind == "Parquet":
+            batches = file.iter_batches(batch_size=rows, columns=columns)
+            total = file.metadata.num_rows
+        elif self._kind == "ORC":
+            total = file.nrows
+            stripes = (file.read_stripe(i, columns=columns) for i in range(file.nstripes))
+            batches = (stripe.select(columns) for stripe in stripes)
+        elif self._kind == "Arrow stream":
+            total = 0  # which it does not say
+            batches = (batch.select(columns) for batch in file)
         else:
-            total = self._file.num_record_batches
-            batches = (self._file.get_batch(i).select(columns) for i in range(total))
+            total = file.num_record_batches
+            batches = (file.get_batch(i).select(columns) for i in range(total))
         for batch in batches:
             named = list(map(normalize, batch.schema.names))
             batch = pa.RecordBatch.from_arrays(batch.columns, names=named)
-            done += batch.num_rows if self._parquet else 1
-            progress(done, total)
+            done += 1 if self._kind == "Arrow" else batch.num_rows
+            progress(done, total or done)
             for start in range(0, batch.num_rows, rows):
                 yield batch.slice(start, rows)
 
@@ -97,8 +123,22 @@ class CsvFile:
         self._head = self._text.read(text.BLOCK)
         whole = len(self._head) < text.BLOCK
         lines = io.StringIO(self._head.decode(errors="ignore"), newline="").readlines()
-        self.delimiter, self.first, header = _sniffed(path, lines, fits, whole)
-        self._header = len("".join(lines[:header]).encode())
+        if lines and not whole and not lines[0].endswith(("\n", "\r")):
+            raise DataError(
+                f"{path}: its first line has more than {text.BLOCK:,} bytes. Is this a table with "
+                "one record on each line? If so, it has too many columns: keep those that count."
+            )
+        _check_text(path, lines)
+        self._hinted = SEPARATOR_HINT.fullmatch(lines[0].strip("\r\n ")) if lines else None
+        skipped, delimiters = 0, tuple(DELIMITERS)
+        if self._hinted is not None:
+            skipped, told = 1, self._hinted[1]
+            delimiters = (told,) if told in DELIMITERS else delimiters
+        self.delimiter, self.first, header = _sniffed(
+            path, lines[skipped:], fits, whole, delimiters
+        )
+        self._hint = len("".join(lines[:skipped]).encode())
+        self._header = len("".join(lines[: skipped + header]).encode())
         if self.delimiter != ",":
             note(
                 f"{path}: fields are separated by {DELIMITERS[self.delimiter]}; in numbers a comma "
@@ -113,7 +153,7 @@ class CsvFile:
         header: whether the first record is one; `names` are those of all columns.
         """
         self._names, self._after_header = list(names), header
-        self._text.ready = self._head[self._header if header else 0 :] + self._text.ready
+        self._text.ready = self._head[self._header if header else self._hint :] + self._text.ready
         del self._head
         records, delimiter = 0, self.delimiter
         reading = arrow_csv.ReadOptions(
@@ -188,7 +228,8 @@ class CsvFile:
             try:
                 for fields in reader:
                     line, start, left = reader.line_num, reader.line_num + 1, text.BLOCK
-                    if _is_nothing(fields, self.delimiter):
+                    hint = self._hinted is not None and line == 1
+                    if hint or _is_nothing(fields, self.delimiter):
                         continue
                     if found >= 0 and len(fields) != len(self._names):
                         raise DataError(
@@ -222,14 +263,59 @@ def open_file(
     kind = ""
     try:
         with opened(path) as file:
-            if file.peek(8).startswith((b"PAR1", b"ARROW1")):
-                kind = " as a Parquet or Arrow file"
+            if file.peek(8).startswith(tuple(TYPED.values())):
+                is_orc = file.peek(8).startswith(TYPED["ORC"])
+                kind = " as an ORC file" if is_orc else " as a Parquet or Arrow file"
                 yield ArrowFile(path, file, digest)
             else:
                 yield CsvFile(path, file, fits, note, digest)
+    except IsADirectoryError:
+        raise DataError(
+            f"{path} is a folder; a table is one file. If it holds Parquet files: python -c "
+            '"import pyarrow.dataset as d, pyarrow.parquet as p; '
+            f"p.write_table(d.dataset('{path}').to_table(), 'table.parquet')\""
+        ) from None
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or (str(error) or "it is broken").splitlines()[0]
         raise DataError(f"{path} cannot be read{kind}: {reason.rstrip('.')}.") from None
+
+
+def _check_text(path: Path, lines: Sequence[str]) -> None:
+    """Raise DataError for text of another kind: JSON, or a page of the Web."""
+    first = next((line.strip() for line in lines if line.strip()), "")
+    what = ""
+    if first in ("{", "[") or first.startswith(("[{", "[[")):
+        what = "JSON"
+    elif first.startswith("{"):
+        try:
+            json.loads(first)
+            what = "JSON lines"
+        except ValueError:
+            what = ""
+    elif first.lower().startswith(("<!doctype", "<html", "<?xml")):
+        what = "a page of the Web or XML"
+    if what:
+        remedy = (
+            f"pandas.read_json('{path.name}'{', lines=True' if 'lines' in what else ''})"
+            ".to_csv('table.csv', index=False) converts it"
+            if "JSON" in what
+            else "Download the file itself"
+        )
+        raise DataError(f"{path} holds {what}, not a table in CSV. {remedy}.")
+
+
+def _check_title(path: Path, starts: dict[str, list[tuple[int, list[str]]]]) -> None:
+    """Raise DataError if lines of one field stand above a table, such as its title."""
+    for rows in starts.values():
+        sizes = [len(fields) for _, fields in rows]
+        above = next((i for i, size in enumerate(sizes) if size > 1), 0)
+        below = sizes[above:]
+        if above and len(below) > 1 and set(below) == {below[0]}:
+            raise DataError(
+                f"{path}: the table of {below[0]} columns seems to start on line {rows[above][0]}, "
+                "below a title. Remove the lines above it: "
+                f"tail -n +{rows[above][0]} {path.name} > table.csv"
+            )
 
 
 def _is_nothing(fields: Sequence[str], delimiter: str) -> bool:
@@ -238,14 +324,16 @@ def _is_nothing(fields: Sequence[str], delimiter: str) -> bool:
     return comment or not "".join(fields).strip()
 
 
-def _sniffed(path: Path, lines: list[str], fits: Fits, whole: bool) -> tuple[str, list[str], int]:
+def _sniffed(
+    path: Path, lines: list[str], fits: Fits, whole: bool, delimiters: Sequence[str]
+) -> tuple[str, list[str], int]:
     """Find the delimiter: the first record fits, and the next have equally many fields.
 
     Returns it, the first record, and on which line that ends. `lines` is the file's beginning, or
     the `whole` of it.
     """
-    starts = {}
-    for delimiter in DELIMITERS:
+    starts, broken = {}, None
+    for delimiter in delimiters:
         rows: list[tuple[int, list[str]]] = []
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
@@ -254,13 +342,21 @@ def _sniffed(path: Path, lines: list[str], fits: Fits, whole: bool) -> tuple[str
                     rows.append((reader.line_num, [normalize(field.strip()) for field in fields]))
                 if len(rows) > SAMPLE:
                     break
-        except csv.Error:  # counts as an empty record, and is the last
+        except csv.Error as error:  # counts as an empty record, and is the last
+            broken = broken or error
             rows += [(reader.line_num, [])] if rows else []
         starts[delimiter] = rows if whole or len(rows) <= 1 else rows[:-1]
     possible = [d for d, rows in starts.items() if rows and fits(rows[0][1])]
     possible = possible or [d for d, rows in starts.items() if rows and len(rows[0][1]) > 1]
+    if broken is not None and not any(starts.values()):
+        raise DataError(
+            f"{path} is not a CSV file: in its first record, {broken}. After the quote that closes "
+            "a field, the next delimiter follows at once, without a space."
+        )
+    if all(len(starts[d][0][1]) == 1 for d in possible):
+        _check_title(path, starts)
     even = [d for d in possible if len({len(fields) for _, fields in starts[d]}) == 1]
-    chosen = [d for d in even or possible if len(starts[d][0][1]) > 1] or [","]
+    chosen = [d for d in even or possible if len(starts[d][0][1]) > 1] or [delimiters[0]]
     if len(chosen) > 1:
         ways = (f"{DELIMITERS[d]} ({len(starts[d][0][1])} columns)" for d in chosen)
         raise DataError(

@@ -43,8 +43,9 @@ from terrine_protocol.tables import Column, TableSchema, first_problem
 if TYPE_CHECKING:
     from terrine_models.tables.files import TableFile
 
-TEXT, FOREIGN = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}, {".xlsx", ".xls", ".ods"}
-TYPED = {".parquet", ".pq", ".arrow", ".feather", ".ipc"}
+TEXT = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
+TYPED = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
+FOREIGN = {".xlsx", ".xls", ".ods", ".dta", ".sav", ".jsonl", ".ndjson", ".rds", ".rdata"}
 """Ends of the names of tables, readable or not."""
 
 

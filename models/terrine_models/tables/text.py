@@ -18,12 +18,22 @@ from terrine_protocol.files import opened
 BLOCK = 2**20
 """Bytes that are read together."""
 SHEET = "Open it in a spreadsheet program and save the sheet as CSV in UTF-8."
+CONVERTS = "and DataFrame.to_parquet convert it."
 UNPACK = "Unpack it first: only gzip is read without unpacking."
 OTHERS = (
     (b"PAR1", "a Parquet file", UNPACK),
     (b"ARROW1", "an Arrow file", UNPACK),
     (b"PK\x03\x04", "packed with zip, as .xlsx, .ods and .npz are", f"{SHEET} Arrays end in .npz."),
     (b"\xd0\xcf\x11\xe0", "an Excel workbook or another old Office document", SHEET),
+    (b"FEA1", "a Feather file of the first version", "Write it anew: DataFrame.to_parquet."),
+    (b"<stata_dta>", "a Stata file", f"pandas.read_stata {CONVERTS}"),
+    (b"$FL", "an SPSS file", f"pandas.read_spss {CONVERTS}"),
+    (b"\x89HDF", "an HDF5 file", f"pandas.read_hdf {CONVERTS}"),
+    (b"SQLite format 3", "an SQLite database", "Export a table: sqlite3 -header -csv."),
+    (b"RDX", "data of R", "In R: write.csv(data, 'table.csv', row.names = FALSE)."),
+    (b"\x80\x04", "a pickle of Python's", "These are never loaded. Write CSV or Parquet."),
+    (b"\x80\x05", "a pickle of Python's", "These are never loaded. Write CSV or Parquet."),
+    (b"\x93NUMPY", "an array of NumPy's", "Arrays end in .npy."),
     (b"BZh", "packed with bzip2", UNPACK),
     (b"\xfd7zXZ\0", "packed with xz", UNPACK),
     (b"\x28\xb5\x2f\xfd", "packed with zstd", UNPACK),

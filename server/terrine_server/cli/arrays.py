@@ -32,9 +32,10 @@ Classes = Annotated[
 Images = Annotated[
     str | None,
     typer.Option(
-        metavar="HxW[:grey]",
+        metavar="HxW[:grey][:Nbit]",
         help="For folders of PNG and JPEG files: the height and width that each is converted to, "
-        "as 28x28 or, in grey, 28x28:grey.",
+        "as 28x28 or, in grey, 28x28:grey. Of grey PNGs of 16 bits, N are used: as many as by "
+        "those of --public, else 16.",
     ),
 ]
 
@@ -63,15 +64,17 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
     """
     from terrine_models.data.arrays import DIGITS, load_idx, load_npz
     from terrine_models.data.blocks import remark_on_people
-    from terrine_models.data.images import load_image_classes
+    from terrine_models.data.images import load_image_classes, with_bits_of
     from terrine_models.features.maps import PublicData
 
     names, image = class_names(options.classes), image_format(options.images)
     if image is not None:
         if not data.is_dir():
             fail("--images is for a folder of pictures, with one folder for each class.")
+        if image.bits is None and options.public is not None and options.public.is_dir():
+            image = with_bits_of(options.public, image)
         private = load_image_classes(data, image, classes=names or _folders(data, options.public))
-    elif data.suffix == ".npz":
+    elif data.suffix.lower() == ".npz":
         private = load_npz(data, classes=names)
     else:
         private = load_idx(data, classes=names or DIGITS)
@@ -115,7 +118,7 @@ def _public(
         )
         return whole.inputs, whole
     inputs = load_inputs(path)
-    if path.suffix != ".npz":
+    if path.suffix.lower() != ".npz":
         return inputs, None
     try:
         return inputs, load_labelled(path, private)
@@ -125,19 +128,25 @@ def _public(
 
 
 def image_format(text: str | None) -> ImageFormat | None:
-    """Return the format of `--images HxW[:grey]`; None if there is none."""
+    """Return the format of `--images HxW[:grey][:Nbit]`; None if there is none."""
     from pydantic import ValidationError
 
     from terrine_protocol.images import ImageFormat
 
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,4})x(\d{1,4})(:grey)?", text)
+    found = re.fullmatch(r"(\d{1,4})x(\d{1,4})(:grey)?(?::(\d{1,2})bit)?", text)
     if found is not None:
         try:
-            return ImageFormat(height=int(found[1]), width=int(found[2]), grey=bool(found[3]))
+            return ImageFormat(
+                height=int(found[1]),
+                width=int(found[2]),
+                grey=bool(found[3]),
+                bits=None if found[4] is None else int(found[4]),
+            )
         except ValidationError:
             pass
     return fail(
-        f"--images is height x width, from 1x1 to 1024x1024, as in 28x28 or 28x28:grey; not {text}."
+        "--images is height x width, from 1x1 to 1024x1024, as in 28x28, 28x28:grey or "
+        f"28x28:grey:12bit (8 to 16); not {text}."
     )

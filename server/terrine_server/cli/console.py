@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
@@ -122,27 +123,45 @@ def opened_ledger() -> Ledger:
 
 @contextmanager
 def writing(output: Path | None) -> Iterator[TextIO]:
-    """Open standard output, or a file that gets its name only once it is complete."""
+    """Open standard output, or a file as `terrine_protocol.files.replacing` does. It is UTF-8."""
+    from terrine_protocol.files import replacing
+
     if output is None:
-        yield sys.stdout
-        sys.stdout.flush()
+        with _utf8(sys.stdout):
+            yield sys.stdout
         return
-    partial = output.with_name(f"{output.name}.partial")
     try:
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            yield file
-        os.replace(partial, output)
+        with replacing(output) as file:
+            text = TextIOWrapper(file, encoding="utf-8", newline="")
+            yield text
+            text.detach()
     except OSError as error:
-        fail(f"{output} cannot be written: {error.strerror}.")
+        fail(f"{output} cannot be written: {error.strerror or error}.")
+
+
+@contextmanager
+def _utf8(stream: TextIO) -> Iterator[None]:
+    """Write data to a stream in UTF-8, whatever the encoding of the text for people."""
+    usual = stream.encoding
+    try:
+        _set_encoding(stream, "utf-8")
+        yield
+        stream.flush()
     finally:
-        partial.unlink(missing_ok=True)
+        _set_encoding(stream, usual)
+
+
+def _set_encoding(stream: TextIO, encoding: str) -> None:
+    if isinstance(stream, TextIOWrapper):  # what a program has put in its place may be none
+        stream.reconfigure(encoding=encoding)
 
 
 def print_json(value: object) -> None:
     """Write a pydantic model, or lists and dicts of models and plain values, to stdout."""
     from pydantic_core import to_json
 
-    typer.echo(to_json(value, indent=2).decode())
+    with writing(None):
+        typer.echo(to_json(value, indent=2).decode())
 
 
 Row = Mapping[str, object]
@@ -273,6 +292,8 @@ def run(command: Callable[[], Any]) -> NoReturn:
     """Run `command`. Errors become a message on stderr and exit code 1."""
     if hasattr(signal, "pthread_kill"):
         sys.unraisablehook = _interrupt_again
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # cp1252 has no ε, and ASCII no é
     try:
         if not all(map(_is_text, sys.argv)):
             fail("The arguments must be UTF-8 text.")

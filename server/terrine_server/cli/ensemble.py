@@ -24,6 +24,7 @@ from terrine_server.cli.console import (
     output,
     print_json,
     with_json,
+    writing,
 )
 from terrine_server.cli.derived import takes
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
@@ -438,7 +439,7 @@ def schema(
 
     printed = str(out) == "-"
     note = tables.note_aside if printed else tables.note
-    if not printed and out.exists():
+    if not printed and out.is_file():
         fail(f"{out} already exists; remove it or choose another file.")
     with stages_bar(errors if printed else console, f"Reading {public.name}") as (progress,):
         proposal = propose_schema(
@@ -453,7 +454,8 @@ def schema(
             progress=progress,
         )
     if printed:
-        typer.echo(proposal.to_json(), nl=False)
+        with writing(None) as standard_output:
+            standard_output.write(proposal.to_json())
         tables.show(proposal, public, "The schema", errors)
         return
     write_atomically(out, proposal.to_json().encode(), public=True)
@@ -482,7 +484,8 @@ def show_manifest(directory: Path, manifest: Manifest) -> None:
         table.add_row("fitted on", fitted)
     if manifest.image is not None:
         size = f"{manifest.image.height} × {manifest.image.width}"
-        table.add_row("pictures", f"{size}, {'grey' if manifest.image.grey else 'colour'}")
+        bits = "" if manifest.image.bits is None else f", {manifest.image.bits} of 16 bits"
+        table.add_row("pictures", f"{size}, {'grey' if manifest.image.grey else 'colour'}{bits}")
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
         table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")

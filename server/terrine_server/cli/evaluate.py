@@ -72,9 +72,10 @@ def evaluate(
 
     from terrine_models.teachers.agreement import Agreement
     from terrine_models.teachers.ensemble import Ensemble
+    from terrine_protocol.files import replacing
 
     check_origin(trained_on, "--trained-on")
-    if votes is not None and votes.suffix != ".npz":
+    if votes is not None and votes.suffix.lower() != ".npz":
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
     manifest = loaded.manifest
@@ -82,7 +83,8 @@ def evaluate(
     counts = loaded.votes(labelled.inputs)
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
-        np.savez_compressed(votes, counts=counts, labels=labelled.labels)
+        with replacing(votes) as archive:
+            np.savez_compressed(archive, counts=counts, labels=labelled.labels)
     if as_json():
         print_json(asdict(found))
         return
@@ -106,7 +108,7 @@ def _labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
         data = load_table(path, manifest.encoding, note)
     elif manifest.image is not None and path.is_dir():
         data = load_image_classes(path, manifest.image, classes=manifest.classes)
-    elif path.suffix == ".npz":
+    elif path.suffix.lower() == ".npz":
         data = load_npz(path, classes=manifest.classes)
     else:
         data = load_idx(path, classes=manifest.classes)

@@ -177,7 +177,7 @@ def _declared(
     from terrine_models.teachers.splitting import PARTITION
 
     path = Path(inputs)
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         if classes:
             fail(f"{path} says the classes; drop --classes.")
         if path.name == PARTITION:
@@ -186,7 +186,7 @@ def _declared(
         fail("--classes is missing: their number, or their names.")
     if units is None:
         fail("--units is missing: how many records, or people, trained the teachers?")
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         known = read_schema(path)
         label = next(column for column in known.columns if column.role == "label")
         spec = encoded_input(known)

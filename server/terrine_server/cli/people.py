@@ -87,7 +87,7 @@ def records(manifest: Manifest, path: Path) -> Dataset:
         return load_table(path, manifest.encoding, tables.note)
     if manifest.image is not None:
         return load_image_classes(path, manifest.image, classes=manifest.classes)
-    if path.suffix != ".npz":
+    if path.suffix.lower() != ".npz":
         return load_idx(path, classes=manifest.classes)
     try:
         data = load_npz(path)

@@ -208,7 +208,7 @@ def label(
 
       terrine student label census.csv --out labels.csv
     """
-    if out.suffix not in (".npz", ".csv"):
+    if out.suffix.lower() not in (".npz", ".csv"):
         fail(f"--out must end in .npz or .csv; {out} does not.")
     source = StudentFiles(accept_clipped)
     source.check(public)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from terrine_server.cli.console import fail
+from terrine_server.cli.console import fail, writing
 from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class StudentFiles:
         classes = ensemble.classes
         if is_table(path):
             data = load_table(path, self._schema(path, client), note)
-        elif path.suffix == ".npz":
+        elif path.suffix.lower() == ".npz":
             data = load_npz(path, classes=classes)
         elif path.is_dir() and ensemble.image is not None:
             data = load_image_classes(path, ensemble.image, classes=classes)
@@ -122,16 +122,18 @@ def save_labels(labels: Labels, out: Path) -> None:
     import numpy as np
 
     from terrine_client import NO_COUNT
+    from terrine_protocol.files import replacing
     from terrine_server.sheets import Sheet
 
     names = np.array([name or "" for name in labels.names], dtype=np.str_)
-    if out.suffix == ".npz":
+    if out.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {
             name: getattr(labels, name)
             for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
         }
         given = {name: value for name, value in arrays.items() if value is not None}
-        np.savez_compressed(out, **given, names=names)
+        with replacing(out) as archive:
+            np.savez_compressed(archive, **given, names=names)
         return
     columns: dict[str, list[Any]] = {
         "outcome": labels.outcomes.tolist(),
@@ -142,7 +144,7 @@ def save_labels(labels: Labels, out: Path) -> None:
     if labels.noisy_counts is not None:
         for label, counts in enumerate(labels.noisy_counts.T.tolist()):
             columns[f"count_{label}"] = ["" if count == NO_COUNT else count for count in counts]
-    with out.open("w", encoding="utf-8", newline="") as file:
+    with writing(out) as file:
         sheet = Sheet(file)
         sheet.row(columns)
         for row in zip(*columns.values(), strict=True):

@@ -7,11 +7,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from terrine_protocol.files import opened
 from terrine_server.cli.console import errors, fail
 
 if TYPE_CHECKING:
     from terrine_server.planning.forecast import Votes
+
+LARGEST_COUNT = 2**53
+"""Votes for a class: floating point has every whole number up to it."""
 
 
 class VoteSource(StrEnum):
@@ -43,23 +45,42 @@ def check_origin(votes_are: VoteSource | None, option: str) -> None:
 
 
 def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
-    """Read votes from an .npz with counts [B, m] and, optionally, labels [B]."""
-    import zipfile
+    """Read votes: counts [B, m] in an .npy, or `counts` and, optionally, `labels` [B] in an .npz.
 
+    Counts that are whole numbers in floating point, as PATE's own files have them, are read.
+    """
     import numpy as np
 
+    from terrine_models.data.arrays import read_arrays
     from terrine_server.planning.forecast import Votes
 
-    try:
-        with opened(path) as stored, np.load(stored, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("counts", "labels") if name in file}
-    except (ValueError, TypeError, zipfile.BadZipFile) as error:
-        fail(f"{path} is not an .npz file of plain arrays: {error}")
+    arrays = read_arrays(path)
+    if not isinstance(arrays, dict):
+        arrays = {"counts": arrays}
     if "counts" not in arrays:
-        fail(f"{path} has no array `counts` of shape [queries, classes].")
+        fail(
+            f"{path} has no array `counts` of shape [queries, classes]; it has "
+            f"{', '.join(arrays) or 'none'}."
+        )
     counts = arrays["counts"]
-    if not sizes and counts.ndim == 2 and len(counts):
-        sizes = [int(counts[0].sum())]
+    if counts.dtype.kind not in "iuf" or not np.all(counts == np.floor(counts)):
+        fail(f"{path}: counts must be whole numbers, how many teachers voted for each class.")
+    if counts.ndim != 2 or counts.size == 0:
+        fail(
+            f"{path}: counts must be [queries, classes], a row for each query; found shape "
+            f"{list(counts.shape)}."
+        )
+    if counts.dtype.kind == "f" and np.abs(counts).max() > LARGEST_COUNT:
+        fail(f"{path}: a count is larger than {LARGEST_COUNT:,}.")
+    counts = counts.astype(np.int64)
+    down, across = counts.sum(axis=0), counts.sum(axis=1)
+    if np.ptp(across) and not np.ptp(down):
+        fail(
+            f"{path}: counts of shape {list(counts.shape)} have one sum in each column, not in "
+            "each row. Expected a row for each query and a column for each class: transpose them."
+        )
+    if not sizes:
+        sizes = [int(across[0])]
     if len(sizes) != 1:
         fail("Votes in a file were cast by one ensemble; give its size with --teachers.")
     return Votes.observed(counts, arrays.get("labels"), teachers=sizes[0])

@@ -70,7 +70,8 @@ def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
         except httpx.HTTPStatusError as error:
             status = f"{error.response.status_code} {error.response.reason_phrase}"
             raise FetchError(f"{source} responded with HTTP {status}") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError) as error:
+            # The last three are of a proxy or certificates that the environment names.
             raise FetchError(f"{source} cannot be read: {error}") from None
         except zlib.error as error:
             raise FetchError(f"{source} is not MNIST: it cannot be unpacked: {error}") from None

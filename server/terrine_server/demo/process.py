@@ -47,7 +47,6 @@ def running_server(data_dir: Path, log: Path) -> Iterator[str]:
                 stderr=subprocess.STDOUT,
             )
         url = _wait_until_ready(server, log, before)
-        _reach_directly()
         yield url
     finally:
         if server is not None:
@@ -88,12 +87,6 @@ def _wait_until_ready(server: subprocess.Popen[bytes], log: Path, before: int) -
     what = f"is not ready after {START_SECONDS:g} s" if code is None else f"ended with code {code}"
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     raise ServerError(f"the server {what}. Its log, {log}, ends:\n{tail or '(empty)'}")
-
-
-def _reach_directly() -> None:
-    """Bypass a proxy set in the environment for connections to this machine."""
-    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    os.environ["no_proxy"] = ",".join(filter(None, (known, "127.0.0.1")))
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

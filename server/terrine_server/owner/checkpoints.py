@@ -476,7 +476,10 @@ class _Witness:
         """Return its cosignature of a checkpoint (c2sp.org/tlog-witness); None if it gives none."""
         try:
             signature = self._add_checkpoint(ledger, note)
-        except (httpx.HTTPError, httpx.InvalidURL, NoteError, ProofError, TerrineError) as error:
+        except (
+            *(httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError),
+            *(NoteError, ProofError, TerrineError),
+        ) as error:  # of a proxy or certificates that the environment names, too
             self._failures += 1
             pause = min(2.0 ** (self._failures - 1), LONGEST_PAUSE_SECONDS)
             self._until = time.monotonic() + pause

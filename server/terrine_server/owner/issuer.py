@@ -267,7 +267,8 @@ class Issuer:
                     if len(body) > MOST_BYTES or time.monotonic() > deadline:
                         raise self._wrong("its answer is too long, or too slow")
                 status = reply.status_code
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError) as error:
+            # The last four are of a proxy or certificates that the environment names.
             raise self._wrong(f"it does not answer ({type(error).__name__})") from None
         try:
             given = json.loads(body)
