@@ -29,8 +29,6 @@ from server import running_server
 from serving import serving
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
 
 import terrine_client
 from terrine_client import Client
@@ -47,6 +45,8 @@ NOT_RUN = {
     "from terrine_models.tables.loading import": "needs a table; test_hospital.py runs them on one",
     "from terrine_models.data.images": "needs a folder of pictures; test_default_way.py has one",
     "from terrine_client.estimator import": "needs labelled data; tests/client/test_estimator.py",
+    "client.label(frame)": "needs a table; tests/client/test_rows.py",
+    "tar --create": "needs Docker; tests/docker/test_hospital.py runs such lines",
 }
 """How a line, or a block in Python, begins, and why it is not run."""
 
@@ -151,12 +151,6 @@ def secret(said: str) -> str:
 # ---------------------------------------------------------------------------------- docs/client.md
 
 
-OF_IMAGES = make_pipeline(
-    FunctionTransformer(lambda images: images.reshape(len(images), -1)),
-    LogisticRegression(max_iter=1000),
-)
-
-
 @dataclass(frozen=True)
 class Study:
     """A student's project of noisy votes on the digits, and an auditor."""
@@ -192,7 +186,7 @@ def test_a_program_of_the_client_page_runs(study: Study, program: str) -> None:
             **{name: getattr(terrine_client, name) for name in terrine_client.__all__},
             "np": np,
             "asyncio": asyncio,
-            "model": OF_IMAGES,
+            "model": LogisticRegression(max_iter=1000),
             "url": study.url,
             "token": study.student,
             "auditor_token": study.auditor,
