@@ -33,7 +33,12 @@ from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
-from terrine_server.owner.checkpoints import Publisher, guard, load_checkpoint_key, load_policy
+from terrine_server.owner.checkpoints import (
+    Publisher,
+    attach_history,
+    load_checkpoint_key,
+    load_policy,
+)
 from terrine_server.owner.issuer import Issuer
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Tokens, load_secret_key
@@ -59,7 +64,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     ledger = Ledger(engine, key)
     policy = load_policy(settings.log_policy_path)
     signer = load_checkpoint_key(settings.checkpoint_key_path)
-    history = guard(ledger, settings)
+    history = attach_history(ledger, settings)
     voters = AnyVoters(settings, settings.voters)
     metrics = Metrics()
     labeling = Labeling(ledger, voters, metrics, settings.max_batch)

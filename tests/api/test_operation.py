@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,12 +16,14 @@ from typing import Any
 import httpx
 import pytest
 from caller import Caller, npy, slug
+from patience import PATIENCE_SECONDS
 from server import RunningServer
 from serving import until
 from sqlalchemy import make_url
 
 from terrine_protocol import PROBLEMS
 from terrine_server import logs
+from terrine_server.api import middleware
 from terrine_server.errors import RateLimited
 from terrine_server.ledger import Ledger
 from terrine_server.ratelimit import MAX_KEYS, RateLimit
@@ -206,3 +210,28 @@ def test_many_threads_never_take_more_than_the_allowance() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(taken, range(400))) == 50
+
+
+def test_strangers_wait_for_each_other_and_nobody_with_a_token_for_them(
+    terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terrine_server.open_project()
+    student = Caller(terrine_server, terrine_server.token())
+    waited: list[int] = []
+    go_on = threading.Event()
+
+    async def pace(strangers: int) -> None:
+        waited.append(strangers)
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(middleware, "pace", pace)
+    paths = ("/problems", "/checkpoint", "/tile/0/000", "/readyz", "/admin/sign-in")
+    with ThreadPoolExecutor(len(paths)) as strangers:
+        for path in paths:
+            strangers.submit(httpx.get, f"{terrine_server.url}{path}", timeout=PATIENCE_SECONDS)
+        until(lambda: sorted(waited), lambda found: found == [1, 2, 3, 4, 5])
+        assert student.label(terrine_server.ensemble.public[:1]).status_code == 200
+        assert httpx.get(f"{terrine_server.url}/healthz").status_code == 200
+        go_on.set()
+    assert len(waited) == len(paths)

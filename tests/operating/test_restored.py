@@ -139,6 +139,28 @@ def test_a_checkpoint_that_cannot_be_read_stops_new_queries(served_machine: Mach
         assert ask(server, student, 3).status_code == 200
 
 
+def test_without_the_key_what_was_signed_is_believed_and_put_aside(
+    served_machine: Machine, tmp_path: Path
+) -> None:
+    machine, (backup, restore) = served_machine, tools_of(served_machine.database_url)
+    machine.init().fine  # noqa: B018 - asserts
+    student = machine.bearer("student", "study")
+    key, file = machine.data / "checkpoint.key", machine.data / "checkpoint.signed"
+    sign_all(machine)
+    backup(machine.database_url, tmp_path / "backup")
+    with serving(machine) as server:
+        assert ask(server, student, 1).status_code == 200
+        server.stop()
+    sign_all(machine)
+    restore(machine.database_url, tmp_path / "backup")
+    key.rename(tmp_path / "key")
+    assert problems(machine) == ["signed"], "the file is believed as it is"
+    machine.run("ledger", "restored").fine  # noqa: B018 - asserts
+    assert not file.exists()
+    assert file.with_name("checkpoint.signed.ended").exists()
+    assert problems(machine) == []
+
+
 def test_a_log_that_ends_keeps_its_key_and_what_it_signed(
     served_machine: Machine, tmp_path: Path
 ) -> None:

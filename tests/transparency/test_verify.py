@@ -120,6 +120,10 @@ def add_leaf(connection: Connection) -> None:
     connection.execute(insert(tree_leaves), new)
 
 
+def renumber_head(connection: Connection) -> None:
+    connection.execute(update(tree_head).values(id=2))
+
+
 def change_blinding(connection: Connection) -> None:
     connection.execute(update(tree_head).values(blinding=b"b" * 32))
 
@@ -151,6 +155,7 @@ FORGERIES: dict[Callable[[Connection], None], str] = {
     forge_node: "node 0 of level 1 is not that of its leaves",
     cut_leaves: "leaves were removed, or an older backup was restored",
     add_leaf: "leaf [0-9]+ is missing",
+    renumber_head: "the tree's head",
     change_blinding: "is not the entry that is in the ledger",
     rewrite_ledger: "entry 100 of study, is not the entry that is in the ledger",
     drop_entry: "entry 100 of study, is not the entry that is in the ledger",

@@ -165,9 +165,8 @@ class Envelope:
             share = slot.of_unchecked(self.bounds.slots, address)
         else:
             share = slot.of_unauthenticated(self.bounds.slots, address)
-            if share is None:  # strangers share so many answers a second, however many they are
-                waiting = self.bounds.slots.taken[Share.UNAUTHENTICATED, ""]
-                await asyncio.sleep(STRANGER_SECONDS * waiting)
+            if share is None:
+                await pace(self.bounds.slots.taken[Share.UNAUTHENTICATED, ""])
         return full(share)
 
     async def _bounded(
@@ -243,6 +242,11 @@ STOPPED = Refusal(
     "Send the same again: what was answered before is free.",
     headers=CLOSING,
 )
+
+
+async def pace(strangers: int) -> None:
+    """Wait as one of so many, so that they share a number of answers a second."""
+    await asyncio.sleep(STRANGER_SECONDS * strangers)
 
 
 def _refusal(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:

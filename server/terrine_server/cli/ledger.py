@@ -166,8 +166,7 @@ def restored(
     from terrine_server.settings import Settings
 
     settings = Settings()
-    outcome = make_restored_safe(opened_ledger(), settings, origin)
-    done = outcome.projects
+    done, new_log = make_restored_safe(opened_ledger(), settings, origin)
     console.print(
         f"Paused: {', '.join(done.paused)}." if done.paused else "No project was active.",
         highlight=False,
@@ -179,15 +178,15 @@ def restored(
             highlight=False,
             soft_wrap=True,
         )
-    if outcome.new_log is not None:
+    if new_log is not None:
         console.print(
-            f"Entries are gone that were signed, so a new log begins: {outcome.new_log.name}. "
+            f"Entries are gone that were signed, so a new log begins: {new_log.name}. "
             "Restart all servers. Put this line into policies, and tell it to students, auditors "
             "and witnesses; what the old log signed last shows them how much was lost:",
             highlight=False,
             soft_wrap=True,
         )
-        console.print(f"log {outcome.new_log.verifier}", soft_wrap=True, markup=False)
+        console.print(f"log {new_log.verifier}", soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from terrine_server.doctor.database import CLOCK_SKEW
 from terrine_server.doctor.finding import Finding, Severity
 from terrine_server.errors import ConcurrentUpdate, LedgerRestored, LogNotSigned, TerrineError
 from terrine_server.ledger import Ledger
-from terrine_server.owner.checkpoints import CheckpointError, guard
+from terrine_server.owner.checkpoints import CheckpointError, attach_history
 from terrine_server.owner.editions import leftovers
 from terrine_server.settings import Settings
 
@@ -117,7 +117,7 @@ def signed(ledger: Ledger, settings: Settings) -> Finding:
     """Check that the ledger continues what was signed of it, as the data directory has it."""
     path = settings.signed_checkpoint_path
     try:
-        guard(ledger, settings).check()
+        attach_history(ledger, settings).check()
     except LedgerRestored as error:
         return Finding("signed", Severity.PROBLEM, str(error), "terrine ledger restored")
     except LogNotSigned as error:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +58,8 @@ REFRESH_SECONDS = 3600
 """A cosignature says until when its witness saw no larger tree: it is asked again after so long."""
 MOST_WITNESSES = 32
 SIZE_TYPE = "text/x.tlog.size"
+UNREACHABLE = (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError)
+"""What httpx raises, also of a proxy or certificates that the environment names wrongly."""
 
 log = structlog.get_logger("terrine")
 
@@ -178,14 +180,8 @@ class SignedHistory:
         cannot be read, and DatabaseUnavailable.
         """
         for earlier in self._signed(kept):
-            try:
+            with suppress(ProofError):  # fewer leaves than were signed
                 if self._ledger.tree_root(earlier.size) == earlier.root:
-                    continue
-            except ProofError:  # leaves that are gone come back if their entries are there
-                if (
-                    self._ledger.grow_tree() >= earlier.size
-                    and self._ledger.tree_root(earlier.size) == earlier.root
-                ):
                     continue
             raise LedgerRestored(
                 f"{earlier.size} entries were signed, as {self._file or 'this server'} says, and "
@@ -243,7 +239,7 @@ class SignedHistory:
         return checkpoint if signed and checkpoint.origin == self._key.name else None
 
 
-def guard(ledger: Ledger, settings: Settings) -> SignedHistory:
+def attach_history(ledger: Ledger, settings: Settings) -> SignedHistory:
     """Let nothing be spent of a ledger that does not continue what was signed of it here.
 
     Raises CheckpointError for a key that cannot be used.
@@ -255,40 +251,38 @@ def guard(ledger: Ledger, settings: Settings) -> SignedHistory:
     return history
 
 
-@dataclass(frozen=True)
-class Restored:
-    """What was done after a restore."""
-
-    projects: RestoredProjects
-    new_log: SignerKey | None
-    """The key of the log that begins; None if the old one goes on, or there is no key."""
-
-
-def make_restored_safe(ledger: Ledger, settings: Settings, origin: str | None = None) -> Restored:
+def make_restored_safe(
+    ledger: Ledger, settings: Settings, origin: str | None = None
+) -> tuple[RestoredProjects, SignerKey | None]:
     """Make a ledger safe that was restored; see `Ledger.fill_accounts`.
 
-    If it does not continue what was signed of it, a new log begins, because what was signed cannot
-    be continued: servers sign it once they are restarted. `origin`: what it is called; by default
-    as before, with the next number. Done again, it changes nothing that is open. Raises
-    TerrineError, CheckpointError, NoteError for a name that no log may have, and OSError.
+    Return what was done to projects, and the key of the new log that begins if the ledger does not
+    continue what was signed of it; servers sign it once they are restarted. `origin`: what it is
+    called; by default as before, with the next number. Done again, it changes nothing that is open.
+    Raises TerrineError, CheckpointError, NoteError for a name that no log may have, and OSError.
     """
-    history = guard(ledger, settings)
+    history = attach_history(ledger, settings)
     done = ledger.fill_accounts()
     try:
         history.check()
     except LedgerRestored:
-        return Restored(done, _begin_new_log(settings, origin))
-    return Restored(done, None)
+        return done, _begin_new_log(settings, origin)
+    return done, None
 
 
 def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
-    """Put a new key in the place of the log's, and return it; None if there was none.
+    """Put a new key in the place of the log's, and return it; None if a file alone told of one.
 
     The old key, and what it signed last, stay beside it under their names and the key's id.
     """
     path, signed = settings.checkpoint_key_path, settings.signed_checkpoint_path
     key = load_checkpoint_key(path)
-    if key is None:  # of whoever signs elsewhere; here nothing is
+    if key is None:  # it is elsewhere, or lost
+        if not signed.exists():
+            raise CheckpointError(
+                "Active projects are paused, but a new log must begin, and its key is not here. "
+                "Run `terrine ledger restored` where the key is, or `terrine init` to make one."
+            )
         signed.replace(signed.with_name(f"{signed.name}.ended"))
         return None
     name, slash, number_text = key.name.rpartition("/")
@@ -476,10 +470,7 @@ class _Witness:
         """Return its cosignature of a checkpoint (c2sp.org/tlog-witness); None if it gives none."""
         try:
             signature = self._add_checkpoint(ledger, note)
-        except (
-            *(httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError),
-            *(NoteError, ProofError, TerrineError),
-        ) as error:  # of a proxy or certificates that the environment names, too
+        except (*UNREACHABLE, NoteError, ProofError, TerrineError) as error:
             self._failures += 1
             pause = min(2.0 ** (self._failures - 1), LONGEST_PAUSE_SECONDS)
             self._until = time.monotonic() + pause

@@ -23,7 +23,7 @@ from terrine_server.ledger import (
     connect,
 )
 from terrine_server.owner.cap_advice import explained
-from terrine_server.owner.checkpoints import guard
+from terrine_server.owner.checkpoints import attach_history
 from terrine_server.owner.editions import refuse_forgotten_people
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
@@ -79,7 +79,7 @@ def open_ledger(settings: Settings) -> Ledger:
     check_not_restoring(settings)
     engine = connect(settings.database, settings.database_password())
     ledger = Ledger(engine, load_secret_key(settings.secret_key_path))
-    guard(ledger, settings)
+    attach_history(ledger, settings)
     return ledger
 
 

@@ -71,6 +71,8 @@ def check(
     if head is None or current is None:
         found.problems.append("no checkpoint was ever signed: does a server with a key run?")
         return found
+    if head.id != 1:
+        found.problems.append("the row of the tree's head is not the one that was made")
     seen = list(_checkpoints(policy, current, earlier, found))
     for each in seen:
         if each.checkpoint.size > found.size:
