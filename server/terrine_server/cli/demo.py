@@ -22,7 +22,7 @@ def demo(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Small digits and few teachers; takes under two minutes."),
+        typer.Option("--quick", help="Small digits; takes under a minute."),
     ] = False,
     out: Annotated[
         Path | None,
@@ -33,7 +33,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Run all of Terrine once: train teachers, serve, teach a student, verify the ledger.
+    """Run all of Terrine once: let records vote, serve, teach students, verify the ledger.
 
     Uses MNIST from --data, from your cache or downloaded (TERRINE_MNIST_URL names another mirror);
     otherwise scikit-learn's digits.

@@ -147,7 +147,7 @@ def train(
         options = arrays.Arrays(public, classes, images)
         private, named_public, labelled = arrays.load(data, options)
     if named_public is not None:
-        preview.show_private_rows(named_public, private)
+        tables.note(preview.private_rows(named_public, private))
     seen = preview.show(private, teachers, seed)
     if labelled is not None and KINDS[config.kind].previewed:
         preview.show_agreement(labelled, seen, config, seed)

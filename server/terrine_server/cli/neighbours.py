@@ -5,6 +5,7 @@ People come to it while it serves; `terrine ensemble forget` lets them leave.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +95,7 @@ def build(
     own = Settings()
     out = out or own.ensembles_dir / name
     private, pool, _ = loaded(data, public, schema, classes, images)
-    preview.show_private_rows(pool, private)
+    tables.note(preview.private_rows(pool, private))
     make_directories(own)
     key = records_key(own, make=True)
     with console.status("Placing the records"):
@@ -154,7 +155,12 @@ def add(
 
 
 def loaded(
-    data: Path, public: Path, schema: Path | None, classes: str | None, images: str | None
+    data: Path,
+    public: Path,
+    schema: Path | None,
+    classes: str | None,
+    images: str | None,
+    note: Callable[[str], None] = tables.note,
 ) -> tuple[Dataset, PublicData, Dataset | None]:
     """Return private records, and public ones: as inputs, and with labels if they have any."""
     from terrine_models.tables.loading import is_table
@@ -162,7 +168,7 @@ def loaded(
     if is_table(data):
         if classes or images:
             fail("--classes and --images are for images and arrays; a table has a schema.")
-        private, pool, labelled = tables.load(data, schema, public)
+        private, pool, labelled = tables.load(data, schema, public, note)
     else:
         if schema:
             fail("--schema is for tables only.")

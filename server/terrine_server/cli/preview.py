@@ -48,16 +48,16 @@ def show(data: Dataset, teachers: int, seed: int) -> Preview:
     return found
 
 
-def show_private_rows(public: PublicData, private: Dataset) -> None:
-    """Print how many public rows are private ones as well. Raises DataError if these are many.
+def private_rows(public: PublicData, private: Dataset) -> str:
+    """Say how many public rows are private ones as well. Raises DataError if these are many.
 
     Nothing is changed by it, and it is stored nowhere: which rows are private may not be told.
     """
     shared = public.count_private_rows(private)
-    _say(
-        f"[bold]Private, for your eyes only:[/] {shared:,} of {len(public.inputs):,} public rows "
-        "are rows of private records as well. Nothing is left out or stored because of that: what "
-        "a public row says of somebody is not protected."
+    return (
+        f"Private, for your eyes only: {shared:,} of {len(public.inputs):,} public rows are rows "
+        "of private records as well. Nothing is left out or stored because of that: what a public "
+        "row says of somebody is not protected."
     )
 
 

@@ -28,6 +28,34 @@ if TYPE_CHECKING:
 
 LABEL = "quickstart"
 """Of the token, for the owner's records."""
+NOTES = 6
+"""Lines that are printed below the first five, unless all are wanted."""
+
+
+class _Said:
+    """What is said besides the five lines: what was noticed, below them, and details if wanted."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self.verbose = verbose
+        self.noticed: list[str] = []
+
+    def notice(self, text: str) -> None:
+        """Keep what the owner should know, until the five lines are printed."""
+        self.noticed.append(text)
+
+    def detail(self, text: str) -> None:
+        """Print what only some want to know."""
+        if self.verbose:
+            _say(text)
+
+    def show_noticed(self) -> None:
+        """Print what was kept."""
+        shown = self.noticed if self.verbose else self.noticed[:NOTES]
+        for text in shown:
+            _say(f"- {text}")
+        if more := len(self.noticed) - len(shown):
+            _say(f"- {more} more: --verbose shows all.")
+        self.noticed = []
 
 
 def quickstart(
@@ -90,6 +118,14 @@ def quickstart(
             "--anyway", help="Go on although simulated students are no better than chance."
         ),
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            help="Say more: why each column is read as it is, what each way to ask would buy, and "
+            "the commands that do the same step by step.",
+        ),
+    ] = False,
 ) -> None:
     """Go from private records to a project that students can ask, with one command.
 
@@ -121,13 +157,17 @@ def quickstart(
     check_epsilon(epsilon)
     # Before anything is made.
     register = EnsembleRegister(name=name, population=population, disjoint=disjoint)
-    settings = Settings()
-    serve.init()
+    settings, said = Settings(), _Said(verbose=verbose)
+    if not settings.data_dir.exists():
+        said.notice(f"New: {settings.data_dir}, with the ledger and its secret key.")
+    serve.prepare(settings, said.detail)
     ledger = open_ledger(settings)
     try:
         record = ledger.project(name)
     except NotFound:
-        record = _open(private, given, ledger, settings, register, epsilon, yes=yes, anyway=anyway)
+        record = _open(
+            private, given, ledger, settings, register, epsilon, said, yes=yes, anyway=anyway
+        )
         _say(f"Project {name} is open.")
     else:
         if record.terms.epsilon != epsilon:
@@ -146,6 +186,7 @@ def _open(
     settings: Settings,
     register: EnsembleRegister,
     epsilon: float,
+    said: _Said,
     *,
     yes: bool,
     anyway: bool,
@@ -161,11 +202,12 @@ def _open(
     name = register.name
     registered, joined = _population(ledger, register)
     directory = settings.ensembles_dir / name
-    schema, given = _schema(data, given, settings, name, yes=yes)
+    read = list[str]()
+    schema, given = _schema(data, given, settings, name, said, yes=yes)
     private, pool, labelled = neighbours.loaded(
-        data, given.public, schema, None if schema else given.classes, given.images
+        data, given.public, schema, None if schema else given.classes, given.images, read.append
     )
-    preview.show_private_rows(pool, private)
+    said.noticed += [preview.private_rows(pool, private), *read]
     first = FirstProject.of(
         units=unit_count(private),
         rows=int(distinct(pool.inputs).max()) + 1,
@@ -184,6 +226,9 @@ def _open(
         name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
     )
     _explain(private, labelled, chosen, joined)
+    if labelled is not None and chosen.forecast is not None and said.verbose:
+        ways.show(chosen, labelled)
+    said.show_noticed()
     ways.check_above_chance(chosen, schema, anyway=anyway)
     if directory.exists():
         _check_same(directory, private, first)
@@ -200,7 +245,8 @@ def _open(
         )
         register_ensemble(ledger, settings, register)
     record = open_project(ledger, opening)
-    _by_hand(data, given, settings, schema, first, opening, register)
+    if said.verbose:
+        _by_hand(data, given, settings, schema, first, opening, register)
     return record
 
 
@@ -290,7 +336,7 @@ def _made(
 
 
 def _schema(
-    data: Path, given: DataOptions, settings: Settings, name: str, *, yes: bool
+    data: Path, given: DataOptions, settings: Settings, name: str, said: _Said, *, yes: bool
 ) -> tuple[Path | None, DataOptions]:
     """Return the schema of a table, which is proposed if there is none yet.
 
@@ -306,16 +352,22 @@ def _schema(
     place = beside if os.access(beside, os.W_OK) else settings.data_dir
     out = place / f"{name}-schema.json"
     if out.exists():
-        _say(f"Using the schema {out}. To have another proposed, remove it.")
+        said.notice(f"The schema is {out}. To have another proposed, remove it.")
         return out, _as_in_schema(given, out)
     given = _with_classes(given, yes=yes)
-    proposal = given.proposed(tables.note)
+    proposal = given.proposed(said.notice)
     write_atomically(out, proposal.to_json().encode(), public=True)
-    tables.show(proposal, given.public, out)
-    _say(
-        f"To change it, answer no below. Then edit {out} (a column to leave out has the role "
-        '"ignored"), or remove it and use --ignore and --keep; and run this again.'
+    said.notice(
+        f"{out} says how the columns are read, and becomes public: names, ranges and categories, "
+        f"all taken from {given.public}. To change it, answer no below; then edit it (a column to "
+        'leave out has the role "ignored"), or remove it and use --ignore and --keep; and run this '
+        "again."
     )
+    for guess in proposal.guesses:
+        if guess.doubt is not None:
+            said.notice(f"Column {guess.column.name} is {guess.column.role}: {guess.doubt}")
+    if said.verbose:
+        tables.show(proposal, given.public, out)
     return out, given
 
 
@@ -370,20 +422,21 @@ def _explain(
     from terrine_server.planning.first_project import right_at_most
 
     first = chosen.first
-    unit = "record"
+    unit, units, several = "record", "records", " Whoever has several has more at stake: --group."
     if private.groups is not None:
-        unit = f"{private.group_column or 'group'} with all its records"
+        unit = f"{private.group_column or 'person'}, with all its records"
+        units, several = "people, with all their records", ""
     right = right_at_most(first.epsilon, first.delta)
     lines = {
-        "Protects": f"one {unit}, {first.units:,} of them.",
-        "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Who knows all others, and "
-        f"guesses between two equally likely versions of one, is right at most {right:.1%} of the "
-        "time, instead of 50 %.",
-        "By what": f"{ways.way(first)} {ways.why(chosen)}",
+        "Protects": f"one {unit}, of {first.units:,}.{several}",
+        "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
+        f"others, and guesses which of two equally likely versions of this one is there, is right "
+        f"at most {right:.1%} of the time (50 % without any answer).",
+        "By what": f"{ways.way(first, units)} {ways.why(chosen)}",
         "It buys": ways.buys(chosen, labelled),
-        "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g} on all that is ever "
-        f"told of these people, to whomever: {int(1 / first.share)} projects like it would fit, as "
-        "several ε add up to less than their sum. The cap is final.",
+        "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g}: what all projects "
+        f"together may ever tell about these people. {int(1 / first.share)} like this one would "
+        "fit, as several ε add up to less than their sum. The cap cannot be changed later.",
     }
     if joined is not None:
         lines["It uses"] += (
@@ -392,8 +445,6 @@ def _explain(
         )
     for heading, text in lines.items():
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
-    if labelled is not None and chosen.forecast is not None:
-        ways.show(chosen, labelled)
 
 
 def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
@@ -463,7 +514,7 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
     from terrine_protocol import Role, TokenCreate
     from terrine_server.owner.tokens import Tokens, load_secret_key
 
-    name, secret = record.name, "…"
+    name, secret, once = record.name, "…", ""
     if ledger.list_tokens(name):
         _say(
             "Its token was shown when it was made, and cannot be again. Another: terrine token "
@@ -472,13 +523,13 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
     else:
         tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
         wanted = TokenCreate(role=Role.STUDENT, project=name, label=LABEL)
-        secret = tokens.create(wanted).token
-        _say("The student's token is in the second line, and will not be shown again.")
+        secret, once = tokens.create(wanted).token, " Its token will not be shown again."
     pool = next(given.public.glob("train-images*"), given.public)  # of IDX, the file is asked
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"
-    _say("What remains is for you, and for the student:")
+    _say("Now serve it:")
     _say(f"  {_typed(settings, 'serve')}")
+    _say(f"The student learns by this line.{once}")
     _say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', pool)}")
     if pool.is_dir() and any(path.is_dir() for path in pool.iterdir()):
         _say(f"The student's pictures lie in one flat folder: give it those of {pool} so.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,15 +41,27 @@ def init(
     Safe to repeat: existing files and data are kept. Tables are not migrated if an ensemble that is
     here could not be served by this version (`terrine upgrade --check`).
     """
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    prepare(settings, _say, service_role=service_role, origin=origin)
+
+
+def prepare(
+    settings: Settings,
+    say: Callable[[str], None],
+    *,
+    service_role: str | None = None,
+    origin: str | None = None,
+) -> None:
+    """Do what `terrine init` does, and `say` what was made or kept. What is wrong is printed."""
     from terrine_server.errors import NotSealed
     from terrine_server.ledger import Ledger, connect, upgrade
     from terrine_server.ledger.store.roles import grant
     from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
     from terrine_server.owner.operations import check_not_restoring, make_directories
     from terrine_server.owner.tokens import load_secret_key, make_secret_key
-    from terrine_server.settings import Settings
 
-    settings = Settings()
     check_not_restoring(settings)
     make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
@@ -63,12 +75,11 @@ def init(
     restored = upgrade(engine, key)
     if service_role is not None:
         grant(engine, service_role)
-    console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
+    say(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
     if signer is not None:
         kept = f"{'Created' if signing else 'Kept'} the key of the transparency log"
-        said = f"{kept} {settings.checkpoint_key_path}. Policies of students and auditors name it:"
-        console.print(said, highlight=False, soft_wrap=True)
-        console.print(f"log {signer.verifier}", highlight=False, soft_wrap=True, markup=False)
+        say(f"{kept} {settings.checkpoint_key_path}. Policies of students and auditors name it:")
+        say(f"log {signer.verifier}")
     if restored:
         console.print(
             f"Restored in the ledger's tables: {'; '.join(restored)}. Nothing guarded what was "
@@ -82,7 +93,7 @@ def init(
     except NotSealed as error:
         console.print(error.detail, style="bold yellow", highlight=False, soft_wrap=True)
         return
-    console.print(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
+    say(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
 
 
 def _check_ensembles(engine: Engine, settings: Settings) -> None:
@@ -114,6 +125,10 @@ def _check_ensembles(engine: Engine, settings: Settings) -> None:
         )
 
 
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
 def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
@@ -133,7 +148,7 @@ def serve(
         sockets = listening.bind(settings.host, settings.port)  # before anything that takes time
         for own in sockets:
             stack.enter_context(own)
-        _prepare(settings)
+        _check(settings)
         from terrine_server import logs
         from terrine_server.app import create_app
 
@@ -189,7 +204,7 @@ def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
         yield (error.setting if isinstance(error, CannotListen) else None), message
 
 
-def _prepare(settings: Settings) -> None:
+def _check(settings: Settings) -> None:
     """Check what the server needs. Waits for a database that is starting."""
     from terrine_server import doctor
     from terrine_server.ledger import connect

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,12 +33,21 @@ AcceptClipped = Annotated[
 ]
 
 
+def note(sentence: str) -> None:
+    """Print how a file was read."""
+    console.print(escape(sentence), soft_wrap=True, highlight=False)
+
+
 def load(
-    data: Path, schema_file: Path | None, public: Path | None
+    data: Path,
+    schema_file: Path | None,
+    public: Path | None,
+    note: Callable[[str], None] = note,
 ) -> tuple[Dataset, PublicData | None, Dataset | None]:
     """Return the private records of a table, and if --public is given the public ones.
 
-    The latter twice: as inputs, and with their labels if every row has one.
+    The latter twice: as inputs, and with their labels if every row has one. `note` is called with
+    how the files were read.
     """
     from terrine_models.data.arrays import DataError
     from terrine_models.features.maps import PublicData
@@ -74,6 +83,12 @@ def show(
     `out`: where it was written, or what is said of that.
     """
     _print(proposal.guesses, terminal)
+    for sentence in summary(proposal, public, out):
+        terminal.print(escape(sentence), soft_wrap=True, highlight=False)
+
+
+def summary(proposal: SchemaProposal, public: Path, out: Path | str) -> list[str]:
+    """Say what a proposed schema makes public, and whom it protects."""
     schema = proposal.schema
     ranges = sum(column.role in ("numeric", "date") for column in schema.columns)
     lists = sum(
@@ -93,13 +108,7 @@ def show(
             "No column identifies people, so the guarantee will protect single rows. If a person "
             "can have several rows, name the column that identifies people with --group."
         )
-    for sentence in sentences:
-        terminal.print(escape(sentence), soft_wrap=True, highlight=False)
-
-
-def note(sentence: str) -> None:
-    """Print how a file was read."""
-    console.print(escape(sentence), soft_wrap=True, highlight=False)
+    return sentences
 
 
 def note_aside(sentence: str) -> None:

@@ -116,40 +116,39 @@ def chosen(
         )
 
 
-def way(first: FirstProject) -> str:
-    """Say how records are asked."""
+def way(first: FirstProject, unit: str) -> str:
+    """Say how the records are asked, which are those of so many `unit`, in the plural."""
+    noise = f"Random noise (σ = {first.sigma:g}) is added to the number of votes of each class."
     if first.neighbours is not None:
         return (
-            f"neighbours, with nothing trained: some {first.neighbours.near:,} of them are near a "
-            f"public row, and vote; their votes have a noise of σ = {first.sigma:g}. Each has an "
-            f"account; by public rows, {first.neighbours.retired:.0%} will have spent theirs at "
-            "the end."
+            f"neighbours: the {unit} most like a question vote, some "
+            f"{first.neighbours.near:,} of them. {noise} Each has an account, and stops voting "
+            f"when it is spent: {first.neighbours.retired:.0%} of them by the end."
         )
     teachers = (
-        f"{first.teachers:,} teachers, each of its own {first.units // first.teachers} or more;"
+        f"{first.teachers:,} teachers: models, each trained on {first.units // first.teachers} or "
+        f"more {unit} of its own."
     )
     if first.confident is not None:
         threshold = int(str(first.confident["threshold"])) / first.teachers
         return (
-            f"{teachers} they answer where about {threshold:.0%} of them agree, and else abstain."
+            f"{teachers} Where about {threshold:.0%} of them agree, by a count with noise, the "
+            "answer is their class, and else nothing."
         )
-    return f"{teachers} their votes have a noise of σ = {first.sigma:g}."
+    return f"{teachers} {noise}"
 
 
 def why(made: ForecastChoice) -> str:
     """Say why it is this way and no other."""
     _, *others = made.ways
     if made.forecast is None:
-        return (
-            f"Its votes have less noise than those of {_and(others)}; neither could be simulated."
-        )
+        return f"Its votes have less noise than those of {_and(others)}; no way could be tried out."
     said = []
     if worse := [each for each in others if each.worse]:
         said.append(f"clearly better than those of {_and(worse)}")
     if alike := [each for each in others if not each.worse]:
-        more = ", and gain more from all private records than from few public ones"
-        said.append(f"about as good as those of {_and(alike)}{more * bool(made.first.neighbours)}")
-    return f"By balanced accuracy, its simulated students were {', and '.join(said)}."
+        said.append(f"about as good as those of {_and(alike)}")
+    return f"In trials on public rows its students were {', and '.join(said)}."
 
 
 def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
@@ -161,18 +160,19 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
     certain, found = f"for certain, {bought(made.first)}", made.forecast
     if labelled is None:
         return (
-            f"{certain}. What they teach cannot be foreseen: only labels of public rows could "
-            "tell, and to try it on private ones would disclose something about them."
+            f"{certain}. How good a student becomes cannot be said: that would take labels of "
+            "public rows. A trial on private ones would tell something about them."
         )
     if found is None:
         return (
-            f"{certain}. What they teach cannot be foreseen: {len(labelled):,} labelled public "
-            "rows are too few."
+            f"{certain}. How good a student becomes cannot be said: {len(labelled):,} labelled "
+            "public rows are too few for a trial."
         )
     said = (
-        f"{certain}. If private rows are like the public ones, they teach a student that is right "
-        f"on {_percent(found.accuracy)}, balanced accuracy {_percent(found.balanced_accuracy)}. "
-        f"Simulated {DRAWS} times with plain students and {found.stand_ins:,} public stand-ins."
+        f"{certain}. In {DRAWS} trials on public rows, of which {found.stand_ins:,} stood in for "
+        f"private ones, students were right on {_percent(found.accuracy)}, balanced accuracy "
+        f"{_percent(found.balanced_accuracy)} (the average over the classes; a guess has "
+        f"{found.chance:.0%}). Yours will be if private rows are like public ones."
     )
     if found.useless:
         ranked = ""
@@ -182,8 +182,8 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
     largest = float(np.bincount(labelled.labels).max() / len(labelled))
     if len(labelled.classes) == 2 and found.accuracy[1] < largest:
         said += (
-            " To say nothing but the larger class is right more often, and useless: they find the "
-            "rarer one. Students who prefer accuracy have --threshold accuracy."
+            f" Always to say the larger class is right more often ({largest:.1%}), and finds "
+            "nobody of the other. A student who wants that: --threshold accuracy."
         )
     return said
 
@@ -223,9 +223,9 @@ def bought(first: FirstProject) -> str:
     from terrine_server.privacy import Account
 
     if first.confident is None:
-        said = f"noisy counts of votes on all {first.rows:,} different public rows"
+        said = f"noisy votes on all {first.rows:,} different public rows"
         if first.neighbours is not None:
-            said += ", except where people are used up by then, which costs nothing"
+            said += " (none, and free, where nobody near has votes left)"
         return said
     queries = min(first.rows, first.terms.affordable(Account()))
     return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
@@ -243,16 +243,14 @@ def show_plan(made: ForecastChoice, labelled: Dataset, given: DataOptions) -> No
         ]
         print_json({"command": command, "ways": ways, "true_labels": made.truth})
         return
-    unit = "records"
-    if labelled.groups is not None:
-        unit = f"units (each {labelled.group_column or 'group'} with all its records)"
+    unit = "records" if labelled.groups is None else "people, with all their records"
     _say(
         f"What ε = {first.epsilon:g}, δ = {first.delta:g} buys of {first.units:,} private {unit}, "
         f"if they are like the {len(labelled):,} public rows ({first.rows:,} different ones)."
     )
     if made.forecast is not None:
         show(made, labelled)
-    _say(f"First: {way(first)} {why(made)}")
+    _say(f"First: {way(first, unit)} {why(made)}")
     _say(f"It buys {buys(made, labelled)}")
     _say(f"To open it, with its questions:\n  {command}")
     _say("Of labels that are used one by one, right answers count: terrine plan --teachers N.")

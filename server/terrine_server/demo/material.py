@@ -12,24 +12,20 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx
-from terrine_models.teachers.kinds import Heads
-from terrine_protocol import NoisyVotesSpec
 from terrine_server.demo.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
-from terrine_server.planning.counts import sigma_for_rows
 
-DELTA = 1e-5
 MNIST_TEST_IMAGES = "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161"
 """SHA-256 of the pixels. Other data sets come in the same files, such as Fashion-MNIST."""
 
 
 @dataclass(frozen=True)
 class DemoData:
-    """A data set and the settings that suit it."""
+    """A data set: what the owner has, what the student has, and what tests the student."""
 
     name: str
     why: str
     private: Dataset
-    """The data owner's. Only the teachers learn from it."""
+    """The data owner's. What votes is made of it."""
     public: NDArray[np.uint8]
     """[P, H, W]. The student's unlabelled images, which it sends as queries."""
     truth: NDArray[np.int64]
@@ -38,16 +34,6 @@ class DemoData:
     held_out: NDArray[np.uint8]
     """[Q, H, W]. The student's own labelled images, for testing only."""
     held_out_labels: NDArray[np.int64]
-    teachers: int
-    heads: Heads
-    epsilon: float
-
-    @property
-    def mechanism(self) -> NoisyVotesSpec:
-        """Noisy counts of every public image, once, for the whole budget."""
-        rows, classes = len(self.public), len(self.private.classes)
-        sigma = sigma_for_rows(rows, self.teachers, classes, self.epsilon, DELTA)
-        return NoisyVotesSpec(name="noisy_votes", sigma=sigma)
 
 
 def choose(data: Path | None, quick: bool, url: str, console: Console) -> DemoData:
@@ -89,9 +75,6 @@ def mnist(directory: Path, why: str) -> DemoData:
         truth=test.labels[:split],
         held_out=inputs[split:],
         held_out_labels=test.labels[split:],
-        teachers=2000,
-        heads=Heads(),
-        epsilon=0.5,
     )
 
 
@@ -112,9 +95,6 @@ def digits(why: str) -> DemoData:
         truth=labels[1200:1600],
         held_out=images[1600:],
         held_out_labels=labels[1600:],
-        teachers=100,
-        heads=Heads(),
-        epsilon=3.0,
     )
 
 
