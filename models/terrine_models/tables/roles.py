@@ -1,8 +1,8 @@
 """Propose a role for each column of a public table, and say why.
 
 Names, forms and counts of values are clues, not proof, so doubts are reported. A column that
-identifies people becomes the group; columns that identify rows or cannot be learned from are
-ignored.
+identifies people becomes the group, and one that may do so in doubt; columns that identify rows or
+cannot be learned from are ignored.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class SchemaProposal:
     guesses: tuple[RoleGuess, ...]
     declared: bool = False
     """Whether the classes were declared, and not taken from the table."""
+    doubtful_group: str | None = None
+    """The column that was guessed to be the group, if its name does not say so for certain."""
 
     def to_json(self) -> str:
         """The schema as a file to be edited, with what was guessed and why beside each column."""
@@ -103,16 +105,19 @@ def propose_schema(
     }
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
+    doubtful = None
     if group is not None:
         decide[group] = partial(_as_group, why="as specified")
     elif found := _group([column for column in table if column.name not in decide]):
-        group = found.name
-        decide[group] = _guessed_group
+        group, decide[found.name] = found.name, _guessed_group
+        if not found.names_people or found.may_be_a_category_of_people:
+            doubtful = group
+    people = _People.of(next((column for column in table if column.name == group), None))
     guesses = list[RoleGuess]()
     while table:  # what was counted of a column is not kept once its role is known
         column = table.pop(0)
         decided = decide.get(column.name)
-        guesses.append(decided(column) if decided else _guess(column, group))
+        guesses.append(decided(column) if decided else _guess(column, people))
     if unlabelled:
         described = Column(name=label, role="label", values=tuple(classes or ()))
         guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
@@ -122,7 +127,7 @@ def propose_schema(
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"{path}: {reason}.") from None
-    return SchemaProposal(schema, tuple(guesses), declared=classes is not None)
+    return SchemaProposal(schema, tuple(guesses), classes is not None, doubtful)
 
 
 def _counted(
@@ -153,11 +158,35 @@ def _counted(
         return table, file.sha256
 
 
+@dataclass(frozen=True)
+class _People:
+    """The group that was specified or found, for the other columns."""
+
+    name: str
+    repeated: int
+    """How many there are in the table, if in several rows; else 0."""
+
+    @classmethod
+    def of(cls, column: ColumnStats | None) -> _People | None:
+        if column is None:
+            return None
+        return cls(column.name, len(column.distinct) if column.repeats else 0)
+
+    def suggest(self, name: str) -> str:
+        """Say what to do if another column is the one that names people."""
+        return (
+            f"The group is {self.name}. If {name} names the person, use --group {name}; to learn "
+            f"from it, --keep {name}."
+        )
+
+
 def _group(columns: Sequence[ColumnStats]) -> ColumnStats | None:
     """Return the column that identifies people; if several do, the one with fewest people."""
-    people = [column for column in columns if column.names_people]
-    stays = [column for column in columns if column.names_repeated_stays]
-    return min(people or stays, key=lambda column: len(column.distinct), default=None)
+    certain = [c for c in columns if c.names_people and not c.may_be_a_category_of_people]
+    nouns = [column for column in columns if column.names_people]
+    records = [column for column in columns if column.names_repeated_records]
+    found = certain or nouns or records or [c for c in columns if c.numbers_people]
+    return min(found, key=lambda column: len(column.distinct), default=None)
 
 
 def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGuess:
@@ -204,10 +233,16 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
 
 
 def _guessed_group(column: ColumnStats) -> RoleGuess:
+    name = column.name
     if not column.names_people:
-        doubt = "The name does not suggest people. Does another column identify them?"
-        return _as_group(column, "an identifier that repeats", doubt)
-    doubt = f"So few people? If not, use --keep {column.name}."
+        doubt = (
+            f"Does it name people? If not, use --ignore {name}, or --keep {name} to learn from it."
+        )
+        if column.names_repeated_records:
+            return _as_group(column, "an identifier by its name, which repeats", doubt)
+        why = "whole numbers, each in equally many rows that follow one another"
+        return _as_group(column, why, doubt)
+    doubt = f"So few people? If not, use --keep {name}."
     few = column.may_be_a_category_of_people
     return _as_group(column, "identifies people, by its name", doubt if few else None)
 
@@ -321,16 +356,21 @@ def _common(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
     return RoleGuess(described, why, doubt)
 
 
-def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
+def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
     """Guess the role of a column for which the owner specified none and that is not the
     group."""
     name, rows, count = column.name, column.rows, len(column.distinct)
     keep = f"If this is wrong, use --keep {name}"
     keep_or_group = f"{keep}, or --group {name} if it identifies people."
+    if people is not None:
+        keep_or_group = people.suggest(name)
     if not count:
         return _ignore(column, "empty in every row")
     if column.names_people:
-        return _ignore(column, f"identifies people, as {group} does", f"{keep} or --group {name}.")
+        if column.may_be_a_category_of_people:
+            return _feature(column, keep_or_group)
+        why = "identifies people" if people is None else f"identifies people, as {people.name} does"
+        return _ignore(column, why, keep_or_group)
     if column.names_contact:
         return _ignore(column, "identifies people, by its name")
     if column.date_order:
@@ -341,7 +381,7 @@ def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
     if column.names_identifier and column.unique and rows > 2:
         return _ignore(column, "an identifier by its name, and different in every row")
     if column.numeric:
-        return _guess_number(column, keep_or_group)
+        return _guess_number(column, people, keep_or_group)
     if column.unread_decimals:
         why = "numbers with decimal commas, in a file whose fields are separated by commas"
         return _ignore(
@@ -368,21 +408,27 @@ def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
     return _feature(column, doubt if column.unique and rows > 4 else None)
 
 
-def _guess_number(column: ColumnStats, keep_or_group: str) -> RoleGuess:
+def _guess_number(column: ColumnStats, people: _People | None, keep_or_group: str) -> RoleGuess:
     name, count = column.name, len(column.distinct)
     if column.counts_rows:
         return _ignore(column, "numbers the rows", keep_or_group)
     if column.nameless and column.unique:
         doubt = "If this is wrong, give it a name."
         return _ignore(column, "without a name, and different in every row", doubt)
-    if column.names_identifier and column.rare:
+    if column.names_identifier and count > FEW:
         why = f"an identifier by its name: {column.different} in {_rows(column.rows)}"
+        return _ignore(column, why, keep_or_group)
+    if column.numbers_records:
+        why = f"{column.different} whole numbers in {_rows(column.rows)}, evenly spread"
+        return _ignore(column, why, keep_or_group)
+    odd = column.whole and count > FEW and not column.quantity
+    if odd and people is not None and count == people.repeated:
+        why = f"as many whole numbers as there are of {people.name}: {column.different}"
         return _ignore(column, why, keep_or_group)
     if column.thousands:
         return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")
-    odd = column.whole and count > FEW and (column.unique or column.uniform)
     doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
-    return _feature(column, doubt if odd else None)
+    return _feature(column, doubt if odd and (column.unique or column.uniform) else None)
 
 
 def _rows(count: int) -> str:

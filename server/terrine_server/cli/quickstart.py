@@ -338,7 +338,7 @@ def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
             "or change or remove the schema."
         )
     if declared is None and _is_unlabelled(given):
-        return replace(given, classes=",".join(values))
+        return replace(given, classes=tables.join(values))
     return given
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -108,8 +110,24 @@ def note_aside(sentence: str) -> None:
 
 
 def split(text: str | None) -> list[str] | None:
-    """Split A,B,… into its parts, in Unicode NFC."""
-    return None if text is None else [normalize(part.strip()) for part in text.split(",")]
+    """Split A,B,… into its parts, in Unicode NFC. As in CSV, quotes surround one with a comma."""
+    if text is None:
+        return None
+    try:
+        (parts,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError):
+        fail(
+            f"{text} is not a list of names: a name with a comma stands in double quotes, as in "
+            """--classes '"yes, mild",no', and a double quote inside it is written twice."""
+        )
+    return [normalize(part.strip()) for part in parts]
+
+
+def join(names: Iterable[str]) -> str:
+    """Write names as A,B,…, such that `split` reads them."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="").writerow(names)
+    return written.getvalue()
 
 
 def required_schema(data: Path, schema: Path | None) -> TableSchema:
