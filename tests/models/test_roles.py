@@ -13,7 +13,8 @@ from hospital import DEFAULT_ROLES, stays
 from refusals import holds, refuses, says
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.roles import RoleGuess, propose_schema
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import RoleGuess, find_repeated_people, propose_schema
 
 ROWS = 200
 REPEATED = [i // 4 for i in range(ROWS)]
@@ -362,7 +363,9 @@ def test_the_owner_overrules_every_guess(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
-        ({"group": "nobody"}, "nobody stay_id patient_id"),
+        ({"group": "Patient_ID"}, "Patient_ID 'patient_id'"),
+        ({"group": "nobody", "ignore": ["nobody"]}, "nobody twice"),
+        ({"group": "nobody", "columns": [*"abcdefghijk", "readmitted"]}, "nobody"),
         ({"ignore": ["nobody"]}, "nobody"),
         ({"keep": ["ward"], "ignore": ["ward"]}, "ward twice"),
         ({"group": "readmitted"}, "readmitted twice"),
@@ -377,6 +380,46 @@ def test_impossible_choices_are_refused(
     path.write_text(stays(1200, 479), newline="")
     with refuses(DataError, *said.split()):
         propose_schema(path, label="readmitted", **choices)  # type: ignore[arg-type]
+
+
+def test_a_group_may_be_in_the_private_table_alone(tmp_path: Path) -> None:
+    path, private = tmp_path / "public.csv", tmp_path / "private.csv"
+    path.write_text("age,ill\n1,n\n2,y\n90,n\n")
+    private.write_text("Personalnummer,ill,age\nP007,y,4\nP007,n,50\nP9,y,3\n")
+    proposal = propose_schema(path, label="ill", group="Personalnummer")
+    holds(proposal.guesses[-1].why, "public.csv", "private")
+    schema = proposal.schema
+    assert [column.role for column in schema.columns] == ["numeric", "label", "group"]
+    assert "P007" not in proposal.to_json()
+    held = load_table(private, schema)
+    assert held.groups is not None
+    assert held.groups.tolist() == [0, 0, 1]
+    with refuses(DataError, "Personalnummer"):
+        load_table(path, schema)
+    public = load_table(path, schema, public=True)
+    assert (public.groups, public.group_column) == (None, None)
+    for bare in ("1,n\n2,y\n90,n\n", "1,n,A\n2,y,A\n90,n,B\n"):
+        path.write_text(bare)
+        groups = load_table(path, schema, public=True).groups
+        assert (groups is None) == ("A" not in bare), "without a header the width decides"
+
+
+def test_repeated_people_are_found_in_a_private_table(tmp_path: Path) -> None:
+    path, private = tmp_path / "public.csv", tmp_path / "private.csv"
+    path.write_text("age,nr,ill\n1,7,n\n2,9,y\n90,11,n\n")
+    schema = propose_schema(path, label="ill").schema
+    rows = [f"{i},{i // 7},{'ny'[i % 2]},{i % 5}" for i in range(350)]
+    for header, found in (
+        ("age,nr,ill,ward", ("nr", 7)),
+        ("age,Mitarbeiter,ill,ward", ("Mitarbeiter", 7)),
+        ("age,number,ill,ward", ("number", 7)),  # by nature
+        ("id,age,ill,ward", None),
+        ("age,week,ill,ward", None),
+    ):
+        private.write_text("\n".join([header, *rows]))
+        assert find_repeated_people(private, schema) == found, header
+    private.write_text("\n".join(row.rpartition(",")[0] for row in rows))
+    assert find_repeated_people(private, schema) == ("nr", 7), "in the schema's order"
 
 
 def test_of_two_columns_of_people_the_coarser_is_the_group(tmp_path: Path) -> None:

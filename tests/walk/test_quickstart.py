@@ -356,6 +356,72 @@ def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Mac
     assert table.run(*TABLE, "--yes").code == 0, "it is open already"
 
 
+def renamed(names: dict[str, str]) -> None:
+    """Give the columns of files, by the name of the file, these names."""
+    for file, header in names.items():
+        _, *rows = Path(file).read_text().splitlines()
+        Path(file).write_text("\n".join([header, *rows]) + "\n")
+
+
+def test_whom_a_column_in_doubt_protects_is_asked_and_never_guessed(
+    table: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, *rows = Path("survey.csv").read_text().splitlines()
+    Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
+    renamed(dict.fromkeys(("visits.csv", "survey.csv"), "nr,age,weight,ward,ill"))
+    schema = Path("visits-schema.json")
+    asked: list[str] = []
+
+    def confirm(question: str) -> bool:
+        asked.append(question)
+        return len(asked) == 1
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    declined = table.run(*TABLE)
+    assert declined.code == 1
+    holds(asked[0], "nr", "person")
+    holds(declined.out, "Protects", "nr", 500)
+    assert [json.loads(schema.read_text())["columns"][0][key] for key in ("name", "role")] == [
+        "nr",
+        "group",
+    ]
+    holds(table.run(*TABLE, "--group", "ward").err, "visits-schema.json", "--group", "ward")
+    schema.unlink()
+    said = table.run(*TABLE, "--yes").fine
+    assert len(asked) == 2, "one of the questions before it makes anything"
+    holds(said, "Protects", "2,000", "nr", 4, "--group", "visits-schema.json")
+    assert load_manifest(table.data / "ensembles" / "visits").units == 2000
+    assert json.loads(schema.read_text())["columns"][0]["role"] == "ignored"
+    assert "--ignore nr" in said.partition("By hand, this was:")[2], "by hand it is the same"
+    manifest = (table.data / "ensembles" / "visits" / "manifest.json").read_text()
+    assert '"nr"' in manifest
+    assert "rows a person" not in manifest + schema.read_text(), "it is said to the owner alone"
+
+
+def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) -> None:
+    renamed({"visits.csv": "Personalnummer,age,weight,ward,ill"})
+    for name in ("survey.csv", "own.csv"):
+        rows = [line.partition(",")[2] for line in Path(name).read_text().splitlines()]
+        Path(name).write_text("\n".join(rows) + "\n")
+    said = table.run(*TABLE, "--yes", "--name", "rows").fine
+    holds(said, "Protects", "2,000", "Personalnummer", 4, "--group")
+    given = (*TABLE, "--group", "Personalnummer", "--yes", "--population", "named", "--disjoint")
+    said = table.run(*given).fine
+    holds(said, "Protects", "Personalnummer", 500)
+    assert re.search(r"balanced accuracy ([\d.]+)%", said), "its students were simulated"
+    assert load_manifest(table.data / "ensembles" / "visits").units == 500
+    assert learned(table, said, "own.csv")["accuracy"] > 0.8
+    proposing = said.partition("By hand, this was:")[2].splitlines()[2]
+    table.run(*shlex.split(proposing)[1:-1], "by-hand.json").fine  # noqa: B018 - asserts
+    assert Path("by-hand.json").read_text() == Path("visits-schema.json").read_text()
+    near = ("neighbours", "build", "visits.csv", "--public", "survey.csv", "--name", "near")
+    table.run(*near, "--schema", "visits-schema.json").fine  # noqa: B018 - asserts
+    assert load_manifest(table.data / "ensembles" / "near").units == 500
+    plan = ("plan", "--public", "survey.csv", "--label", "ill", "--group", "Personalnummer")
+    holds(table.run(*plan, "--units", 500).fine, "survey.csv", "Personalnummer")
+
+
 def test_what_was_done_of_unlabelled_rows_can_be_done_by_hand(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

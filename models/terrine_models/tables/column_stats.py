@@ -438,6 +438,11 @@ class ColumnStats:
         return FEW < len(self.distinct) < self._counted
 
     @property
+    def rows_per_value(self) -> float:
+        """In how many rows a value is on average; 0 if there is none."""
+        return self._counted / len(self.distinct) if self.distinct else 0.0
+
+    @property
     def fractional(self) -> bool:
         """Whether some value is a number that is not whole."""
         return any(not value.is_integer() for value in self._numbers.values() if value == value)

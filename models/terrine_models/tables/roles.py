@@ -17,10 +17,11 @@ from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress, unseen
+from terrine_models.tables import column_names
 from terrine_models.tables.column_stats import FEW, ColumnStats, most
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.loading import opened_table, warn
-from terrine_protocol.names import ask_whether_one, normalize
+from terrine_protocol.names import ask_whether_one, fold, normalize
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
@@ -81,7 +82,8 @@ def propose_schema(
     Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct
     value of a categorical column becomes public. `columns` names the columns of a file without a
     header. `classes` declares what the label can be: the table need not have that column then.
-    `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
+    `group`, `ignore` and `keep` (as a feature) overrule the guesses; a `group` may be in the
+    private table alone, unless it is spelled nearly as a column of this one. Raises DataError.
     """
     path, label = Path(path), normalize(label)
     group = None if group is None else normalize(group)
@@ -96,8 +98,10 @@ def propose_schema(
             f"{path} has no column {label}; it has {', '.join(names)}. If its rows have no labels, "
             "declare the classes, which become public: --classes A,B,…"
         )
-    unlabelled = label not in names
-    check_names(names, wanted[1:] if unlabelled else wanted, str(path))
+    absent = {label} - set(names)
+    if group is not None and columns is None and fold(group) not in map(fold, names):
+        absent.add(group)
+    check_names(names, [name for name in wanted if name not in absent], str(path))
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
     decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {
@@ -105,29 +109,74 @@ def propose_schema(
     }
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
-    doubtful = None
-    if group is not None:
+    if group is not None and group not in absent:
         decide[group] = partial(_as_group, why="as specified")
-    elif found := _group([column for column in table if column.name not in decide]):
+    found = None
+    if group is None:
+        found = _group([column for column in table if column.name not in decide])
+    if found is not None:
         group, decide[found.name] = found.name, _guessed_group
-        if not found.names_people or found.may_be_a_category_of_people:
-            doubtful = group
-    people = _People.of(next((column for column in table if column.name == group), None))
+    certain = found is None or (found.names_people and not found.may_be_a_category_of_people)
+    people = None if group is None else _People.of(group, table)
     guesses = list[RoleGuess]()
     while table:  # what was counted of a column is not kept once its role is known
         column = table.pop(0)
         decided = decide.get(column.name)
         guesses.append(decided(column) if decided else _guess(column, people))
-    if unlabelled:
+    if label in absent:
         described = Column(name=label, role="label", values=tuple(classes or ()))
         guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
+    if group is not None and group in absent:
+        why = f"as specified; {path.name} has not got it, so the private table must"
+        guesses.append(RoleGuess(Column(name=group, role="group"), why))
     source = PublicSource(name=path.name, sha256=digest, records=records)
     try:
         schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"{path}: {reason}.") from None
-    return SchemaProposal(schema, tuple(guesses), classes is not None, doubtful)
+    return SchemaProposal(
+        schema,
+        tuple(guesses),
+        declared=classes is not None,
+        doubtful_group=None if certain else group,
+    )
+
+
+def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] | None:
+    """Find the column by which people have several rows, though the schema has no group.
+
+    Of a private table: so what is returned, its name and the mean number of rows of one person, is
+    for the owner alone, and is stored nowhere. None if there is no such column. Raises DataError.
+    """
+    features, columns = set(schema.features), [column.name for column in schema.columns]
+    unused = {column.name for column in schema.columns if column.role == "ignored"}
+
+    def may_name_people(name: str) -> bool:
+        if name in features:
+            return column_names.names_person(name) or column_names.names_record(name)
+        return name in unused or name not in columns
+
+    def fits(first: Sequence[str]) -> bool:
+        return features <= set(first) or len(first) == len(columns)
+
+    with opened_table(path, fits=fits, digest=False) as file:
+        from terrine_models.tables.rows import coded, is_header
+
+        header = file.delimiter is None or is_header(file.first, schema)
+        names = file.first if header else columns
+        named = list(filter(may_name_people, names))
+        if not named or len(names) != len(file.first):
+            return None
+        delimiter = file.delimiter or ","
+        found = [ColumnStats(path, name, delimiter, most(len(named))) for name in named]
+        rows = 0
+        for batch in file.batches(names if file.delimiter else named, header):
+            for column in found:
+                column.add(coded(file, column.name, batch.column(column.name), rows))
+            rows += batch.num_rows
+    people = _group([column for column in found if column.rows_per_value > 1])
+    return None if people is None else (people.name, people.rows_per_value)
 
 
 def _counted(
@@ -167,10 +216,9 @@ class _People:
     """How many there are in the table, if in several rows; else 0."""
 
     @classmethod
-    def of(cls, column: ColumnStats | None) -> _People | None:
-        if column is None:
-            return None
-        return cls(column.name, len(column.distinct) if column.repeats else 0)
+    def of(cls, name: str, table: Sequence[ColumnStats]) -> _People:
+        named = (column for column in table if column.name == name and column.repeats)
+        return cls(name, sum(len(column.distinct) for column in named))
 
     def suggest(self, name: str) -> str:
         """Say what to do if another column is the one that names people."""

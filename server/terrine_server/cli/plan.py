@@ -154,7 +154,7 @@ def _for_a_model(given: ways.DataOptions, units: int, epsilon: float, consensus:
     """Rank the ways to ask by what students will be; without public labels, mechanisms."""
     from terrine_models.data.arrays import DataError, distinct
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import is_table, load_table
+    from terrine_models.tables.loading import is_table
     from terrine_server.planning.first_project import FirstProject, delta_for, teachers_for
     from terrine_server.planning.forecast import Consensus, Votes
 
@@ -164,7 +164,7 @@ def _for_a_model(given: ways.DataOptions, units: int, epsilon: float, consensus:
     schema = given.proposed(note).schema if is_table(given.public) else None
     try:
         if schema is not None:
-            data = load_table(given.public, schema, note)
+            data = tables.labelled_rows(given.public, schema, note)
         else:
             given.check_no_table()
             data, _, _ = arrays.load(

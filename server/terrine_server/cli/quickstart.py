@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from terrine_protocol.names import normalize
 from terrine_server.cli import arrays, neighbours, preview, serve, tables, ways
 from terrine_server.cli.console import command_text, console, fail
 from terrine_server.cli.ways import DataOptions
@@ -20,6 +21,7 @@ from terrine_server.progress import teachers_bar
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
+    from terrine_models.tables.roles import SchemaProposal
     from terrine_protocol import EnsembleRegister, ProjectOpen
     from terrine_server.ledger import Ledger, PopulationRecord, ProjectRecord
     from terrine_server.owner.ways import ForecastChoice
@@ -183,7 +185,8 @@ def _open(
     opening = ProjectOpen(
         name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
     )
-    _explain(private, labelled, chosen, joined)
+    rows_of_people = _rows_of_people(data, schema) if private.groups is None else ""
+    _explain(private, labelled, chosen, joined, rows_of_people)
     ways.check_above_chance(chosen, schema, anyway=anyway)
     if directory.exists():
         _check_same(directory, private, first)
@@ -309,7 +312,8 @@ def _schema(
         _say(f"Using the schema {out}. To have another proposed, remove it.")
         return out, _as_in_schema(given, out)
     given = _with_classes(given, yes=yes)
-    proposal = given.proposed(tables.note)
+    _check_group(data, given)
+    proposal, given = _proposed(given, yes=yes)
     write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, given.public, out)
     _say(
@@ -317,6 +321,54 @@ def _schema(
         '"ignored"), or remove it and use --ignore and --keep; and run this again.'
     )
     return out, given
+
+
+def _proposed(given: DataOptions, *, yes: bool) -> tuple[SchemaProposal, DataOptions]:
+    """Propose a schema; and the options with what was asked of a column that may name people.
+
+    Whom the project protects is not guessed: without an answer, it is a row.
+    """
+    proposal = given.proposed(tables.note)
+    while (name := proposal.doubtful_group) is not None:
+        why = next(each.why for each in proposal.guesses if each.column.name == name)
+        question = (
+            f"Does the column {name} name the person whom a row is about? ({why}.) If so, each "
+            "person is protected with all rows; if not, each row alone, and nothing is learned "
+            "from it."
+        )
+        if not yes and typer.confirm(question):
+            given = replace(given, group=name)
+        else:
+            given = replace(given, ignore=(*given.ignore, name))
+        proposal = given.proposed(lambda sentence: None)  # it was said
+    return proposal, given
+
+
+def _check_group(data: Path, given: DataOptions) -> None:
+    """Refuse a --group that neither table has, before there is a schema with it."""
+    from terrine_models.tables.loading import has_column
+
+    columns = tables.split(given.columns)
+    if given.group is not None and not any(
+        has_column(path, given.group, columns) for path in (given.public, data)
+    ):
+        fail(f"Neither {data} nor {given.public} has a column {given.group}: see --group.")
+
+
+def _rows_of_people(data: Path, schema: Path | None) -> str:
+    """Say that people have several rows, if a private table without a group seems to name them."""
+    from terrine_models.tables.loading import read_schema
+    from terrine_models.tables.roles import find_repeated_people
+
+    found = None if schema is None else find_repeated_people(data, read_schema(schema))
+    if found is None:
+        return ""
+    name, rows = found
+    mean = "more than 1" if rows < 1.05 else f"{rows:,.1f}".removesuffix(".0")
+    return (
+        f" By the column {name}, {mean} rows a person on average: this protects one row, not one "
+        f"person. If {name} names people, remove {schema} and use --group {name}."
+    )
 
 
 def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
@@ -330,6 +382,16 @@ def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
     ignored = {column.name for column in schema.columns if column.role == "ignored"}
     if not ignored.issuperset(given.ignore) or not ignored.isdisjoint(given.keep):
         fail(f"{path} says otherwise than --ignore or --keep. Change or remove the schema.")
+    by_role = {str(column.role): column.name for column in schema.columns}
+    for option, role, told in (
+        ("--label", "label", given.label),
+        ("--group", "group", given.group),
+    ):
+        if told is not None and normalize(told) != by_role.get(role):
+            fail(
+                f"{path} says otherwise than {option} {told}: its {role} is "
+                f"{by_role.get(role, 'no column')}. Change or remove the schema."
+            )
     label = next(column for column in schema.columns if column.role == "label")
     values, declared = label.values or (), arrays.class_names(given.classes)
     if declared is not None and sorted(declared) != sorted(values):
@@ -365,6 +427,7 @@ def _explain(
     labelled: Dataset | None,
     chosen: ForecastChoice,
     joined: PopulationRecord | None,
+    rows_of_people: str,
 ) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
     from terrine_server.planning.first_project import right_at_most
@@ -375,7 +438,7 @@ def _explain(
         unit = f"{private.group_column or 'group'} with all its records"
     right = right_at_most(first.epsilon, first.delta)
     lines = {
-        "Protects": f"one {unit}, {first.units:,} of them.",
+        "Protects": f"one {unit}, {first.units:,} of them.{rows_of_people}",
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Who knows all others, and "
         f"guesses between two equally likely versions of one, is right at most {right:.1%} of the "
         "time, instead of 50 %.",
