@@ -422,6 +422,37 @@ def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) ->
     holds(table.run(*plan, "--units", 500).fine, "survey.csv", "Personalnummer")
 
 
+def test_a_quantity_is_cut_into_classes_in_all_files(machine: Machine) -> None:
+    random = np.random.default_rng(0)
+    for name, rows in (("flats", 2000), ("offers", 600), ("own", 300)):
+        area = random.uniform(20, 180, rows).round(5)
+        rent = (8 * area + random.normal(0, 60, rows)).round(2)
+        lines = [f"{a},{r},{'abc'[i % 3]}" for i, (a, r) in enumerate(zip(area, rent, strict=True))]
+        Path(f"{name}.csv").write_text("\n".join(["area,rent,ort", *lines]) + "\n")
+    given = ("quickstart", "flats.csv", "--public", "offers.csv", "--label", "rent", "--yes")
+    holds(machine.run(*given).err, "rent", "--bins")
+    for wrong in ("1000,500", "500,500", "nan", "500,", "", "low", "1_000"):
+        holds(machine.run(*given, "--bins", wrong).err, "--bins", 100)
+    holds(machine.run(*given, "--bins", "500", "--classes", "2").err, "--bins", "--classes")
+    words = (*given[:5], "ort", "--bins", "500", "--yes")
+    holds(machine.run(*words).err, "ort", "'a'", "--bins")
+    assert not Path("flats-schema.json").exists()
+    given = (*given, "--bins", "500,1000", "--epsilon", 3)
+    said = machine.run(*given).fine
+    assert "--bins 500,1000" in said.partition("By hand, this was:")[2]
+    manifest = load_manifest(machine.data / "ensembles" / "flats")
+    assert manifest.classes == ("under 500", "500 to 1000", "1000 and more")
+    report = learned(machine, said, "own.csv")
+    assert report["accuracy"] > 0.75
+    other = machine.run(*given[:-4], "--bins", "600", "--name", "other").fine
+    holds(other, "other", "open")
+    again = (*given[:-4], "--name", "third", "--yes", "--bins")
+    Path("third-schema.json").write_text(Path("flats-schema.json").read_text())
+    holds(machine.run(*again, "600").err, "third-schema.json", "--bins", 600)
+    plan = ("plan", "--public", "offers.csv", "--label", "rent", "--bins", "500,1000")
+    holds(machine.run(*plan, "--units", 2000).fine, "quickstart", "--bins", "500,1000")
+
+
 def test_what_was_done_of_unlabelled_rows_can_be_done_by_hand(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

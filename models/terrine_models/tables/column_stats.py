@@ -14,6 +14,7 @@ import math
 import operator
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
@@ -232,6 +233,17 @@ class ColumnStats:
         if rest is None:
             return words
         return words + rest.words + (rest.points if self.decimal else 0)
+
+    def is_word(self, value: str) -> bool:
+        """Whether a counted value is no number."""
+        return math.isnan(self._numbers[value])
+
+    def rows_between(self, edges: Sequence[float]) -> list[int]:
+        """The rows below, between and above increasing edges, of those with a counted number."""
+        rows = [0] * (len(edges) + 1)
+        for text, value in self._numbers.items():
+            rows[bisect.bisect_right(edges, value)] += self.counts[text]
+        return rows
 
     @property
     def numeric(self) -> bool:

@@ -70,6 +70,7 @@ def propose_schema(
     *,
     label: str,
     classes: Sequence[str] | None = None,
+    bins: Sequence[float] | None = None,
     group: str | None = None,
     columns: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
@@ -81,9 +82,10 @@ def propose_schema(
 
     Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct
     value of a categorical column becomes public. `columns` names the columns of a file without a
-    header. `classes` declares what the label can be: the table need not have that column then.
-    `group`, `ignore` and `keep` (as a feature) overrule the guesses; a `group` may be in the
-    private table alone, unless it is spelled nearly as a column of this one. Raises DataError.
+    header. `classes` declares what the label can be, or `bins` the edges that cut its numbers into
+    classes: the table need not have that column then. `group`, `ignore` and `keep` (as a feature)
+    overrule the guesses; a `group` may be in the private table alone, unless it is spelled nearly
+    as a column of this one. Raises DataError.
     """
     path, label = Path(path), normalize(label)
     group = None if group is None else normalize(group)
@@ -93,10 +95,12 @@ def propose_schema(
     records = table[0].rows
     wanted = [label, *ignore, *keep, *([group] if group else [])]
     names = [column.name for column in table]
-    if label not in names and classes is None:
+    if classes is not None and bins is not None:
+        raise DataError("Classes are declared either by --classes or by --bins.")
+    if label not in names and classes is None and bins is None:
         raise DataError(
             f"{path} has no column {label}; it has {', '.join(names)}. If its rows have no labels, "
-            "declare the classes, which become public: --classes A,B,…"
+            "declare the classes, which become public: --classes A,B,…, or of numbers --bins."
         )
     absent = {label} - set(names)
     if group is not None and columns is None and fold(group) not in map(fold, names):
@@ -105,7 +109,7 @@ def propose_schema(
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
     decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {
-        label: partial(_label, declared=classes)
+        label: partial(_label, declared=classes) if bins is None else partial(_cut, edges=bins)
     }
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
@@ -125,6 +129,8 @@ def propose_schema(
         guesses.append(decided(column) if decided else _guess(column, people))
     if label in absent:
         described = Column(name=label, role="label", values=tuple(classes or ()))
+        if bins is not None:
+            described = Column(name=label, role="label", edges=tuple(bins))
         guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
     if group is not None and group in absent:
         why = f"as specified; {path.name} has not got it, so the private table must"
@@ -138,7 +144,7 @@ def propose_schema(
     return SchemaProposal(
         schema,
         tuple(guesses),
-        declared=classes is not None,
+        declared=classes is not None or bins is not None,
         doubtful_group=None if certain else group,
     )
 
@@ -249,7 +255,7 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
         raise DataError(
             f"{column.path}: column {column.name} holds {column.different} different numbers, from "
             f"{column.low:,.12g} to {column.high:,.12g}: it is a quantity, and Terrine predicts "
-            "classes. Cut it into ranges, such as low, middle and high, in all files. If these "
+            "classes. Have it cut into ranges, by edges that become public: --bins A,B,… If these "
             "numbers are names of classes, list them in a schema of your own."
         )
     if column.rest:
@@ -269,15 +275,38 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
     if len(classes) > MOST_CLASSES:
         doubts.append("Are these classes? Terrine predicts one of a few.")
     elif column.gaps:
-        rows = _rows(column.gaps)
-        doubts.append(
-            f"Without a label: {rows}. Training refuses such rows: leave them out of the file."
-        )
+        doubts.append(_ask_of_gaps(column))
     if len(classes) <= MOST_CATEGORIES:
         doubts.append(_ask_of_spelling(column))
     doubt = _together(*doubts)
     described = Column(name=column.name, role="label", values=tuple(classes))
     return RoleGuess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
+
+
+def _ask_of_gaps(label: ColumnStats) -> str:
+    return (
+        f"Without a label: {_rows(label.gaps)}. Training refuses such rows: leave them out of the "
+        "file."
+    )
+
+
+def _cut(column: ColumnStats, edges: Sequence[float]) -> RoleGuess:
+    """Describe the label whose numbers are cut into classes."""
+    if column.words or not column.given:
+        odd = next((repr(value) for value in column.distinct if column.is_word(value)), "nothing")
+        raise DataError(
+            f"{column.path}: column {column.name} holds {odd}, and --bins cuts numbers. If it has "
+            "names of classes, leave --bins out."
+        )
+    described = Column(name=column.name, role="label", edges=tuple(edges))
+    classes = described.values or ()
+    rows = column.rows_between(edges)
+    doubts = [_ask_of_stand_ins(column), _ask_of_gaps(column) if column.gaps else None]
+    if none := [name for name, count in zip(classes, rows, strict=True) if not count]:
+        doubts.append(f"No row is {' or '.join(none)}. Are these the edges, in its units?")
+    counts = ", ".join(f"{name} ({count:,})" for name, count in zip(classes, rows, strict=True))
+    why = f"to be predicted, as specified, cut into {len(classes):,} classes: {counts}"
+    return RoleGuess(described, why, _together(*doubts))
 
 
 def _guessed_group(column: ColumnStats) -> RoleGuess:

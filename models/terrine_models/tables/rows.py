@@ -33,7 +33,7 @@ def read_blocks(
     else:
         names = list({len(order): order for order in (needed, every)}.get(len(names), every))
     described = [column for column in schema.columns if column.name in needed]
-    numeric = [column.name for column in described if column.role == "numeric"]
+    numeric = [column.name for column in described if column.role == "numeric" or column.edges]
     mixed = [] if file.delimiter in (None, ",") else numeric
     start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
     for batch in file.batches(names if file.delimiter else needed, named, progress):

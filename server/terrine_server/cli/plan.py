@@ -46,6 +46,7 @@ def plan(
         typer.Option(min=1, help="With --public: private records, or people, that there are."),
     ] = None,
     label: ways.Label = None,
+    bins: ways.Bins = None,
     group: ways.Group = None,
     columns: ways.Columns = None,
     classes: Annotated[
@@ -124,11 +125,11 @@ def plan(
                 "--public takes what `terrine quickstart` takes: no MECHANISM and no number but "
                 "--units and --epsilon, and for labels one by one --consensus."
             )
-        given = ways.DataOptions(public, label, group, columns, classes, images)
+        given = ways.DataOptions(public, label, group, columns, classes, images, bins=bins)
         _for_a_model(given, units, epsilon, consensus)
         return
-    if units or label or group or columns or images:
-        fail("--units, --label, --group, --columns and --images go with --public.")
+    if units or label or bins or group or columns or images:
+        fail("--units, --label, --bins, --group, --columns and --images go with --public.")
     delta = 1e-5 if delta is None else delta
     if mechanism == "neighbours":
         _neighbours(ensemble, rows or ROWS, epsilon, delta)

@@ -48,6 +48,7 @@ def quickstart(
         ),
     ],
     label: ways.Label = None,
+    bins: ways.Bins = None,
     group: ways.Group = None,
     columns: ways.Columns = None,
     ignore: Annotated[
@@ -115,7 +116,7 @@ def quickstart(
     if not yes and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
     roles = tuple(ignore or ()), tuple(keep or ())
-    given = DataOptions(public, label, group, columns, classes, images, *roles)
+    given = DataOptions(public, label, group, columns, classes, images, *roles, bins)
     for path in (private, public):
         if not path.exists():
             fail(f"There is no {path}.")
@@ -399,14 +400,18 @@ def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
             f"{path} has other classes than --classes: {', '.join(values)}. Leave --classes out, "
             "or change or remove the schema."
         )
-    if declared is None and _is_unlabelled(given):
+    if (cut := tables.edges(given.bins)) is not None and tuple(cut) != label.edges:
+        fail(f"{path} says otherwise than --bins {given.bins}. Change or remove the schema.")
+    if declared is None and cut is None and _is_unlabelled(given):
+        if label.edges is not None:
+            return replace(given, bins=",".join(f"{edge:.17g}" for edge in label.edges))
         return replace(given, classes=tables.join(values))
     return given
 
 
 def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
     """Return the options with the classes of public rows without labels, asking for them."""
-    if yes or given.classes or not _is_unlabelled(given):
+    if yes or given.classes or given.bins or not _is_unlabelled(given):
         return given
     classes = typer.prompt(
         f"{given.public} has no column {given.label}. Which classes can it have? They become "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -146,6 +148,21 @@ def split(text: str | None) -> list[str] | None:
             """--classes '"yes, mild",no', and a double quote inside it is written twice."""
         )
     return [normalize(part.strip()) for part in parts]
+
+
+def edges(text: str | None) -> list[float] | None:
+    """Parse --bins A,B,…: increasing numbers."""
+    from terrine_models.tables.columns import number
+
+    if text is None:
+        return None
+    found = [number(part.strip()) for part in text.split(",")]
+    if not all(map(math.isfinite, found)) or any(a >= b for a, b in pairwise(found)):
+        fail(
+            "--bins takes the edges between classes, different numbers from the least to the "
+            f"greatest, such as 100,250; not {text}."
+        )
+    return found
 
 
 def join(names: Iterable[str]) -> str:
