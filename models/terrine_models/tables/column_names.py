@@ -67,7 +67,7 @@ _ANY_ID = _one_of(*_KEYS, *_NUMBERS, *_CODES)
 _ID_BEFORE = _one_of(*_KEYS, *_NUMBERS, "code codigo codice cod")
 _OF = "(de|du|d|des|del|della|di|do|da|van|von|l|la|le)?"
 _STEM = _one_of(*_STEMS)
-_BARE_PERSON = re.compile(_one_of(*_PEOPLE))
+_BARE_PERSON = re.compile(_one_of(*_PEOPLE, "pid"))
 _PERSON = re.compile(
     rf"{_one_of(*_PEOPLE)}|{_one_of(_PERSONAL_NUMBERS)}{_ANY_ID}*|{_STEM}{_ANY_ID}+|"
     rf"{_ID_BEFORE}{_OF}{_STEM}{_ANY_ID}*"
@@ -102,14 +102,15 @@ _UNITS = _each_of(
     "weeks month months year years yr yrs percent pct usd eur euro euros dollar dollars chf gbp "
     "sqft sqm ha acres"
 )
-"""The last word of a quantity's name."""
+"""The last word of a quantity's name, or if it is long any."""
 _QUANTITIES = _each_of(
     "year yr month week day hour age length width height depth size weight mass area volume "
     "distance speed temp temperature pressure pulse rate ratio score points price cost income "
     "revenue salary wage wages pay amount balance sum total count quantity qty value population "
+    "pop rank "
     "limit loan debt tax sales profit turnover budget latitude longitude lat lon lng elevation "
     "altitude dose level concentration mileage odometer time timestamp date duration visits rooms "
-    "visit wave round trial session period version page floor step lag rank index "
+    "visit wave round trial session period version page floor step lag "
     "jahr monat woche tag stunde alter laenge breite hoehe tiefe groesse gewicht masse flaeche "
     "volumen entfernung abstand dauer zeit zeitpunkt datum temperatur druck puls preis kosten "
     "einkommen gehalt lohn umsatz gewinn betrag summe saldo anzahl menge wert einwohner prozent "
@@ -138,7 +139,8 @@ def names_person(name: str) -> bool:
 
 
 def is_noun_for_person(name: str) -> bool:
-    """Whether it is a noun alone, such as subject, which may mean something else."""
+    """Whether it is a noun alone, such as subject, which may mean something else; pid is a party,
+    too."""
     return _BARE_PERSON.fullmatch(_letters(name)) is not None
 
 
@@ -177,7 +179,8 @@ def names_quantity(name: str) -> bool:
     words = _words(name)
     if not words:
         return False
-    if not _QUANTITIES.isdisjoint(words) or words[-1] in _UNITS:
+    units = words[-1] in _UNITS or any(len(word) > 3 for word in _UNITS.intersection(words))
+    if units or not _QUANTITIES.isdisjoint(words):
         return True
     counted = len(words) > 1 and _COUNT.fullmatch(" ".join(words)) is not None
     several = len(words) == 1 and _PEOPLE_COUNTED.fullmatch(words[0]) is not None

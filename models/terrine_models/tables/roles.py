@@ -32,6 +32,9 @@ WORTH = 0.5
 PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
 """Of dates; and the hour, if there is a time of day."""
 MOST_CLASSES = 100
+LEAST_CODE = 10_000
+"""Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
+often quantities."""
 
 
 @dataclass(frozen=True)
@@ -487,7 +490,7 @@ def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
 
 def _guess_number(column: ColumnStats, people: _People | None, keep_or_group: str) -> RoleGuess:
     name, count = column.name, len(column.distinct)
-    if column.counts_rows:
+    if column.counts_rows and not column.quantity:
         return _ignore(column, "numbers the rows", keep_or_group)
     if column.nameless and column.unique:
         doubt = "If this is wrong, give it a name."
@@ -505,7 +508,8 @@ def _guess_number(column: ColumnStats, people: _People | None, keep_or_group: st
     if column.thousands:
         return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")
     doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
-    return _feature(column, doubt if odd and (column.unique or column.uniform) else None)
+    coded = column.uniform and column.low >= LEAST_CODE
+    return _feature(column, doubt if odd and (column.unique or coded) else None)
 
 
 def _rows(count: int) -> str:
