@@ -337,6 +337,8 @@ def _proposed(given: DataOptions, *, yes: bool) -> tuple[SchemaProposal, DataOpt
             "person is protected with all rows; if not, each row alone, and nothing is learned "
             "from it."
         )
+        if yes:
+            _say(f"Column {name} may name people ({why}). Nobody was asked, so it is left out.")
         if not yes and typer.confirm(question):
             given = replace(given, group=name)
         else:
