@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hospital import DEFAULT_ROLES, stays
 from refusals import holds, refuses, says
@@ -412,12 +413,16 @@ def test_repeated_people_are_found_in_a_private_table(tmp_path: Path) -> None:
     for header, found in (
         ("age,nr,ill,ward", ("nr", 7)),
         ("age,Mitarbeiter,ill,ward", ("Mitarbeiter", 7)),
-        ("age,number,ill,ward", ("number", 7)),  # by nature
+        ("age,chick,ill,ward", ("chick", 7)),  # by nature
         ("id,age,ill,ward", None),
         ("age,week,ill,ward", None),
     ):
         private.write_text("\n".join([header, *rows]))
         assert find_repeated_people(private, schema) == found, header
+    lists = pd.DataFrame({"age": 3, "seen": [["a", "b"]] * ROWS, "nr": REPEATED})
+    lists.to_parquet(tmp_path / "private.parquet")
+    readable = find_repeated_people(tmp_path / "private.parquet", schema)
+    assert readable == ("nr", 4), "columns that nobody needs need not be readable"
     private.write_text("\n".join(row.rpartition(",")[0] for row in rows))
     assert find_repeated_people(private, schema) == ("nr", 7), "in the schema's order"
 
@@ -434,9 +439,10 @@ def test_of_two_columns_of_people_the_coarser_is_the_group(tmp_path: Path) -> No
 
 def test_a_second_number_of_people_is_said(tmp_path: Path) -> None:
     path = tmp_path / "public.csv"
-    header = "idcode,nr,worker,subject,code,ill,dose"
+    header = "idcode,nr,worker,subject,code,called,ill,dose"
     rows = [
-        f"{i // 4},{i // 8},{9000 + i // 4},{'abc'[i % 3]},{7 * (i // 4)},{'ny'[i % 2]},{i % 9}.5"
+        f"{i // 4},{i // 8},{9000 + i // 4},{'abc'[i % 3]},{7 * (i // 4)},w{i // 4},"
+        f"{'ny'[i % 2]},{i % 9}.5"
         for i in range(ROWS)
     ]
     path.write_text("\n".join([header, *rows]))
@@ -444,10 +450,11 @@ def test_a_second_number_of_people_is_said(tmp_path: Path) -> None:
     found = {guess.column.name: guess for guess in proposal.guesses}
     assert found["worker"].column.role == "group", "the one whose name says it"
     assert proposal.doubtful_group is None
-    for other in ("idcode", "nr", "code"):
+    for other in ("idcode", "nr", "code", "called"):
         assert found[other].column.role == "ignored", other
         holds(found[other].doubt or "", "worker", "--group", "--keep", other)
     holds(found["code"].why, "worker", 50)
+    holds(found["called"].why, "worker", 50)
     assert found["subject"].column.role == "categorical", "somebody else is the person"
     holds(found["subject"].doubt or "", "worker", "--group", "subject")
     proposal = propose_schema(path, label="ill", ignore=["worker", "subject"])

@@ -387,6 +387,7 @@ def test_whom_a_column_in_doubt_protects_is_asked_and_never_guessed(
         "group",
     ]
     holds(table.run(*TABLE, "--group", "ward").err, "visits-schema.json", "--group", "ward")
+    holds(table.run(*TABLE[:5], "ward").err, "visits-schema.json", "--label", "ward")
     schema.unlink()
     said = table.run(*TABLE, "--yes").fine
     assert len(asked) == 2, "one of the questions before it makes anything"
@@ -429,7 +430,8 @@ def test_a_quantity_is_cut_into_classes_in_all_files(machine: Machine) -> None:
         rent = (8 * area + random.normal(0, 60, rows)).round(2)
         lines = [f"{a},{r},{'abc'[i % 3]}" for i, (a, r) in enumerate(zip(area, rent, strict=True))]
         Path(f"{name}.csv").write_text("\n".join(["area,rent,ort", *lines]) + "\n")
-    given = ("quickstart", "flats.csv", "--public", "offers.csv", "--label", "rent", "--yes")
+    given: tuple[object, ...] = ("quickstart", "flats.csv", "--public", "offers.csv")
+    given = (*given, "--label", "rent", "--yes")
     holds(machine.run(*given).err, "rent", "--bins")
     for wrong in ("1000,500", "500,500", "nan", "500,", "", "low", "1_000"):
         holds(machine.run(*given, "--bins", wrong).err, "--bins", 100)

@@ -36,6 +36,8 @@ LEAST_CODE = 10_000
 """Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
 often quantities."""
 
+EVEN_RUNS = "whole numbers, each in equally many rows that follow one another"
+
 
 @dataclass(frozen=True)
 class RoleGuess:
@@ -181,8 +183,11 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
         found = [ColumnStats(path, name, delimiter, most(len(named))) for name in named]
         rows = 0
         for batch in file.batches(names if file.delimiter else named, header):
-            for column in found:
-                column.add(coded(file, column.name, batch.column(column.name), rows))
+            for column in list(found):
+                try:
+                    column.add(coded(file, column.name, batch.column(column.name), rows))
+                except DataError:  # it is no column of the schema, and need not be readable
+                    found.remove(column)
             rows += batch.num_rows
     people = _group([column for column in found if column.rows_per_value > 1])
     return None if people is None else (people.name, people.rows_per_value)
@@ -228,6 +233,11 @@ class _People:
     def of(cls, name: str, table: Sequence[ColumnStats]) -> _People:
         named = (column for column in table if column.name == name and column.repeats)
         return cls(name, sum(len(column.distinct) for column in named))
+
+    @property
+    def as_many(self) -> str:
+        """Say that another column has as many values."""
+        return f"as many different values as there are of {self.name}: {self.repeated:,}"
 
     def suggest(self, name: str) -> str:
         """Say what to do if another column is the one that names people."""
@@ -320,8 +330,7 @@ def _guessed_group(column: ColumnStats) -> RoleGuess:
         )
         if column.names_repeated_records:
             return _as_group(column, "an identifier by its name, which repeats", doubt)
-        why = "whole numbers, each in equally many rows that follow one another"
-        return _as_group(column, why, doubt)
+        return _as_group(column, EVEN_RUNS, doubt)
     doubt = f"So few people? If not, use --keep {name}."
     few = column.may_be_a_category_of_people
     return _as_group(column, "identifies people, by its name", doubt if few else None)
@@ -477,6 +486,8 @@ def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
     if column.rare:
         why = f"{column.different} different values in {_rows(rows)}: too rare to learn from"
         return _ignore(column, why, keep_or_group)
+    if people is not None and count == people.repeated:
+        return _ignore(column, people.as_many, keep_or_group)
     if count > MOST_CATEGORIES:
         share = _most_common(column)[1]
         if share >= WORTH:
@@ -503,8 +514,9 @@ def _guess_number(column: ColumnStats, people: _People | None, keep_or_group: st
         return _ignore(column, why, keep_or_group)
     odd = column.whole and count > FEW and not column.quantity
     if odd and people is not None and count == people.repeated:
-        why = f"as many whole numbers as there are of {people.name}: {column.different}"
-        return _ignore(column, why, keep_or_group)
+        return _ignore(column, people.as_many, keep_or_group)
+    if column.numbers_people:
+        return _ignore(column, EVEN_RUNS, keep_or_group)
     if column.thousands:
         return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")
     doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
