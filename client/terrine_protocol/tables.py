@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import date, timedelta
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -35,6 +37,16 @@ def first_problem(error: ValidationError) -> str:
     return f"at {where}: {first['msg'].removeprefix('Value error, ')}"
 
 
+def range_names(edges: Sequence[float]) -> tuple[str, ...]:
+    """What the classes are called into which increasing edges cut numbers: `edges` [E] → [E + 1].
+
+    An edge belongs to the class above it.
+    """
+    ends = [f"{edge:.12g}" for edge in edges]
+    between = (f"{low} to {high}" for low, high in pairwise(ends))
+    return f"under {ends[0]}", *between, f"{ends[-1]} and more"
+
+
 class PublicSource(Record):
     """Data that its owner declared public, and on which something was fitted."""
 
@@ -59,6 +71,11 @@ class Column(Record):
     """Of numbers: what stands for a missing one, beside an indicator that it is missing. Without
     it, the middle of the range does, and nothing says that it was missing."""
 
+    edges: Annotated[tuple[float, ...] | None, Field(min_length=1, exclude_if=absent)] = None
+    """Of a label of numbers: where they are cut into classes, in increasing order. An edge belongs
+    to the class above it. `values` names the classes, one more than edges; without it they are
+    called as `range_names` says."""
+
     order: Annotated[DateOrder | None, Field(exclude_if=absent)] = None
     """Of dates: how they are written. A year has four digits. Of a time of day the hour is read."""
     since: Annotated[date | None, Field(exclude_if=absent)] = None
@@ -79,8 +96,11 @@ class Column(Record):
     @model_validator(mode="after")
     def _names_are_normalized(self) -> Self:
         object.__setattr__(self, "name", normalize(self.name))
-        if self.values is not None:
-            object.__setattr__(self, "values", tuple(map(normalize, self.values)))
+        values = self.values
+        if values is None and self.edges is not None:
+            values = range_names(self.edges)
+        if values is not None:
+            object.__setattr__(self, "values", tuple(map(normalize, values)))
         return self
 
 
@@ -119,6 +139,7 @@ class TableSchema(Record):
                     raise ValueError(f"column {column.name!r} lists a value twice")
             elif column.values is not None:
                 raise ValueError(f"column {column.name!r} is {column.role}: it lists no values")
+            _check_edges(column)
             if column.role not in ("numeric", "date") and ranged:
                 raise ValueError(f"column {column.name!r} is {column.role}: it has no range")
             if column.role != "numeric" and column.missing is not None:
@@ -142,6 +163,17 @@ class TableSchema(Record):
     def features(self) -> list[str]:
         """The columns that are encoded."""
         return [column.name for column in self.columns if column.role in FEATURES]
+
+
+def _check_edges(column: Column) -> None:
+    if column.edges is None:
+        return
+    if column.role != "label":
+        raise ValueError(f"column {column.name!r} is {column.role}: it has no edges")
+    if any(low >= high for low, high in pairwise(column.edges)):
+        raise ValueError(f"column {column.name!r}: its edges must increase")
+    if len(column.values or ()) != len(column.edges) + 1:
+        raise ValueError(f"column {column.name!r} needs one value more than it has edges")
 
 
 def _are_dates(column: Column) -> bool:

@@ -17,6 +17,7 @@ from refusals import holds
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.teachers.kinds import load_manifest
+from terrine_server.cli.tables import split
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_a_folder_of_pictures_has_a_size_and_classes_that_are_told(
     holds(terrine(*train, "--images", "8").refused, "1x1", "1024x1024")
     given = (*train, "--images", "8x8:grey", "--public", tmp_path / "pool.npy")
     named = ",".join(f"n{label}" for label in range(10))
-    assert f"--classes '{named}'" in " ".join(terrine(*given).refused.split())
+    assert f"--classes {named}" in " ".join(terrine(*given).refused.split())
     order = [f"n{label}" for label in reversed(range(10))]
     said = terrine(*given, "--classes", ",".join(order), "--kind", "heads:augmentations=0").fine
     assert re.search(r"pictures\s+8 × 8, grey", said)
@@ -309,3 +310,35 @@ def test_all_that_is_made_in_a_data_directory_shares_one_cap(
     key = (hospital / "data" / "records.key").read_text()
     files = [path for path in hospital.rglob("*") if path.is_file() and path.name != "records.key"]
     assert not [path for path in files if key.encode() in path.read_bytes()]
+
+
+def test_a_class_with_a_comma_is_declared_in_quotes_as_in_csv(
+    terrine: Terrine, hospital: Path
+) -> None:
+    (hospital / "public.csv").write_text('age,ill\n1,"yes, mild"\n2,no\n3,"a ""b"""\n')
+    schema = ("ensemble", "schema", "public.csv", "--label", "ill", "--classes")
+    declared = '"yes, mild", no,"a ""b"""'
+    assert terrine(*schema, declared).fine
+    made = json.loads(Path("schema.json").read_text())
+    assert made["columns"][-1]["values"] == ["yes, mild", "no", 'a "b"']
+    for wrong in ('"yes, mild,no', '"yes" mild,no', ""):
+        holds(terrine(*schema, wrong, "--out", "other.json").refused, "--classes", "quotes")
+    for pictures in ("scans/yes, mild", "scans/no"):
+        (hospital / pictures).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(hospital / pictures / "1.png")
+    np.save("pool.npy", np.zeros((9, 8, 8), np.uint8))
+    train = (
+        "ensemble",
+        "train",
+        "scans",
+        "--name",
+        "scans",
+        "--teachers",
+        1,
+        "--images",
+        "8x8:grey",
+    )
+    said = terrine(*train, "--public", "pool.npy").refused
+    told = re.search(r"--classes '(.*)'", " ".join(said.split()))
+    assert told is not None, said
+    assert split(told[1]) == ["no", "yes, mild"]

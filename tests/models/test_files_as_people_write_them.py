@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from onnx_made import INPUTS, trees
+from pydantic import ValidationError
 from refusals import holds, refuses, says
 
 from terrine_models.data.arrays import DataError, InputSpec, load_groups, load_idx, load_npz
@@ -22,7 +23,13 @@ from terrine_models.storage.manifests import Partition
 from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_models import ModelError, indices
 from terrine_models.tables.columns import number
-from terrine_models.tables.loading import encode_frame, encode_table, load_people, load_table
+from terrine_models.tables.loading import (
+    encode_frame,
+    encode_table,
+    load_people,
+    load_table,
+    read_schema,
+)
 from terrine_models.tables.roles import RoleGuess, propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.importing import Declaration, import_ensemble
@@ -349,7 +356,7 @@ def test_a_quantity_is_no_label(tmp_path: Path, prices: list[str], kept: bool) -
             prices
         )
         return
-    with refuses(DataError, "price", str(len(prices)), "ranges") as refused:
+    with refuses(DataError, "price", str(len(prices)), "ranges", "--bins") as refused:
         propose_schema(path, label="price")
     assert len(str(refused.value)) < 600
 
@@ -362,7 +369,7 @@ LABELLED: list[tuple[tuple[str, ...], list[str], list[int] | tuple[str, ...]]] =
     (("no", "yes"), ["no", "NA"], ("3", "'NA'", "Leave")),
     (("no", "yes"), ["no", "YES"], ("3", "'YES'", "capitals")),
     (("no", "yes"), ["no", "maybe"], ("3", "'maybe'")),
-    (tuple(PRICES), ["1000", "1001"], ("3", "'1001'", "332", "quantity")),
+    (tuple(PRICES), ["1000", "1001"], ("3", "'1001'", "332", "quantity", "--bins")),
 ]
 """The classes of a schema, labels of a file, and which they are, or what a refusal says."""
 
@@ -382,6 +389,91 @@ def test_labels_are_found_however_they_are_written(
     with refuses(DataError, "ill", *expected) as refused:
         load_table(path, described)
     assert len(str(refused.value)) < 600
+
+
+CUT: list[tuple[list[str], str, list[int] | tuple[str, ...]]] = [
+    (["99.99", "100", "249", "250", "1e3", "-5", "+100.0", "007"], ",", [0, 1, 1, 2, 2, 0, 1, 0]),
+    (["99,99", "100,0", "1.250,5"], ";", [0, 1, 2]),
+    (["under 100", "250 and more", "100 to 250", "100"], ",", [0, 2, 1, 1]),
+    (["7", ""], ",", ("3", "''", "Leave")),
+    (["7", "NA"], ",", ("3", "'NA'", "Leave")),
+    (["7", "cheap"], ",", ("3", "'cheap'", "number")),
+    (["7", "1_000"], ",", ("3", "'1_000'", "number")),
+    (["7", "1e999"], ",", ("3", "'1e999'", "number")),
+    (["7", "inf"], ",", ("3", "'inf'", "number")),
+    (["99,99", "100.5"], ";", ("3", "'100.5'", "number")),
+]
+"""Prices of a file, what separates its fields, and their classes or what a refusal says."""
+
+
+@pytest.mark.parametrize(("prices", "delimiter", "expected"), CUT)
+def test_a_quantity_is_cut_into_classes_by_the_edges_of_a_schema(
+    tmp_path: Path, prices: list[str], delimiter: str, expected: list[int] | tuple[str, ...]
+) -> None:
+    label = {"name": "price", "role": "label", "edges": [100, 250]}
+    described = TableSchema.model_validate({"columns": [DOSE, label]})
+    lines = [delimiter.join(("dose", "price")), *(delimiter.join(("1", each)) for each in prices)]
+    path = table(tmp_path / "t.csv", *lines)
+    if isinstance(expected, tuple):
+        with refuses(DataError, "price", *expected):
+            load_table(path, described)
+        return
+    found = load_table(path, described)
+    assert found.classes == ("under 100", "100 to 250", "250 and more")
+    assert found.labels.tolist() == expected
+    typed = tmp_path / "t.parquet"
+    numbers = [number(each) for each in prices]
+    if np.isfinite(numbers).all():
+        pd.DataFrame({"dose": 1.5, "price": numbers}).to_parquet(typed)
+        assert load_table(typed, described).labels.tolist() == expected
+
+
+def test_a_schema_is_proposed_with_edges(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", "dose,price", *(f"{i % 9},{p}" for i, p in enumerate(PRICES)))
+    found = propose_schema(path, label="price", bins=[1500, 1800.5])
+    column = found.schema.columns[1]
+    assert column.values == ("under 1500", "1500 to 1800.5", "1800.5 and more")
+    holds(found.guesses[1].why, "167", "100", "85")
+    assert found.guesses[1].doubt is None
+    assert found.declared, "the classes were not taken from the table"
+    (tmp_path / "s.json").write_text(found.to_json())
+    assert read_schema(tmp_path / "s.json") == found.schema
+    binary = propose_schema(path, label="price", bins=[1500]).schema.columns[1]
+    assert binary.values == ("under 1500", "1500 and more")
+    empty = propose_schema(path, label="price", bins=[10, 1500]).guesses[1]
+    holds(empty.doubt or "", "under", 10)
+    with refuses(DataError, "--classes", "--bins"):
+        propose_schema(path, label="price", bins=[1500], classes=["a", "b"])
+    path = table(tmp_path / "u.csv", "dose", "1", "2")
+    absent = propose_schema(path, label="price", bins=[1500]).schema.columns[1]
+    assert absent == binary
+    path = table(tmp_path / "w.csv", "dose,price", "1,cheap", "2,7")
+    with refuses(DataError, "price", "'cheap'", "--bins"):
+        propose_schema(path, label="price", bins=[1500])
+    path = table(tmp_path / "g.csv", "dose,price", "1,", "2,7", "3,9")
+    holds(propose_schema(path, label="price", bins=[8]).guesses[1].doubt or "", 1, "label", "row")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"edges": [2, 1]},
+        {"edges": [1, 1]},
+        {"edges": []},
+        {"edges": [float("nan")]},
+        {"edges": [1, float("inf")]},
+        {"edges": ["low"]},
+        {"edges": [1], "values": ["one"]},
+        {"edges": [1], "values": ["one", "two", "three"]},
+        {"edges": [1], "values": ["one", "one"]},
+        {"edges": [1], "role": "categorical"},
+        {"edges": [1], "role": "group"},
+    ],
+)
+def test_edges_that_cut_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    column = {"name": "price", "role": "label", **wrong}
+    with pytest.raises(ValidationError):
+        TableSchema.model_validate({"columns": [DOSE, column]})
 
 
 def test_a_category_is_found_with_and_without_a_point(tmp_path: Path) -> None:

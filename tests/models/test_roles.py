@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hospital import DEFAULT_ROLES, stays
 from refusals import holds, refuses, says
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.roles import RoleGuess, propose_schema
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import RoleGuess, find_repeated_people, propose_schema
 
 ROWS = 200
 REPEATED = [i // 4 for i in range(ROWS)]
 """Fifty values, four times each."""
+UNEVEN = [i * i % 97 + i % 3 for i in range(ROWS)]
+"""Some sixty values, each now and then."""
 
 
 def guess(tmp_path: Path, name: str, values: Sequence[object], delimiter: str = ",") -> RoleGuess:
@@ -68,7 +72,7 @@ def test_a_column_of_people_becomes_the_group(tmp_path: Path, name: str) -> None
     "name", ["patient_age", "patients", "n_patients", "number_of_patients", "contact_person_role"]
 )
 def test_what_is_known_about_people_is_no_group(tmp_path: Path, name: str) -> None:
-    assert guess(tmp_path, name, REPEATED).column.role == "numeric"
+    assert guess(tmp_path, name, UNEVEN).column.role == "numeric"
 
 
 def test_a_yes_or_no_under_the_name_of_people_is_a_feature(tmp_path: Path) -> None:
@@ -110,7 +114,67 @@ def test_an_identifier_of_rows_is_ignored(
 def test_names_that_only_sound_like_identifiers_are_not_taken_for_them(
     tmp_path: Path, name: str
 ) -> None:
-    assert guess(tmp_path, name, [3 * i for i in range(ROWS)]).column.role == "numeric"
+    assert guess(tmp_path, name, UNEVEN).column.role == "numeric"
+
+
+PEOPLE = """
+Personalnummer personnel_no worker customerNo EmployeeID user-id subject_code client_key Kundennr.
+Pat.-Nr. Versichertennummer Mitarbeiter-ID Schülernummer Matrikelnummer numéro_patient id_client
+NumeroAssuré matricule id_paciente código_cliente nro_empleado numero_utente codice_paziente
+klantnummer persoons_id lidnummer household_id
+"""
+RECORDS = """
+idcode nr Nr. no id ID idnr case_no lfd_Nr Fall-ID recordKey row_id no_dossier
+"""
+OTHERS = """
+store_id Vertragsnummer house_number doctorNo id_product Produktkennung
+"""
+"""Names of what has a number, and is neither a person nor a record."""
+QUANTITIES = """
+yearVeh flipper_length_mm body_mass_g width idle number_of_rooms nrooms n_workers weight age week_no
+visit_number household_size patients Kunden Körpergewicht Geburtsjahr Anzahl Baujahr poids_kg precio
+edad prezzo jaar hours_per_week numberOfVisits distance income paid covid acid keyboard grid nose
+video number_of_patients Nordwind
+"""
+"""What is measured or counted, or only sounds like an identifier."""
+
+
+@pytest.mark.parametrize("name", PEOPLE.split())
+def test_a_number_of_a_person_is_never_a_feature(tmp_path: Path, name: str) -> None:
+    for values in (UNEVEN, range(5000, 5000 + 3 * ROWS, 3)):
+        found = guess(tmp_path, name, values)
+        assert found.column.role == "group"
+        holds(found.why, "identifies", "people")
+    fractions = guess(tmp_path, name, [i / 7 for i in range(ROWS)])
+    assert fractions.column.role == "numeric", "nobody has the number 1.5"
+
+
+@pytest.mark.parametrize("name", RECORDS.split())
+def test_a_number_of_a_record_is_the_group_in_doubt_or_ignored(tmp_path: Path, name: str) -> None:
+    found = guess(tmp_path, name, UNEVEN)
+    assert found.column.role == "group"
+    holds(found.doubt or "", "people", "--ignore", "--keep", name)
+    assert guess(tmp_path, name, range(5000, 5000 + 3 * ROWS, 3)).column.role == "ignored"
+
+
+@pytest.mark.parametrize("name", OTHERS.split())
+def test_a_number_of_something_else_is_ignored_and_asked_about(tmp_path: Path, name: str) -> None:
+    found = guess(tmp_path, name, UNEVEN)
+    assert found.column.role == "ignored"
+    holds(found.doubt or "", "--keep", "--group", name)
+
+
+@pytest.mark.parametrize("name", QUANTITIES.split())
+def test_a_quantity_is_a_feature_and_not_asked_about(tmp_path: Path, name: str) -> None:
+    found = guess(tmp_path, name, UNEVEN)
+    assert (found.column.role, found.doubt) == ("numeric", None)
+
+
+@pytest.mark.parametrize("name", ["body_mass_g", "einkommen", "Kilometerstand_km", "price"])
+def test_whole_quantities_that_differ_in_every_row_are_features(tmp_path: Path, name: str) -> None:
+    for values in (range(5000, 5000 + 3 * ROWS, 3), REPEATED):
+        found = guess(tmp_path, name, values)
+        assert (found.column.role, found.doubt) == ("numeric", None)
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0"])
@@ -219,7 +283,10 @@ def test_true_and_false_are_boolean_however_they_are_written(tmp_path: Path) -> 
         (["never in my life until now", "once or twice in my life"] * 100, "categorical"),
         ([f"ward {i}" for i in range(20)] * 2, "categorical"),
         (["a", "b", "c"], "categorical"),
-        ([20_000 + 17 * i % 80_000 for i in REPEATED], "numeric"),
+        ([20_000 + 17 * i % 80_000 for i in UNEVEN], "numeric"),
+        ([i % 50 for i in range(ROWS)], "numeric"),
+        ([1900 + i for i in REPEATED], "numeric"),
+        ([i**3 for i in range(ROWS)], "numeric"),
         ([i / 7 for i in range(ROWS)], "numeric"),
         ([1990 + i % 30 for i in range(ROWS)], "numeric"),
         ([0, 1] * 100, "numeric"),
@@ -232,8 +299,19 @@ def test_what_can_be_learned_from_is_kept(
     assert guess(tmp_path, "x", values).column.role == role
 
 
+def test_whole_numbers_by_whose_nature_nothing_is_measured_are_no_features(tmp_path: Path) -> None:
+    spread = [(7919 * i) % 100_003 for i in range(ROWS)]
+    for values in ([3 * i for i in range(ROWS)], spread, [*spread[:-9], *spread[:9]]):
+        found = guess(tmp_path, "kennwert", values)
+        assert found.column.role == "ignored"
+        holds(found.doubt or "", "--keep", "--group", "kennwert")
+    found = guess(tmp_path, "kennwert", [30_000 + i for i in REPEATED])
+    assert found.column.role == "group"
+    holds(found.doubt or "", "people", "--ignore", "--keep", "kennwert")
+
+
 def test_whole_numbers_that_may_be_identifiers_are_kept_in_doubt(tmp_path: Path) -> None:
-    for values in ([3 * i for i in range(ROWS)], [30_000 + i for i in REPEATED]):
+    for values in ([i**3 for i in range(ROWS)], [30_000 + i for i in UNEVEN]):
         found = guess(tmp_path, "kennwert", values)
         assert found.column.role == "numeric"
         holds(found.doubt or "", "--ignore", "--group", "kennwert")
@@ -286,7 +364,9 @@ def test_the_owner_overrules_every_guess(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
-        ({"group": "nobody"}, "nobody stay_id patient_id"),
+        ({"group": "Patient_ID"}, "Patient_ID 'patient_id'"),
+        ({"group": "nobody", "ignore": ["nobody"]}, "nobody twice"),
+        ({"group": "nobody", "columns": [*"abcdefghijk", "readmitted"]}, "nobody"),
         ({"ignore": ["nobody"]}, "nobody"),
         ({"keep": ["ward"], "ignore": ["ward"]}, "ward twice"),
         ({"group": "readmitted"}, "readmitted twice"),
@@ -303,6 +383,50 @@ def test_impossible_choices_are_refused(
         propose_schema(path, label="readmitted", **choices)  # type: ignore[arg-type]
 
 
+def test_a_group_may_be_in_the_private_table_alone(tmp_path: Path) -> None:
+    path, private = tmp_path / "public.csv", tmp_path / "private.csv"
+    path.write_text("age,ill\n1,n\n2,y\n90,n\n")
+    private.write_text("Personalnummer,ill,age\nP007,y,4\nP007,n,50\nP9,y,3\n")
+    proposal = propose_schema(path, label="ill", group="Personalnummer")
+    holds(proposal.guesses[-1].why, "public.csv", "private")
+    schema = proposal.schema
+    assert [column.role for column in schema.columns] == ["numeric", "label", "group"]
+    assert "P007" not in proposal.to_json()
+    held = load_table(private, schema)
+    assert held.groups is not None
+    assert held.groups.tolist() == [0, 0, 1]
+    with refuses(DataError, "Personalnummer"):
+        load_table(path, schema)
+    public = load_table(path, schema, public=True)
+    assert (public.groups, public.group_column) == (None, None)
+    for bare in ("1,n\n2,y\n90,n\n", "1,n,A\n2,y,A\n90,n,B\n"):
+        path.write_text(bare)
+        groups = load_table(path, schema, public=True).groups
+        assert (groups is None) == ("A" not in bare), "without a header the width decides"
+
+
+def test_repeated_people_are_found_in_a_private_table(tmp_path: Path) -> None:
+    path, private = tmp_path / "public.csv", tmp_path / "private.csv"
+    path.write_text("age,nr,ill\n1,7,n\n2,9,y\n90,11,n\n")
+    schema = propose_schema(path, label="ill").schema
+    rows = [f"{i},{i // 7},{'ny'[i % 2]},{i % 5}" for i in range(350)]
+    for header, found in (
+        ("age,nr,ill,ward", ("nr", 7)),
+        ("age,Mitarbeiter,ill,ward", ("Mitarbeiter", 7)),
+        ("age,chick,ill,ward", ("chick", 7)),  # by nature
+        ("id,age,ill,ward", None),
+        ("age,week,ill,ward", None),
+    ):
+        private.write_text("\n".join([header, *rows]))
+        assert find_repeated_people(private, schema) == found, header
+    lists = pd.DataFrame({"age": 3, "seen": [["a", "b"]] * ROWS, "nr": REPEATED})
+    lists.to_parquet(tmp_path / "private.parquet")
+    readable = find_repeated_people(tmp_path / "private.parquet", schema)
+    assert readable == ("nr", 4), "columns that nobody needs need not be readable"
+    private.write_text("\n".join(row.rpartition(",")[0] for row in rows))
+    assert find_repeated_people(private, schema) == ("nr", 7), "in the schema's order"
+
+
 def test_of_two_columns_of_people_the_coarser_is_the_group(tmp_path: Path) -> None:
     path = tmp_path / "public.csv"
     rows = [f"{i},{i // 2},{'ny'[i % 2]},{i % 9}" for i in range(100)]
@@ -310,7 +434,31 @@ def test_of_two_columns_of_people_the_coarser_is_the_group(tmp_path: Path) -> No
     found = propose_schema(path, label="ill").guesses
     assert [g.column.role for g in found] == ["ignored", "group", "label", "numeric"]
     assert found[0].why == "identifies people, as patient_id does"
-    holds(found[0].doubt or "", "--keep", "--group", "mrn")
+    holds(found[0].doubt or "", "patient_id", "--keep", "--group", "mrn")
+
+
+def test_a_second_number_of_people_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "public.csv"
+    header = "idcode,nr,worker,subject,code,called,ill,dose"
+    rows = [
+        f"{i // 4},{i // 8},{9000 + i // 4},{'abc'[i % 3]},{7 * (i // 4)},w{i // 4},"
+        f"{'ny'[i % 2]},{i % 9}.5"
+        for i in range(ROWS)
+    ]
+    path.write_text("\n".join([header, *rows]))
+    proposal = propose_schema(path, label="ill")
+    found = {guess.column.name: guess for guess in proposal.guesses}
+    assert found["worker"].column.role == "group", "the one whose name says it"
+    assert proposal.doubtful_group is None
+    for other in ("idcode", "nr", "code", "called"):
+        assert found[other].column.role == "ignored", other
+        holds(found[other].doubt or "", "worker", "--group", "--keep", other)
+    holds(found["code"].why, "worker", 50)
+    holds(found["called"].why, "worker", 50)
+    assert found["subject"].column.role == "categorical", "somebody else is the person"
+    holds(found["subject"].doubt or "", "worker", "--group", "subject")
+    proposal = propose_schema(path, label="ill", ignore=["worker", "subject"])
+    assert proposal.doubtful_group == "nr"
 
 
 def test_gaps_are_reported_where_they_matter(tmp_path: Path) -> None:

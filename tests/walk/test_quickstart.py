@@ -359,6 +359,105 @@ def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Mac
     assert table.run(*TABLE, "--yes").code == 0, "it is open already"
 
 
+def renamed(names: dict[str, str]) -> None:
+    """Give the columns of files, by the name of the file, these names."""
+    for file, header in names.items():
+        _, *rows = Path(file).read_text().splitlines()
+        Path(file).write_text("\n".join([header, *rows]) + "\n")
+
+
+def test_whom_a_column_in_doubt_protects_is_asked_and_never_guessed(
+    table: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, *rows = Path("survey.csv").read_text().splitlines()
+    Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
+    renamed(dict.fromkeys(("visits.csv", "survey.csv"), "nr,age,weight,ward,ill"))
+    schema = Path("visits-schema.json")
+    asked: list[str] = []
+
+    def confirm(question: str) -> bool:
+        asked.append(question)
+        return len(asked) == 1
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    declined = table.run(*TABLE)
+    assert declined.code == 1
+    holds(asked[0], "nr", "person")
+    holds(declined.out, "Protects", "nr", 500)
+    assert [json.loads(schema.read_text())["columns"][0][key] for key in ("name", "role")] == [
+        "nr",
+        "group",
+    ]
+    holds(table.run(*TABLE, "--group", "ward").err, "visits-schema.json", "--group", "ward")
+    holds(table.run(*TABLE[:5], "ward").err, "visits-schema.json", "--label", "ward")
+    schema.unlink()
+    said = table.run(*TABLE, "--yes").fine
+    assert len(asked) == 2, "one of the questions before it makes anything"
+    holds(said, "Protects", "2,000", "nr", 4, "--group", "visits-schema.json")
+    assert load_manifest(table.data / "ensembles" / "visits").units == 2000
+    assert json.loads(schema.read_text())["columns"][0]["role"] == "ignored"
+    assert "--ignore nr" in said.partition("By hand, this was:")[2], "by hand it is the same"
+    manifest = (table.data / "ensembles" / "visits" / "manifest.json").read_text()
+    assert '"nr"' in manifest
+    assert "rows a person" not in manifest + schema.read_text(), "it is said to the owner alone"
+
+
+def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) -> None:
+    renamed({"visits.csv": "Personalnummer,age,weight,ward,ill"})
+    for name in ("survey.csv", "own.csv"):
+        rows = [line.partition(",")[2] for line in Path(name).read_text().splitlines()]
+        Path(name).write_text("\n".join(rows) + "\n")
+    said = table.run(*TABLE, "--yes", "--name", "rows").fine
+    holds(said, "Protects", "2,000", "Personalnummer", 4, "--group")
+    given = (*TABLE, "--group", "Personalnummer", "--yes", "--population", "named", "--disjoint")
+    said = table.run(*given).fine
+    holds(said, "Protects", "Personalnummer", 500)
+    assert re.search(r"balanced accuracy ([\d.]+)%", said), "its students were simulated"
+    assert load_manifest(table.data / "ensembles" / "visits").units == 500
+    assert learned(table, said, "own.csv")["accuracy"] > 0.8
+    proposing = said.partition("By hand, this was:")[2].splitlines()[2]
+    table.run(*shlex.split(proposing)[1:-1], "by-hand.json").fine  # noqa: B018 - asserts
+    assert Path("by-hand.json").read_text() == Path("visits-schema.json").read_text()
+    near = ("neighbours", "build", "visits.csv", "--public", "survey.csv", "--name", "near")
+    table.run(*near, "--schema", "visits-schema.json").fine  # noqa: B018 - asserts
+    assert load_manifest(table.data / "ensembles" / "near").units == 500
+    plan = ("plan", "--public", "survey.csv", "--label", "ill", "--group", "Personalnummer")
+    holds(table.run(*plan, "--units", 500).fine, "survey.csv", "Personalnummer")
+
+
+def test_a_quantity_is_cut_into_classes_in_all_files(machine: Machine) -> None:
+    random = np.random.default_rng(0)
+    for name, rows in (("flats", 2000), ("offers", 600), ("own", 300)):
+        area = random.uniform(20, 180, rows).round(5)
+        rent = (8 * area + random.normal(0, 60, rows)).round(2)
+        lines = [f"{a},{r},{'abc'[i % 3]}" for i, (a, r) in enumerate(zip(area, rent, strict=True))]
+        Path(f"{name}.csv").write_text("\n".join(["area,rent,ort", *lines]) + "\n")
+    given: tuple[object, ...] = ("quickstart", "flats.csv", "--public", "offers.csv")
+    given = (*given, "--label", "rent", "--yes")
+    holds(machine.run(*given).err, "rent", "--bins")
+    for wrong in ("1000,500", "500,500", "nan", "500,", "", "low", "1_000"):
+        holds(machine.run(*given, "--bins", wrong).err, "--bins", 100)
+    holds(machine.run(*given, "--bins", "500", "--classes", "2").err, "--bins", "--classes")
+    words = (*given[:5], "ort", "--bins", "500", "--yes")
+    holds(machine.run(*words).err, "ort", "'a'", "--bins")
+    assert not Path("flats-schema.json").exists()
+    given = (*given, "--bins", "500,1000", "--epsilon", 3)
+    said = machine.run(*given).fine
+    assert "--bins 500,1000" in said.partition("By hand, this was:")[2]
+    manifest = load_manifest(machine.data / "ensembles" / "flats")
+    assert manifest.classes == ("under 500", "500 to 1000", "1000 and more")
+    report = learned(machine, said, "own.csv")
+    assert report["accuracy"] > 0.75
+    other = machine.run(*given[:-4], "--bins", "600", "--name", "other").fine
+    holds(other, "other", "open")
+    again = (*given[:-4], "--name", "third", "--yes", "--bins")
+    Path("third-schema.json").write_text(Path("flats-schema.json").read_text())
+    holds(machine.run(*again, "600").err, "third-schema.json", "--bins", 600)
+    plan = ("plan", "--public", "offers.csv", "--label", "rent", "--bins", "500,1000")
+    holds(machine.run(*plan, "--units", 2000).fine, "quickstart", "--bins", "500,1000")
+
+
 def test_what_was_done_of_unlabelled_rows_can_be_done_by_hand(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,7 +141,7 @@ class Dataset:
     @classmethod
     def of(cls, source: RecordSource) -> Dataset:
         """Load all records of a source. Raises DataError."""
-        spec, grouped = source.spec, source.group_column is not None
+        spec = source.spec
         inputs = GrowingArray(spec.shape, np.dtype(spec.dtype).type)
         labels, groups = GrowingArray((), np.int64), GrowingArray((), np.int64)
         for block in source.blocks():
@@ -149,6 +149,7 @@ class Dataset:
             labels.add(block.labels)
             if block.groups is not None:
                 groups.add(block.groups)
+        grouped = source.group_column is not None  # which a table may only say once it is read
         return cls(
             inputs.array(),
             labels.array(),

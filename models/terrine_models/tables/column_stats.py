@@ -14,6 +14,7 @@ import math
 import operator
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from terrine_models.tables import column_names
 from terrine_models.tables.columns import (
     DECIMAL_COMMA,
     MISSING,
@@ -36,26 +38,6 @@ FEW = 20
 """A column with at most this many distinct values is not taken for names, text or identifiers."""
 LONG_WORDS, LONG_LENGTH = 5, 40
 """From this average number of words or characters on, values are prose."""
-
-_PERSON = (
-    r"(patient(en)?|pat|pid|mrn|medicalrecord|person(en)?|subject|subjekt|proband(en)?|individual|"
-    r"participant|teilnehmer|versicherten?|insured|member|customer|client|kunden?|user|employee|"
-    r"student|pupil|citizen|ssn|nhs)"
-)
-_ID = r"(id|identifier|key|uuid|guid)"
-_NUMBER = r"(nr|no|number|nummer)"
-_PERSON_NAME = re.compile(rf"(id|nr)?{_PERSON}({_ID}|{_NUMBER}|num|code|hash|pseudonym|kennung)*")
-_BARE_PERSON_NAME = re.compile(_PERSON)
-_STAY_NAME = re.compile(
-    rf"(case|record|encounter|admission|hadm|visit|stay|icustay|episode|account|row)?{_ID}|"
-    rf"(case|record|encounter|admission|account|fall){_NUMBER}"
-)
-_LAST_WORD_ID = re.compile(rf"(.*[^a-z])?({_ID}|{_NUMBER})")
-_CONTACT_NAME = re.compile(
-    rf"{_PERSON}?(first|last|sur|family|full|given|middle|vor|nach|familien)?name|"
-    r"e?mail(address)?|(tele|mobile)?phone(number)?|telefon(nummer)?|(street|home|post)?address|"
-    r"stra(ss|ß)e|street|adresse|anschrift"
-)
 
 _MONTH = r"(jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\.?"
 _CLOCK = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?(z|[+-]\d{2}:?\d{2})?"
@@ -92,7 +74,15 @@ _NINES = re.compile(r"-?9{2,}|-9")
 LEAST_BESIDE = 3
 """Other values beside one that may stand for a missing one."""
 LIFE_DAYS = 100 * 366
-_PLACE_NAME = re.compile(r"countr|nation|land|staat|continent|kontinent|region|iso|pa[iy]s")
+YEARS = 1800, 2100
+EVEN = 0.9
+"""Share of the values that are in equally many rows, or of the rows that have a value of their
+own."""
+LEAST_RECORDS = 100
+"""Fewer numbers of records are told by their names alone."""
+EVENLY = 1.63
+"""Times the square root of their count: how far evenly spread numbers are from evenly spaced ones,
+in 99 of 100 cases (Kolmogorov and Smirnov)."""
 _TWO_LETTERS = re.compile(r"[A-Z]{2}")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
@@ -161,12 +151,16 @@ class ColumnStats:
     """Rows with NA, which counts as no value."""
     rest: Overflow | None = None
     """None if all values are counted."""
+    runs: int = 0
+    """Runs of rows with one value."""
+    _last: object = None
     _characters: int = 0
 
     def add(self, coded: CodedValues) -> None:
         """Count the values of some more rows."""
         rows_of = np.bincount(coded.places, minlength=len(coded.values)).tolist()
         self.rows += len(coded.places)
+        self._count_runs(coded)
         for value, rows in zip(coded.values, rows_of, strict=True):
             text = written(value)
             if text in MISSING:
@@ -181,6 +175,13 @@ class ColumnStats:
             else:
                 self.rest = self.rest or Overflow(date_orders(self.counts))
                 self.rest.add(text, rows, self.delimiter != ",")
+
+    def _count_runs(self, coded: CodedValues) -> None:
+        if len(coded.places):
+            first, last = coded.values[coded.places[0]], coded.values[coded.places[-1]]
+            starts = not self.runs or first != self._last
+            self.runs += int(np.count_nonzero(np.diff(coded.places))) + starts
+            self._last = last
 
     @cached_property
     def distinct(self) -> list[str]:
@@ -233,6 +234,17 @@ class ColumnStats:
             return words
         return words + rest.words + (rest.points if self.decimal else 0)
 
+    def is_word(self, value: str) -> bool:
+        """Whether a counted value is no number."""
+        return math.isnan(self._numbers[value])
+
+    def rows_between(self, edges: Sequence[float]) -> list[int]:
+        """The rows below, between and above increasing edges, of those with a counted number."""
+        rows = [0] * (len(edges) + 1)
+        for text, value in self._numbers.items():
+            rows[bisect.bisect_right(edges, value)] += self.counts[text]
+        return rows
+
     @property
     def numeric(self) -> bool:
         """Whether the values are quantities, not codes such as 00417."""
@@ -281,7 +293,7 @@ class ColumnStats:
         """Whether NA may be a place: the name says so, or all values are codes of two letters."""
         codes = [value for value in self.distinct if _TWO_LETTERS.fullmatch(value)]
         pairs = len(codes) == len(self.distinct) >= LEAST_BESIDE
-        return pairs or _PLACE_NAME.search(self._letters) is not None
+        return pairs or column_names.names_place(self.name)
 
     @property
     def whole(self) -> bool:
@@ -397,38 +409,77 @@ class ColumnStats:
 
     @property
     def names_people(self) -> bool:
-        """Whether the name is one for people; yes and no under "patient" are not people."""
-        bare = _BARE_PERSON_NAME.fullmatch(self._letters) is not None
-        answer = bare and len(self.distinct) <= 2 and not self.unique
-        return bool(self.distinct) and not answer and bool(_PERSON_NAME.fullmatch(self._letters))
+        """Whether the name is one for people; yes and no under "patient" are not people, and nor
+        are 1.5 workers."""
+        if not self.distinct or self.fractional or not column_names.names_person(self.name):
+            return False
+        answer = len(self.distinct) <= 2 and not self.unique
+        return not (answer and column_names.is_noun_for_person(self.name))
 
     @property
     def may_be_a_category_of_people(self) -> bool:
         """Whether the name is a bare noun such as "subject", and the values are few."""
         few = len(self.distinct) <= FEW < self.rows
-        return few and _BARE_PERSON_NAME.fullmatch(self._letters) is not None
+        return few and column_names.is_noun_for_person(self.name)
 
     @property
-    def names_repeated_stays(self) -> bool:
+    def names_repeated_records(self) -> bool:
         """Whether the name is one for cases or stays, or just "id", and values repeat."""
-        repeats = FEW < len(self.distinct) < self._counted
-        return repeats and _STAY_NAME.fullmatch(self._letters) is not None
+        return self.repeats and not self.fractional and column_names.names_record(self.name)
 
     @property
     def names_identifier(self) -> bool:
-        """Whether the last word of the name is "id" or similar; PatientID is two words."""
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.name).lower().strip(" _-.#")
-        return bool(_LAST_WORD_ID.fullmatch(words) or _STAY_NAME.fullmatch(self._letters))
+        """Whether the name is one for what has a number, and no value is 1.5."""
+        return column_names.names_identifier(self.name) and not self.fractional
 
     @property
     def names_contact(self) -> bool:
         """Whether the name is one for names or contact details, and there are many values."""
         many = len(self.distinct) > FEW or self.unique
-        return many and _CONTACT_NAME.fullmatch(self._letters) is not None
+        return many and column_names.names_contact(self.name)
 
     @property
-    def _letters(self) -> str:
-        return re.sub(r"[\W_]", "", self.name).lower()
+    def quantity(self) -> bool:
+        """Whether the name is one for what is measured or counted, or all values are years."""
+        years = YEARS[0] <= self.low and self.high <= YEARS[1]
+        return column_names.names_quantity(self.name) or years
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there are many values, and some in several rows."""
+        return FEW < len(self.distinct) < self._counted
+
+    @property
+    def rows_per_value(self) -> float:
+        """In how many rows a value is on average; 0 if there is none."""
+        return self._counted / len(self.distinct) if self.distinct else 0.0
+
+    @property
+    def fractional(self) -> bool:
+        """Whether some value is a number that is not whole."""
+        return any(not value.is_integer() for value in self._numbers.values() if value == value)
+
+    @property
+    def numbers_people(self) -> bool:
+        """Whether whole numbers stand for groups of rows, whatever their name: each in equally many
+        rows that follow one another, as where somebody is asked every year."""
+        if not (self.numeric and self.whole and self.repeats and self.rest is None):
+            return False
+        usual = Counter(self.counts.values()).most_common(1)[0]
+        even = usual[0] > 1 and usual[1] >= EVEN * len(self.distinct)
+        return even and self.runs == len(self.distinct) and not self.quantity
+
+    @property
+    def numbers_records(self) -> bool:
+        """Whether whole numbers stand for rows, whatever their name: nearly each row has its own,
+        and they are spread evenly, as measured quantities are not."""
+        count = len(self.distinct)
+        if not (self.numeric and self.whole and count >= LEAST_RECORDS) or self.quantity:
+            return False
+        ordered = np.sort(np.fromiter(self._numbers.values(), dtype=np.float64))
+        even = (ordered - ordered[0]) / max(ordered[-1] - ordered[0], 1)
+        distance = float(np.abs(even - np.linspace(0, 1, count)).max())
+        return count >= EVEN * self._counted and distance * math.sqrt(count) <= EVENLY
 
     @property
     def _all_numbers(self) -> bool:

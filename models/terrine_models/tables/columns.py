@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -185,10 +186,16 @@ def width(column: Column) -> int:
 
 
 def class_indices(column: Column, block: RowBlock) -> NDArray[np.int64]:
-    """The classes of rows [N] by the label's column. Raises DataError for one that has none."""
+    """The classes of rows [N] by the label's column, whose edges cut numbers. Raises DataError for
+    a row that has none."""
     index = {value: k for k, value in enumerate(column.values or ())}
     index |= {f"{value}.": k for value, k in index.items() if f"{value}." not in index}
     values, places = texts(column, block)  # a full stop: in UCI Adult's test
+    if column.edges is not None:
+        comma = column.name in block.commas
+        numbers = {text: number(text, decimal_comma=comma) for text in values}
+        cut = {text: bisect_right(column.edges, n) for text, n in numbers.items() if n == n}
+        index |= {text: k for text, k in cut.items() if math.isfinite(numbers[text])}
     found = np.array([index.get(text, -1) for text in values], dtype=np.int64)[places]
     if (found < 0).any():
         first = values[places[int(np.flatnonzero(found < 0)[0])]]
@@ -200,12 +207,14 @@ def _classes_expected(column: Column, found: str) -> str:
     """What a label's column may hold, for people, where it holds this."""
     classes = column.values or ()
     expected = f"one of {listed(classes)}."
+    if column.edges is not None:
+        expected = f"a number to be cut into {listed(classes)}."
     if found in MISSING:
         return f"{expected} Leave rows without a label out of the file: they teach nothing."
     if len(classes) > LISTED and not any(math.isnan(number(text)) for text in (found, *classes)):
         return (
-            f"{expected} Is this a quantity? Terrine predicts classes: cut it into ranges, such as "
-            "low, middle and high, in all files."
+            f"{expected} Is this a quantity? Terrine predicts classes: propose a schema with "
+            "--bins, by which it is cut into ranges."
         )
     if fold(found) in map(fold, classes):
         return f"{expected} Write it as one of these: it differs in capitals or the like alone."
@@ -408,7 +417,8 @@ def _unexpected(
         values.values[values.places[row]] if isinstance(values, CodedValues) else values[row].item()
     )
     text = written(value)
-    more = f" {block.hint(column.name, text)}".rstrip() if column.role == "numeric" else ""
+    numeric = column.role == "numeric" or column.edges is not None
+    more = f" {block.hint(column.name, text)}".rstrip() if numeric else ""
     return DataError(
         f"{block.where(row)}: column {column.name} holds {text!r}, expected {expected}{more}"
     )

@@ -95,6 +95,7 @@ def check_table(path: Path) -> None:
 
 def has_column(path: Path, name: str, columns: Sequence[str] | None = None) -> bool:
     """Whether a table has a column. `columns`: of a file without a header. Raises DataError."""
+    name = normalize(name)
     if columns is not None:
         return name in columns
     with opened_table(Path(path), fits=lambda first: name in first, digest=False) as file:
@@ -124,10 +125,21 @@ class Table:
     """
 
     def __init__(
-        self, path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
+        self,
+        path: Path,
+        schema: TableSchema,
+        note: Note = warn,
+        progress: Progress = unseen,
+        *,
+        public: bool = False,
     ) -> None:
-        """Raises DataError for classes that cannot be told apart."""
+        """Raises DataError for classes that cannot be told apart.
+
+        Rows that are public may be without the column of the role group: `group_column` is None
+        once they are read.
+        """
         self._path, self._note, self._progress = Path(path), note, progress
+        self._public = public
         by_role = {column.role: column for column in schema.columns}
         self._label, self._group = by_role["label"], by_role.get("group")
         self.name, self.classes, self.encoding = str(path), self._label.values or (), schema
@@ -141,8 +153,13 @@ class Table:
         """Read all records. Raises DataError, which names line and column."""
         schema, people = self.encoding, GroupNumbering()
         encoder = Encoder(schema, self.name)
-        needed = [*schema.features, *(c.name for c in (self._label, self._group) if c is not None)]
-        with _opened(self._path, schema, needed, self._note, True) as (file, read_blocks):
+        needed = [*schema.features, self._label.name]
+        always = needed if self._group is None or self._public else [*needed, self._group.name]
+        with _opened(self._path, schema, always, self._note, True) as (file, read_blocks):
+            if self._group is not None and self._public and _lacks(file, schema, self._group.name):
+                self._group = self.group_column = None
+            if self._group is not None:
+                needed.append(self._group.name)
             first = True
             for block in read_blocks(file, schema, needed, self._note, self._progress):
                 if first and block.named:
@@ -172,13 +189,19 @@ class Table:
 
 
 def load_table(
-    path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
+    path: Path,
+    schema: TableSchema,
+    note: Note = warn,
+    progress: Progress = unseen,
+    *,
+    public: bool = False,
 ) -> Dataset:
     """Load the records of a file: see `Table`. Raises DataError.
 
-    What is held is the encoded rows, and never the text of all.
+    What is held is the encoded rows, and never the text of all. Rows that are public may be without
+    the column of the role group; they have no groups then.
     """
-    return Dataset.of(Table(path, schema, note, progress))
+    return Dataset.of(Table(path, schema, note, progress, public=public))
 
 
 def encode_table(
@@ -350,6 +373,15 @@ def _opened(
         from terrine_models.tables.rows import read_blocks
 
         yield file, read_blocks
+
+
+def _lacks(file: TableFile, schema: TableSchema, name: str) -> bool:
+    """Whether a file with all features and the label has not got this column of the schema."""
+    from terrine_models.tables.rows import is_header
+
+    if file.delimiter is None or is_header(file.first, schema):
+        return name not in file.first
+    return len(file.first) == len(schema.features) + 1 < len(schema.columns)
 
 
 def _row(start: int, row: int) -> str:

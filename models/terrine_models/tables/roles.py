@@ -1,8 +1,8 @@
 """Propose a role for each column of a public table, and say why.
 
 Names, forms and counts of values are clues, not proof, so doubts are reported. A column that
-identifies people becomes the group; columns that identify rows or cannot be learned from are
-ignored.
+identifies people becomes the group, and one that may do so in doubt; columns that identify rows or
+cannot be learned from are ignored.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress, unseen
+from terrine_models.tables import column_names
 from terrine_models.tables.column_stats import FEW, ColumnStats, most
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.loading import opened_table, warn
-from terrine_protocol.names import ask_whether_one, normalize
+from terrine_protocol.names import ask_whether_one, fold, normalize
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
@@ -31,6 +32,11 @@ WORTH = 0.5
 PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
 """Of dates; and the hour, if there is a time of day."""
 MOST_CLASSES = 100
+LEAST_CODE = 10_000
+"""Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
+often quantities."""
+
+EVEN_RUNS = "whole numbers, each in equally many rows that follow one another"
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class SchemaProposal:
     guesses: tuple[RoleGuess, ...]
     declared: bool = False
     """Whether the classes were declared, and not taken from the table."""
+    doubtful_group: str | None = None
+    """The column that was guessed to be the group, if its name does not say so for certain."""
 
     def to_json(self) -> str:
         """The schema as a file to be edited, with what was guessed and why beside each column."""
@@ -67,6 +75,7 @@ def propose_schema(
     *,
     label: str,
     classes: Sequence[str] | None = None,
+    bins: Sequence[float] | None = None,
     group: str | None = None,
     columns: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
@@ -78,8 +87,10 @@ def propose_schema(
 
     Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct
     value of a categorical column becomes public. `columns` names the columns of a file without a
-    header. `classes` declares what the label can be: the table need not have that column then.
-    `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
+    header. `classes` declares what the label can be, or `bins` the edges that cut its numbers into
+    classes: the table need not have that column then. `group`, `ignore` and `keep` (as a feature)
+    overrule the guesses; a `group` may be in the private table alone, unless it is spelled nearly
+    as a column of this one. Raises DataError.
     """
     path, label = Path(path), normalize(label)
     group = None if group is None else normalize(group)
@@ -89,40 +100,97 @@ def propose_schema(
     records = table[0].rows
     wanted = [label, *ignore, *keep, *([group] if group else [])]
     names = [column.name for column in table]
-    if label not in names and classes is None:
+    if classes is not None and bins is not None:
+        raise DataError("Classes are declared either by --classes or by --bins.")
+    if label not in names and classes is None and bins is None:
         raise DataError(
             f"{path} has no column {label}; it has {', '.join(names)}. If its rows have no labels, "
-            "declare the classes, which become public: --classes A,B,…"
+            "declare the classes, which become public: --classes A,B,…, or of numbers --bins."
         )
-    unlabelled = label not in names
-    check_names(names, wanted[1:] if unlabelled else wanted, str(path))
+    absent = {label} - set(names)
+    if group is not None and columns is None and fold(group) not in map(fold, names):
+        absent.add(group)
+    check_names(names, [name for name in wanted if name not in absent], str(path))
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
     decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {
-        label: partial(_label, declared=classes)
+        label: partial(_label, declared=classes) if bins is None else partial(_cut, edges=bins)
     }
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
-    if group is not None:
+    if group is not None and group not in absent:
         decide[group] = partial(_as_group, why="as specified")
-    elif found := _group([column for column in table if column.name not in decide]):
-        group = found.name
-        decide[group] = _guessed_group
+    found = None
+    if group is None:
+        found = _group([column for column in table if column.name not in decide])
+    if found is not None:
+        group, decide[found.name] = found.name, _guessed_group
+    certain = found is None or (found.names_people and not found.may_be_a_category_of_people)
+    people = None if group is None else _People.of(group, table)
     guesses = list[RoleGuess]()
     while table:  # what was counted of a column is not kept once its role is known
         column = table.pop(0)
         decided = decide.get(column.name)
-        guesses.append(decided(column) if decided else _guess(column, group))
-    if unlabelled:
+        guesses.append(decided(column) if decided else _guess(column, people))
+    if label in absent:
         described = Column(name=label, role="label", values=tuple(classes or ()))
+        if bins is not None:
+            described = Column(name=label, role="label", edges=tuple(bins))
         guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
+    if group is not None and group in absent:
+        why = f"as specified; {path.name} has not got it, so the private table must"
+        guesses.append(RoleGuess(Column(name=group, role="group"), why))
     source = PublicSource(name=path.name, sha256=digest, records=records)
     try:
         schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"{path}: {reason}.") from None
-    return SchemaProposal(schema, tuple(guesses), declared=classes is not None)
+    return SchemaProposal(
+        schema,
+        tuple(guesses),
+        declared=classes is not None or bins is not None,
+        doubtful_group=None if certain else group,
+    )
+
+
+def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] | None:
+    """Find the column by which people have several rows, though the schema has no group.
+
+    Of a private table: so what is returned, its name and the mean number of rows of one person, is
+    for the owner alone, and is stored nowhere. None if there is no such column. Raises DataError.
+    """
+    features, columns = set(schema.features), [column.name for column in schema.columns]
+    unused = {column.name for column in schema.columns if column.role == "ignored"}
+
+    def may_name_people(name: str) -> bool:
+        if name in features:
+            return column_names.names_person(name) or column_names.names_record(name)
+        return name in unused or name not in columns
+
+    def fits(first: Sequence[str]) -> bool:
+        return features <= set(first) or len(first) == len(columns)
+
+    with opened_table(path, fits=fits, digest=False) as file:
+        from terrine_models.tables.rows import coded, is_header
+
+        header = file.delimiter is None or is_header(file.first, schema)
+        names = file.first if header else columns
+        named = list(filter(may_name_people, names))
+        if not named or len(names) != len(file.first):
+            return None
+        delimiter = file.delimiter or ","
+        found = [ColumnStats(path, name, delimiter, most(len(named))) for name in named]
+        rows = 0
+        for batch in file.batches(names if file.delimiter else named, header):
+            for column in list(found):
+                try:
+                    column.add(coded(file, column.name, batch.column(column.name), rows))
+                except DataError:  # it is no column of the schema, and need not be readable
+                    found.remove(column)
+            rows += batch.num_rows
+    people = _group([column for column in found if column.rows_per_value > 1])
+    return None if people is None else (people.name, people.rows_per_value)
 
 
 def _counted(
@@ -153,11 +221,39 @@ def _counted(
         return table, file.sha256
 
 
+@dataclass(frozen=True)
+class _People:
+    """The group that was specified or found, for the other columns."""
+
+    name: str
+    repeated: int
+    """How many there are in the table, if in several rows; else 0."""
+
+    @classmethod
+    def of(cls, name: str, table: Sequence[ColumnStats]) -> _People:
+        named = (column for column in table if column.name == name and column.repeats)
+        return cls(name, sum(len(column.distinct) for column in named))
+
+    @property
+    def as_many(self) -> str:
+        """Say that another column has as many values."""
+        return f"as many different values as there are of {self.name}: {self.repeated:,}"
+
+    def suggest(self, name: str) -> str:
+        """Say what to do if another column is the one that names people."""
+        return (
+            f"The group is {self.name}. If {name} names the person, use --group {name}; to learn "
+            f"from it, --keep {name}."
+        )
+
+
 def _group(columns: Sequence[ColumnStats]) -> ColumnStats | None:
     """Return the column that identifies people; if several do, the one with fewest people."""
-    people = [column for column in columns if column.names_people]
-    stays = [column for column in columns if column.names_repeated_stays]
-    return min(people or stays, key=lambda column: len(column.distinct), default=None)
+    certain = [c for c in columns if c.names_people and not c.may_be_a_category_of_people]
+    nouns = [column for column in columns if column.names_people]
+    records = [column for column in columns if column.names_repeated_records]
+    found = certain or nouns or records or [c for c in columns if c.numbers_people]
+    return min(found, key=lambda column: len(column.distinct), default=None)
 
 
 def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGuess:
@@ -172,7 +268,7 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
         raise DataError(
             f"{column.path}: column {column.name} holds {column.different} different numbers, from "
             f"{column.low:,.12g} to {column.high:,.12g}: it is a quantity, and Terrine predicts "
-            "classes. Cut it into ranges, such as low, middle and high, in all files. If these "
+            "classes. Have it cut into ranges, by edges that become public: --bins A,B,… If these "
             "numbers are names of classes, list them in a schema of your own."
         )
     if column.rest:
@@ -192,10 +288,7 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
     if len(classes) > MOST_CLASSES:
         doubts.append("Are these classes? Terrine predicts one of a few.")
     elif column.gaps:
-        rows = _rows(column.gaps)
-        doubts.append(
-            f"Without a label: {rows}. Training refuses such rows: leave them out of the file."
-        )
+        doubts.append(_ask_of_gaps(column))
     if len(classes) <= MOST_CATEGORIES:
         doubts.append(_ask_of_spelling(column))
     doubt = _together(*doubts)
@@ -203,11 +296,42 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
     return RoleGuess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
 
 
+def _ask_of_gaps(label: ColumnStats) -> str:
+    return (
+        f"Without a label: {_rows(label.gaps)}. Training refuses such rows: leave them out of the "
+        "file."
+    )
+
+
+def _cut(column: ColumnStats, edges: Sequence[float]) -> RoleGuess:
+    """Describe the label whose numbers are cut into classes."""
+    if column.words or not column.given:
+        odd = next((repr(value) for value in column.distinct if column.is_word(value)), "nothing")
+        raise DataError(
+            f"{column.path}: column {column.name} holds {odd}, and --bins cuts numbers. If it has "
+            "names of classes, leave --bins out."
+        )
+    described = Column(name=column.name, role="label", edges=tuple(edges))
+    classes = described.values or ()
+    rows = column.rows_between(edges)
+    doubts = [_ask_of_stand_ins(column), _ask_of_gaps(column) if column.gaps else None]
+    if none := [name for name, count in zip(classes, rows, strict=True) if not count]:
+        doubts.append(f"No row is {' or '.join(none)}. Are these the edges, in its units?")
+    counts = ", ".join(f"{name} ({count:,})" for name, count in zip(classes, rows, strict=True))
+    why = f"to be predicted, as specified, cut into {len(classes):,} classes: {counts}"
+    return RoleGuess(described, why, _together(*doubts))
+
+
 def _guessed_group(column: ColumnStats) -> RoleGuess:
+    name = column.name
     if not column.names_people:
-        doubt = "The name does not suggest people. Does another column identify them?"
-        return _as_group(column, "an identifier that repeats", doubt)
-    doubt = f"So few people? If not, use --keep {column.name}."
+        doubt = (
+            f"Does it name people? If not, use --ignore {name}, or --keep {name} to learn from it."
+        )
+        if column.names_repeated_records:
+            return _as_group(column, "an identifier by its name, which repeats", doubt)
+        return _as_group(column, EVEN_RUNS, doubt)
+    doubt = f"So few people? If not, use --keep {name}."
     few = column.may_be_a_category_of_people
     return _as_group(column, "identifies people, by its name", doubt if few else None)
 
@@ -321,16 +445,21 @@ def _common(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
     return RoleGuess(described, why, doubt)
 
 
-def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
+def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
     """Guess the role of a column for which the owner specified none and that is not the
     group."""
     name, rows, count = column.name, column.rows, len(column.distinct)
     keep = f"If this is wrong, use --keep {name}"
     keep_or_group = f"{keep}, or --group {name} if it identifies people."
+    if people is not None:
+        keep_or_group = people.suggest(name)
     if not count:
         return _ignore(column, "empty in every row")
     if column.names_people:
-        return _ignore(column, f"identifies people, as {group} does", f"{keep} or --group {name}.")
+        if column.may_be_a_category_of_people:
+            return _feature(column, keep_or_group)
+        why = "identifies people" if people is None else f"identifies people, as {people.name} does"
+        return _ignore(column, why, keep_or_group)
     if column.names_contact:
         return _ignore(column, "identifies people, by its name")
     if column.date_order:
@@ -341,7 +470,7 @@ def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
     if column.names_identifier and column.unique and rows > 2:
         return _ignore(column, "an identifier by its name, and different in every row")
     if column.numeric:
-        return _guess_number(column, keep_or_group)
+        return _guess_number(column, people, keep_or_group)
     if column.unread_decimals:
         why = "numbers with decimal commas, in a file whose fields are separated by commas"
         return _ignore(
@@ -357,6 +486,8 @@ def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
     if column.rare:
         why = f"{column.different} different values in {_rows(rows)}: too rare to learn from"
         return _ignore(column, why, keep_or_group)
+    if people is not None and count == people.repeated:
+        return _ignore(column, people.as_many, keep_or_group)
     if count > MOST_CATEGORIES:
         share = _most_common(column)[1]
         if share >= WORTH:
@@ -368,21 +499,29 @@ def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
     return _feature(column, doubt if column.unique and rows > 4 else None)
 
 
-def _guess_number(column: ColumnStats, keep_or_group: str) -> RoleGuess:
+def _guess_number(column: ColumnStats, people: _People | None, keep_or_group: str) -> RoleGuess:
     name, count = column.name, len(column.distinct)
-    if column.counts_rows:
+    if column.counts_rows and not column.quantity:
         return _ignore(column, "numbers the rows", keep_or_group)
     if column.nameless and column.unique:
         doubt = "If this is wrong, give it a name."
         return _ignore(column, "without a name, and different in every row", doubt)
-    if column.names_identifier and column.rare:
+    if column.names_identifier and count > FEW:
         why = f"an identifier by its name: {column.different} in {_rows(column.rows)}"
         return _ignore(column, why, keep_or_group)
+    if column.numbers_records:
+        why = f"{column.different} whole numbers in {_rows(column.rows)}, evenly spread"
+        return _ignore(column, why, keep_or_group)
+    odd = column.whole and count > FEW and not column.quantity
+    if odd and people is not None and count == people.repeated:
+        return _ignore(column, people.as_many, keep_or_group)
+    if column.numbers_people:
+        return _ignore(column, EVEN_RUNS, keep_or_group)
     if column.thousands:
         return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")
-    odd = column.whole and count > FEW and (column.unique or column.uniform)
     doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
-    return _feature(column, doubt if odd else None)
+    coded = column.uniform and column.low >= LEAST_CODE
+    return _feature(column, doubt if odd and (column.unique or coded) else None)
 
 
 def _rows(count: int) -> str:

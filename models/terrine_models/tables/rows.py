@@ -27,13 +27,13 @@ def read_blocks(
     they come first.
     """
     names, every = file.first, [column.name for column in schema.columns]
-    named = file.delimiter is None or _is_header(names, schema)
+    named = file.delimiter is None or is_header(names, schema)
     if named:
         check_names(names, needed, str(file.path))
     else:
         names = list({len(order): order for order in (needed, every)}.get(len(names), every))
     described = [column for column in schema.columns if column.name in needed]
-    numeric = [column.name for column in described if column.role == "numeric"]
+    numeric = [column.name for column in described if column.role == "numeric" or column.edges]
     mixed = [] if file.delimiter in (None, ",") else numeric
     start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
     for batch in file.batches(names if file.delimiter else needed, named, progress):
@@ -129,7 +129,7 @@ def _first(texts: Any, character: str) -> int | None:
     return None if row < 0 else row
 
 
-def _is_header(first: Sequence[str], schema: TableSchema) -> bool:
+def is_header(first: Sequence[str], schema: TableSchema) -> bool:
     """Whether a first row names more than half of the features, or any column but by a value."""
     values = {value for column in schema.columns for value in column.values or ()}
     names = {column.name for column in schema.columns}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_server.cli.console import fail
-from terrine_server.cli.tables import note, split
+from terrine_server.cli.tables import join, note, split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,7 @@ Classes = Annotated[
         metavar="N|A,B,…",
         help="Classes of IDX or .npz data: their number or their names. IDX default: 10. Of "
         "pictures, by default the folders of --public, if it has any. Of a table, a schema has "
-        "them.",
+        """them. A name with a comma stands in quotes: '"yes, mild",no'.""",
     ),
 ]
 Images = Annotated[
@@ -98,7 +99,7 @@ def _folders(data: Path, public: Path | None) -> list[str]:
     return fail(
         "Classes are public, and the folders of private pictures are not: a single person may have "
         f"made one. Declare the classes. {data} has folders for these, and if all of them may be "
-        f"known: --classes '{','.join(class_folders(data))}'"
+        f"known: --classes {shlex.quote(join(class_folders(data)))}"
     )
 
 

@@ -31,6 +31,7 @@ from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, split_
 from terrine_server.cli.specs import SPEC, built, show_kind, show_kinds
 from terrine_server.cli.tables import split
+from terrine_server.cli.ways import Bins
 from terrine_server.progress import stages_bar, teachers_bar
 
 if TYPE_CHECKING:
@@ -406,6 +407,7 @@ def schema(
             "column then.",
         ),
     ] = None,
+    bins: Bins = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -446,6 +448,7 @@ def schema(
             public,
             label=label,
             classes=arrays.class_names(classes),
+            bins=tables.edges(bins),
             group=group,
             columns=split(columns),
             ignore=ignore or (),

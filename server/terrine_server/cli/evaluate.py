@@ -105,7 +105,7 @@ def _labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
     from terrine_models.tables.loading import load_table
 
     if manifest.encoding is not None:
-        data = load_table(path, manifest.encoding, note)
+        data = load_table(path, manifest.encoding, note, public=True)
     elif manifest.image is not None and path.is_dir():
         data = load_image_classes(path, manifest.image, classes=manifest.classes)
     elif path.suffix.lower() == ".npz":

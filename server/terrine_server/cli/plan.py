@@ -46,6 +46,7 @@ def plan(
         typer.Option(min=1, help="With --public: private records, or people, that there are."),
     ] = None,
     label: ways.Label = None,
+    bins: ways.Bins = None,
     group: ways.Group = None,
     columns: ways.Columns = None,
     classes: Annotated[
@@ -124,11 +125,11 @@ def plan(
                 "--public takes what `terrine quickstart` takes: no MECHANISM and no number but "
                 "--units and --epsilon, and for labels one by one --consensus."
             )
-        given = ways.DataOptions(public, label, group, columns, classes, images)
+        given = ways.DataOptions(public, label, group, columns, classes, images, bins=bins)
         _for_a_model(given, units, epsilon, consensus)
         return
-    if units or label or group or columns or images:
-        fail("--units, --label, --group, --columns and --images go with --public.")
+    if units or label or bins or group or columns or images:
+        fail("--units, --label, --bins, --group, --columns and --images go with --public.")
     delta = 1e-5 if delta is None else delta
     if mechanism == "neighbours":
         _neighbours(ensemble, rows or ROWS, epsilon, delta)
@@ -154,7 +155,7 @@ def _for_a_model(given: ways.DataOptions, units: int, epsilon: float, consensus:
     """Rank the ways to ask by what students will be; without public labels, mechanisms."""
     from terrine_models.data.arrays import DataError, distinct
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import is_table, load_table
+    from terrine_models.tables.loading import is_table
     from terrine_server.planning.first_project import FirstProject, delta_for, teachers_for
     from terrine_server.planning.forecast import Consensus, Votes
 
@@ -164,7 +165,7 @@ def _for_a_model(given: ways.DataOptions, units: int, epsilon: float, consensus:
     schema = given.proposed(note).schema if is_table(given.public) else None
     try:
         if schema is not None:
-            data = load_table(given.public, schema, note)
+            data = tables.labelled_rows(given.public, schema, note)
         else:
             given.check_no_table()
             data, _, _ = arrays.load(

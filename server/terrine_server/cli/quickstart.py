@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from terrine_protocol.names import normalize
 from terrine_server.cli import arrays, neighbours, preview, serve, tables, ways
 from terrine_server.cli.console import command_text, console, fail
 from terrine_server.cli.ways import DataOptions
@@ -20,6 +21,7 @@ from terrine_server.progress import teachers_bar
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
+    from terrine_models.tables.roles import SchemaProposal
     from terrine_protocol import EnsembleRegister, ProjectOpen
     from terrine_server.ledger import Ledger, PopulationRecord, ProjectRecord
     from terrine_server.owner.ways import ForecastChoice
@@ -74,6 +76,7 @@ def quickstart(
         ),
     ],
     label: ways.Label = None,
+    bins: ways.Bins = None,
     group: ways.Group = None,
     columns: ways.Columns = None,
     ignore: Annotated[
@@ -149,7 +152,7 @@ def quickstart(
     if not yes and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
     roles = tuple(ignore or ()), tuple(keep or ())
-    given = DataOptions(public, label, group, columns, classes, images, *roles)
+    given = DataOptions(public, label, group, columns, classes, images, *roles, bins)
     for path in (private, public):
         if not path.exists():
             fail(f"There is no {path}.")
@@ -225,7 +228,8 @@ def _open(
     opening = ProjectOpen(
         name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
     )
-    _explain(private, labelled, chosen, joined)
+    rows_of_people = _rows_of_people(data, schema) if private.groups is None else ""
+    _explain(private, labelled, chosen, joined, rows_of_people)
     if labelled is not None and chosen.forecast is not None and said.verbose:
         ways.show(chosen, labelled)
     said.show_noticed()
@@ -355,7 +359,8 @@ def _schema(
         said.notice(f"The schema is {out}. To have another proposed, remove it.")
         return out, _as_in_schema(given, out)
     given = _with_classes(given, yes=yes)
-    proposal = given.proposed(said.notice)
+    _check_group(data, given)
+    proposal, given = _proposed(given, said, yes=yes)
     write_atomically(out, proposal.to_json().encode(), public=True)
     said.notice(
         f"{out} says how the columns are read, and becomes public: names, ranges and categories, "
@@ -371,6 +376,56 @@ def _schema(
     return out, given
 
 
+def _proposed(given: DataOptions, said: _Said, *, yes: bool) -> tuple[SchemaProposal, DataOptions]:
+    """Propose a schema; and the options with what was asked of a column that may name people.
+
+    Whom the project protects is not guessed: without an answer, it is a row.
+    """
+    proposal = given.proposed(said.notice)
+    while (name := proposal.doubtful_group) is not None:
+        why = next(each.why for each in proposal.guesses if each.column.name == name)
+        question = (
+            f"Does the column {name} name the person whom a row is about? ({why}.) If so, each "
+            "person is protected with all rows; if not, each row alone, and nothing is learned "
+            "from it."
+        )
+        if yes:
+            said.notice(f"Column {name} may name people ({why}). Nobody was asked: it is left out.")
+        if not yes and typer.confirm(question):
+            given = replace(given, group=name)
+        else:
+            given = replace(given, ignore=(*given.ignore, name))
+        proposal = given.proposed(lambda sentence: None)  # it was said
+    return proposal, given
+
+
+def _check_group(data: Path, given: DataOptions) -> None:
+    """Refuse a --group that neither table has, before there is a schema with it."""
+    from terrine_models.tables.loading import has_column
+
+    columns = tables.split(given.columns)
+    if given.group is not None and not any(
+        has_column(path, given.group, columns) for path in (given.public, data)
+    ):
+        fail(f"Neither {data} nor {given.public} has a column {given.group}: see --group.")
+
+
+def _rows_of_people(data: Path, schema: Path | None) -> str:
+    """Say that people have several rows, if a private table without a group seems to name them."""
+    from terrine_models.tables.loading import read_schema
+    from terrine_models.tables.roles import find_repeated_people
+
+    found = None if schema is None else find_repeated_people(data, read_schema(schema))
+    if found is None:
+        return ""
+    name, rows = found
+    mean = "more than 1" if rows < 1.05 else f"{rows:,.1f}".removesuffix(".0")
+    return (
+        f" By the column {name}, {mean} rows a person on average: this protects one row, not one "
+        f"person. If {name} names people, remove {schema} and use --group {name}."
+    )
+
+
 def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
     """Return the options with the classes of a schema, if nothing else tells them.
 
@@ -382,6 +437,16 @@ def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
     ignored = {column.name for column in schema.columns if column.role == "ignored"}
     if not ignored.issuperset(given.ignore) or not ignored.isdisjoint(given.keep):
         fail(f"{path} says otherwise than --ignore or --keep. Change or remove the schema.")
+    by_role = {str(column.role): column.name for column in schema.columns}
+    for option, role, told in (
+        ("--label", "label", given.label),
+        ("--group", "group", given.group),
+    ):
+        if told is not None and normalize(told) != by_role.get(role):
+            fail(
+                f"{path} says otherwise than {option} {told}: its {role} is "
+                f"{by_role.get(role, 'no column')}. Change or remove the schema."
+            )
     label = next(column for column in schema.columns if column.role == "label")
     values, declared = label.values or (), arrays.class_names(given.classes)
     if declared is not None and sorted(declared) != sorted(values):
@@ -389,14 +454,18 @@ def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
             f"{path} has other classes than --classes: {', '.join(values)}. Leave --classes out, "
             "or change or remove the schema."
         )
-    if declared is None and _is_unlabelled(given):
-        return replace(given, classes=",".join(values))
+    if (cut := tables.edges(given.bins)) is not None and tuple(cut) != label.edges:
+        fail(f"{path} says otherwise than --bins {given.bins}. Change or remove the schema.")
+    if declared is None and cut is None and _is_unlabelled(given):
+        if label.edges is not None:
+            return replace(given, bins=",".join(f"{edge:.17g}" for edge in label.edges))
+        return replace(given, classes=tables.join(values))
     return given
 
 
 def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
     """Return the options with the classes of public rows without labels, asking for them."""
-    if yes or given.classes or not _is_unlabelled(given):
+    if yes or given.classes or given.bins or not _is_unlabelled(given):
         return given
     classes = typer.prompt(
         f"{given.public} has no column {given.label}. Which classes can it have? They become "
@@ -417,6 +486,7 @@ def _explain(
     labelled: Dataset | None,
     chosen: ForecastChoice,
     joined: PopulationRecord | None,
+    rows_of_people: str,
 ) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
     from terrine_server.planning.first_project import right_at_most
@@ -428,7 +498,7 @@ def _explain(
         units, several = "people, with all their records", ""
     right = right_at_most(first.epsilon, first.delta)
     lines = {
-        "Protects": f"one {unit}, of {first.units:,}.{several}",
+        "Protects": f"one {unit}, of {first.units:,}.{rows_of_people or several}",
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
         f"others, and guesses which of two equally likely versions of this one is there, is right "
         f"at most {right:.1%} of the time (50 % without any answer).",

@@ -62,7 +62,7 @@ class StudentFiles:
         ensemble = client.project().ensemble
         classes = ensemble.classes
         if is_table(path):
-            data = load_table(path, self._schema(path, client), note)
+            data = load_table(path, self._schema(path, client), note, public=True)
         elif path.suffix.lower() == ".npz":
             data = load_npz(path, classes=classes)
         elif path.is_dir() and ensemble.image is not None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +23,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from terrine_models.data.arrays import Dataset
+    from terrine_models.data.reading import Progress
     from terrine_models.features.maps import PublicData
+    from terrine_models.tables.columns import Note
     from terrine_models.tables.roles import RoleGuess, SchemaProposal
     from terrine_protocol.tables import TableSchema
 
@@ -61,18 +68,38 @@ def load(
     with stages_bar(console, f"Reading {public.name}") as (progress,):
         said = list[str]()
         try:
-            labelled = load_table(public, schema, said.append, progress)
+            labelled = labelled_rows(public, schema, said.append, progress)
         except DataError as error:  # of the labels, or of the features, too
             reason = error
         else:
             for sentence in said:
                 note(sentence)
-            pool = PublicData.declare(public.name, labelled.inputs, labelled.groups)
-            return private, pool, labelled
+            groups = load_groups(public, schema)
+            return private, PublicData.declare(public.name, labelled.inputs, groups), labelled
         inputs = encode_table(public, schema, note, progress, accept_clipped=True)
     groups = load_groups(public, schema)
     note(f"How far teachers will agree is not estimated, without public labels: {reason}")
     return private, PublicData.declare(public.name, inputs, groups), None
+
+
+def labelled_rows(
+    public: Path, schema: TableSchema, note: Note, progress: Progress | None = None
+) -> Dataset:
+    """Return public rows with their labels. Raises DataError.
+
+    If private rows name their people, and these do not, each is one of a different person.
+    """
+    import numpy as np
+
+    from terrine_models.data.reading import unseen
+    from terrine_models.tables.loading import load_table
+
+    found = load_table(public, schema, note, progress or unseen, public=True)
+    group = next((column.name for column in schema.columns if column.role == "group"), None)
+    if group is None or found.groups is not None:
+        return found
+    note(f"{public} has no column {group}: each of its rows is taken for a different person's.")
+    return replace(found, groups=np.arange(len(found), dtype=np.int64), group_column=group)
 
 
 def show(
@@ -117,8 +144,41 @@ def note_aside(sentence: str) -> None:
 
 
 def split(text: str | None) -> list[str] | None:
-    """Split A,B,… into its parts, in Unicode NFC."""
-    return None if text is None else [normalize(part.strip()) for part in text.split(",")]
+    """Split A,B,… into its parts, in Unicode NFC. As in CSV, quotes surround one with a comma."""
+    if text is None:
+        return None
+    try:
+        (parts,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError):
+        parts = []
+    if not parts:
+        fail(
+            f"{text!r} is not a list of names: a name with a comma stands in double quotes, as in "
+            """--classes '"yes, mild",no', and a double quote inside it is written twice."""
+        )
+    return [normalize(part.strip()) for part in parts]
+
+
+def edges(text: str | None) -> list[float] | None:
+    """Parse --bins A,B,…: increasing numbers."""
+    from terrine_models.tables.columns import number
+
+    if text is None:
+        return None
+    found = [number(part.strip()) for part in text.split(",")]
+    if not all(map(math.isfinite, found)) or any(a >= b for a, b in pairwise(found)):
+        fail(
+            "--bins takes the edges between classes, different numbers from the least to the "
+            f"greatest, such as 100,250; not {text}."
+        )
+    return found
+
+
+def join(names: Iterable[str]) -> str:
+    """Write names as A,B,…, such that `split` reads them."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="").writerow(names)
+    return written.getvalue()
 
 
 def required_schema(data: Path, schema: Path | None) -> TableSchema:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from terrine_server.cli.arrays import class_names
 from terrine_server.cli.console import as_json, command_text, console, fail, print_json
-from terrine_server.cli.tables import split
+from terrine_server.cli.tables import edges, split
 from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ class DataOptions:
     images: str | None
     ignore: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    bins: str | None = None
 
     @property
     def table(self) -> list[object]:
         """The options that say what is in a table."""
         named = {"--label": self.label, "--group": self.group, "--columns": self.columns}
+        named["--bins"] = self.bins
         ignored = [word for name in self.ignore for word in ("--ignore", name)]
         kept = [word for name in self.keep for word in ("--keep", name)]
         return [*_options(named), *ignored, *kept]
@@ -64,6 +66,7 @@ class DataOptions:
                 self.public,
                 label=self.label,
                 classes=class_names(self.classes),
+                bins=edges(self.bins),
                 group=self.group,
                 columns=split(self.columns),
                 ignore=self.ignore,
@@ -75,11 +78,19 @@ class DataOptions:
     def check_no_table(self) -> None:
         """Refuse what is for tables alone."""
         if self.table:
-            fail("--label, --group, --columns, --ignore and --keep are for tables.")
+            fail("--label, --bins, --group, --columns, --ignore and --keep are for tables.")
 
 
 Label = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
+]
+Bins = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,…",
+        help="Of a table: cut the numbers of the column to predict into classes, at these edges, "
+        "all of it public: 100,250 makes three.",
+    ),
 ]
 Group = Annotated[
     str | None,
