@@ -12,7 +12,10 @@ from terrine_models.data.arrays import DataError
 from terrine_protocol.files import opened
 
 FIELDS = 2**17
-"""Fields that are held as text at a time, at least one row of them."""
+"""Fields that are held as text at a time, or those of some rows if a table is wide."""
+ROWS, MOST_FIELDS = 64, 2**21
+"""Rows of a wide table that are held at a time, for each costs some steps per column; and their
+fields at most, but for one row."""
 Progress = Callable[[int, int], object]
 """Receives how much of a file has been read, and how much there is."""
 
@@ -23,7 +26,12 @@ def unseen(done: int, total: int) -> None:
 
 def rows_at_a_time(columns: int) -> int:
     """How many rows of a table are held as text."""
-    return max(1, FIELDS // max(1, columns))
+    return max(rows_at_least(columns), FIELDS // max(1, columns))
+
+
+def rows_at_least(columns: int) -> int:
+    """How many rows of a wide table are held as text."""
+    return max(1, min(ROWS, MOST_FIELDS // max(1, columns)))
 
 
 def sha256(path: Path) -> str:

@@ -14,6 +14,7 @@ import math
 import operator
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
@@ -94,6 +95,7 @@ LEAST_BESIDE = 3
 LIFE_DAYS = 100 * 366
 _PLACE_NAME = re.compile(r"countr|nation|land|staat|continent|kontinent|region|iso|pa[iy]s")
 _TWO_LETTERS = re.compile(r"[A-Z]{2}")
+_PLAIN = re.compile(r"[0-9+\-.eE\n]+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
@@ -233,7 +235,7 @@ class ColumnStats:
             return words
         return words + rest.words + (rest.points if self.decimal else 0)
 
-    @property
+    @cached_property
     def numeric(self) -> bool:
         """Whether the values are quantities, not codes such as 00417."""
         return self._all_numbers and not self._coded
@@ -242,22 +244,18 @@ class ColumnStats:
     def stand_ins(self) -> list[float]:
         """Ends of a numeric column that look as if they stood for a missing number: -999 or 9999,
         far from all others."""
-        rest = {self.low, self.high, *self._numbers.values()}
+        rest = sorted({self.low, self.high, *self._numbers.values()})
         found = list[float]()
         while len(rest) > LEAST_BESIDE:
-            low, high = min(rest), max(rest)
-            others = sorted(rest - {low})
-            below = others[0] - low > others[-1] - others[0] or others[0] >= 0
-            if _NINES.fullmatch(f"{low:.0f}") and low < 0 and low.is_integer() and below:
-                found.append(low)
-                rest.remove(low)
-                continue
-            others = sorted(rest - {high})
-            above = high - others[-1] > max(others[-1] - others[0], abs(others[-1]) / 10)
-            if not (_NINES.fullmatch(f"{high:.0f}") and high.is_integer() and above):
+            low, high = rest[0], rest[-1]
+            below = rest[1] - low > high - rest[1] or rest[1] >= 0
+            above = high - rest[-2] > max(rest[-2] - low, abs(rest[-2]) / 10)
+            if below and low < 0 and low.is_integer() and _NINES.fullmatch(f"{low:.0f}"):
+                found.append(rest.pop(0))
+            elif above and high.is_integer() and _NINES.fullmatch(f"{high:.0f}"):
+                found.append(rest.pop())
+            else:
                 break
-            found.append(high)
-            rest.remove(high)
         return found
 
     def stand_in_days(self, order: DateOrder) -> list[date]:
@@ -345,8 +343,12 @@ class ColumnStats:
     @cached_property
     def dates(self) -> bool:
         """Whether nine of ten distinct values are dates or times."""
-        found = sum(_DATE.fullmatch(value) is not None for value in self.distinct)
-        return bool(found) and found * 10 >= len(self.distinct) * 9
+        others, count = 0, len(self.distinct)
+        for value in self.distinct:
+            others += _DATE.fullmatch(value) is None
+            if others * 10 > count:
+                return False
+        return count > 0
 
     @property
     def days(self) -> bool:
@@ -443,14 +445,21 @@ class ColumnStats:
     def _numbers(self) -> dict[str, float]:
         """The counted values as numbers; NaN for those that are not finite numbers."""
         comma = self.decimal
+        if _PLAIN.fullmatch("\n".join(self.distinct)):  # what else float reads has other letters
+            with suppress(ValueError):
+                return {
+                    text: value if math.isfinite(value := float(text)) else math.nan
+                    for text in self.distinct
+                }
         found = {text: number(text, decimal_comma=comma) for text in self.distinct}
         return {text: v if math.isfinite(v) else math.nan for text, v in found.items()}
 
     @property
     def _coded(self) -> bool:
-        lengths = {len(text) for text in self.distinct}
-        zero = any(text.startswith("0") for text in self.distinct)
-        return zero and len(lengths) == 1 and lengths != {1} and self.whole
+        lengths = set(map(len, self.distinct))
+        if len(lengths) > 1 or lengths == {1} or not self.whole:
+            return False
+        return any(text.startswith("0") for text in self.distinct)
 
 
 def _span(band: re.Match[str]) -> tuple[float, float]:

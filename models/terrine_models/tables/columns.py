@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -247,16 +248,17 @@ def written(value: object, known: Collection[str] | None = None) -> str:
 
 def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
     """Raise DataError unless all columns that are needed are there, and no name is there twice."""
-    absent = [name for name in needed if name not in names]
+    present = set(names)
+    absent = [name for name in needed if name not in present]
     if absent:
         alike = {fold(name): name for name in names if isinstance(name, str)}
         found = [alike[fold(name)] for name in absent if fold(name) in alike]
-        more = f" Write {', '.join(map(spelled, found))} as it is expected." if found else ""
+        more = f" Write {listed(list(map(spelled, found)))} as it is expected." if found else ""
         raise DataError(
-            f"{what} has no column {', '.join(absent)}; it has {', '.join(map(str, names))}.{more}"
+            f"{what} has no column {listed(absent)}; it has {listed(list(map(str, names)))}.{more}"
         )
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
+    if len(present) != len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
         raise DataError(f"{what} has two columns named {twice!r}.")
 
 

@@ -22,7 +22,7 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import Progress, rows_at_a_time, unseen
+from terrine_models.data.reading import Progress, rows_at_a_time, rows_at_least, unseen
 from terrine_models.tables import text
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.text import TextFile
@@ -156,6 +156,7 @@ class CsvFile:
         self._text.ready = self._head[self._header if header else self._hint :] + self._text.ready
         del self._head
         records, delimiter = 0, self.delimiter
+        some, waiting = rows_at_least(len(names)), list[Any]()
         reading = arrow_csv.ReadOptions(
             column_names=self._names, block_size=text.BLOCK, use_threads=False
         )
@@ -184,12 +185,16 @@ class CsvFile:
                     batch = batch.filter(compute.invert(gone))
                 records += batch.num_rows
                 progress(self._text.packed.count, self._size)
-                if batch.num_rows:
-                    yield batch
+                waiting += [batch] if batch.num_rows else []
+                if sum(each.num_rows for each in waiting) >= some:
+                    yield _joined(waiting)
+                    waiting = []
         except pa.ArrowInvalid as error:
             if self._look() or records:  # else nothing but blank lines
                 reason = str(error).splitlines()[0]
                 raise DataError(f"{self.path} cannot be read as CSV: {reason}") from None
+        if waiting:
+            yield _joined(waiting)
         if self._text.quotes % 2:  # one is open: pyarrow does not mind at the end
             self._look()
         if self._text.packed.digest is not None:
@@ -278,6 +283,13 @@ def open_file(
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or (str(error) or "it is broken").splitlines()[0]
         raise DataError(f"{path} cannot be read{kind}: {reason.rstrip('.')}.") from None
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """Record batches as one."""
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _check_text(path: Path, lines: Sequence[str]) -> None:

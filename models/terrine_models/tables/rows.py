@@ -32,7 +32,8 @@ def read_blocks(
         check_names(names, needed, str(file.path))
     else:
         names = list({len(order): order for order in (needed, every)}.get(len(names), every))
-    described = [column for column in schema.columns if column.name in needed]
+    wanted = frozenset(needed)
+    described = [column for column in schema.columns if column.name in wanted]
     numeric = [column.name for column in described if column.role == "numeric"]
     mixed = [] if file.delimiter in (None, ",") else numeric
     start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
