@@ -21,6 +21,7 @@ from terrine_models.storage import onnx_check
 from terrine_models.storage.manifests import Partition
 from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_models import ModelError, indices
+from terrine_models.tables import column_stats
 from terrine_models.tables.columns import number
 from terrine_models.tables.loading import encode_frame, encode_table, load_people, load_table
 from terrine_models.tables.roles import RoleGuess, propose_schema
@@ -280,6 +281,80 @@ def proposed(folder: Path, name: str, values: list[str]) -> RoleGuess:
     rows = (f"{value},{i % 7},{'ab'[i % 2]}" for i, value in enumerate(values))
     path = table(folder / "t.csv", f"{name},dose,ill", *rows)
     return propose_schema(path, label="ill", keep=[name], note=lambda _: None).guesses[0]
+
+
+MARKED: list[tuple[str, list[str], dict[str, Any], tuple[str, ...] | None]] = [
+    (",", ["950", "1,234", "12,500"], {"commas": "thousands", "high": 12500}, ("1234", "decimal")),
+    (",", ["950", "1,234,567"], {"commas": "thousands", "high": 1234567}, None),
+    (",", ["950", "1,234.5"], {"commas": "thousands", "high": 1234.5}, None),
+    (",", ["3,14", "2", "0,125"], {"commas": "decimal", "high": 3.14}, ("0.125", "--ignore")),
+    (",", ["3,14", "2.5"], {"role": "categorical"}, None),
+    (",", ["a, b", "c"], {"role": "categorical"}, None),
+    (";", ["3,14", "2"], {"commas": None, "high": 3.14}, None),
+    (";", ["1,125", "2"], {"commas": None, "high": 2}, ("1.125", "thousands")),
+    (";", ["1,234,567", "2"], {"commas": "thousands", "high": 1234567}, None),
+    (";", ["1.234", "950"], {"commas": None, "high": 950}, ("points", "1.234")),
+    (";", ["1.234,5", "950"], {"commas": None, "high": 1234.5}, None),
+    (",", [f"1 {n}" for n in range(100, 130)], {"role": "ignored"}, ("1234.5",)),
+    (",", [f"1'{n}" for n in range(100, 130)], {"role": "ignored"}, ("1234.5",)),
+    (",", [f"${n}" for n in range(100, 130)], {"role": "ignored"}, ("1234.5",)),
+    (",", [f"{n} %" for n in range(30)], {"role": "ignored"}, ("1234.5",)),
+    (",", ["10%", "50%"], {"role": "categorical"}, None),
+]
+"""What separates fields, a column's values, what is proposed for it, and what is asked."""
+
+
+@pytest.mark.parametrize(("delimiter", "values", "expected", "asked"), MARKED)
+def test_commas_in_numbers_are_read_where_it_is_clear_and_asked_about_where_not(
+    tmp_path: Path,
+    delimiter: str,
+    values: list[str],
+    expected: dict[str, Any],
+    asked: tuple[str, ...] | None,
+) -> None:
+    rows = [
+        f'"{value}"{delimiter}{i % 7}{delimiter}{"ab"[i % 2]}'
+        for i, value in enumerate(values * (40 // len(values)))
+    ]
+    path = table(tmp_path / "t.csv", delimiter.join(("sum", "dose", "ill")), *rows)
+    proposal = propose_schema(path, label="ill", note=lambda _: None)
+    guess = proposal.guesses[0]
+    expected = {"role": "numeric", **expected}
+    assert {key: getattr(guess.column, key) for key in expected} == expected
+    assert (guess.doubt is None) == (asked is None), guess.doubt
+    if asked:
+        holds(guess.doubt or "", *asked)
+    encoded = load_table(path, proposal.schema, lambda _: None).inputs
+    frame = pd.read_csv(path, sep=delimiter, dtype=str)
+    if delimiter == "," and guess.column.role == "numeric":
+        assert encoded[:, 0].max() == 1
+        assert np.array_equal(encode_frame(frame, proposal.schema), encoded)
+        pa.parquet.write_table(pa.Table.from_pandas(frame), tmp_path / "t.parquet")
+        assert np.array_equal(encode_table(tmp_path / "t.parquet", proposal.schema), encoded)
+
+
+def test_commas_that_the_schema_does_not_know_are_named_with_both_meanings(tmp_path: Path) -> None:
+    for text in ("1,234", "3,14", "1,234,567"):
+        path = table(tmp_path / "t.csv", "dose,ill", "1,no", f'"{text}",no')
+        with refuses(DataError, 3, "dose", repr(text), "thousands", "decimal"):
+            load_table(path, schema(DOSE))
+    wide = {**DOSE, "high": 2000, "commas": "thousands"}
+    path = table(tmp_path / "t.csv", "dose;ill", "1,000;no", "500;no")
+    assert load_table(path, schema(wide), lambda _: None).inputs[:, 0].tolist() == [0.5, 0.25]
+    for text in ("1,23", "01,234", "1,2345"):
+        path = table(tmp_path / "t.csv", "dose,ill", f'"{text}",no')
+        with refuses(DataError, 2, "dose", repr(text)):
+            load_table(path, schema(wide))
+
+
+def test_commas_beyond_the_values_that_are_counted_are_read_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(column_stats, "MOST", 50)
+    rows = [f'"{1000 + i:,}",{"ab"[i % 2]}' for i in range(300)]
+    path = table(tmp_path / "t.csv", "sum,ill", *rows)
+    found = propose_schema(path, label="ill", keep=["sum"]).schema.columns[0]
+    assert (found.low, found.high, found.commas) == (1000, 1299, "thousands")
 
 
 WEEK = [f"2020-01-0{day}" for day in range(1, 8)]

@@ -20,8 +20,8 @@ from terrine_models.data.reading import Progress, unseen
 from terrine_models.tables.column_stats import FEW, ColumnStats, most
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.loading import opened_table, warn
-from terrine_protocol.names import ask_whether_one, normalize
-from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
+from terrine_protocol.names import ask_whether_one, listed, normalize
+from terrine_protocol.tables import FEATURES, Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
 COMMON = 100
@@ -31,6 +31,7 @@ WORTH = 0.5
 PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
 """Of dates; and the hour, if there is a time of day."""
 MOST_CLASSES = 100
+_COMMAS = {"thousands": "thousands separators", "decimal": "decimal signs"}
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,12 @@ def propose_schema(
     if unlabelled:
         described = Column(name=label, role="label", values=tuple(classes or ()))
         guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
+    if not any(guess.column.role in FEATURES for guess in guesses):
+        left = [f"{g.column.name} ({g.why})" for g in guesses if g.column.role == "ignored"]
+        raise DataError(
+            f"{path}: no column is left to learn from. Left out: {listed(left) or 'none'}. "
+            "Use --keep COLUMN for one that counts, or write it otherwise in all files."
+        )
     source = PublicSource(name=path.name, sha256=digest, records=records)
     try:
         schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
@@ -237,8 +244,21 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
             why += (
                 f"; missing in {_rows(column.gaps)}: an indicator, and the median {missing:,.12g}"
             )
-        described = Column(name=column.name, role="numeric", low=low, high=high, missing=missing)
-        return RoleGuess(described, why, _together(doubt, _ask_of_stand_ins(column)))
+        declared = column.commas
+        if declared == "decimal" and column.delimiter != ",":  # as in any such file
+            declared = None
+        elif declared is not None:
+            why += f"; commas are {_COMMAS[declared]}"
+        described = Column(
+            name=column.name,
+            role="numeric",
+            low=low,
+            high=high,
+            missing=missing,
+            commas=declared,
+        )
+        doubt = _together(doubt, column.ask_of_commas, _ask_of_stand_ins(column))
+        return RoleGuess(described, why, doubt)
     if column.boolean:
         return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
     if count <= MOST_CATEGORIES:
@@ -342,11 +362,9 @@ def _guess(column: ColumnStats, group: str | None) -> RoleGuess:
         return _ignore(column, "an identifier by its name, and different in every row")
     if column.numeric:
         return _guess_number(column, keep_or_group)
-    if column.unread_decimals:
-        why = "numbers with decimal commas, in a file whose fields are separated by commas"
-        return _ignore(
-            column, why, "To learn from it, write 3.5, or separate fields with semicolons."
-        )
+    if text := column.unread_number:
+        doubt = "To learn from it, write plain digits in all files, such as 1234.5."
+        return _ignore(column, f"numbers written as {text!r}", doubt)
     if column.prose:
         return _ignore(column, "free text")
     if count > FEW and 0 < column.words * 5 <= column.given:
@@ -378,8 +396,6 @@ def _guess_number(column: ColumnStats, keep_or_group: str) -> RoleGuess:
     if column.names_identifier and column.rare:
         why = f"an identifier by its name: {column.different} in {_rows(column.rows)}"
         return _ignore(column, why, keep_or_group)
-    if column.thousands:
-        return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")
     odd = column.whole and count > FEW and (column.unique or column.uniform)
     doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
     return _feature(column, doubt if odd else None)

@@ -13,7 +13,16 @@ from pyarrow import compute
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress
-from terrine_models.tables.columns import MISSING, CodedValues, Note, RowBlock, Values, check_names
+from terrine_models.tables.columns import (
+    DECIMAL_COMMA,
+    MISSING,
+    THOUSANDS,
+    CodedValues,
+    Note,
+    RowBlock,
+    Values,
+    check_names,
+)
 from terrine_models.tables.files import TableFile
 from terrine_protocol.tables import Column, TableSchema
 
@@ -34,8 +43,9 @@ def read_blocks(
         names = list({len(order): order for order in (needed, every)}.get(len(names), every))
     wanted = frozenset(needed)
     described = [column for column in schema.columns if column.name in wanted]
-    numeric = [column.name for column in described if column.role == "numeric"]
-    mixed = [] if file.delimiter in (None, ",") else numeric
+    numeric = [column for column in described if column.role == "numeric"]
+    other = file.delimiter not in (None, ",")
+    mixed = [column.name for column in numeric if other and column.commas != "thousands"]
     start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
     for batch in file.batches(names if file.delimiter else needed, named, progress):
         if not start and not named:
@@ -139,10 +149,13 @@ def _is_header(first: Sequence[str], schema: TableSchema) -> bool:
 
 
 def _hint(delimiter: str | None, commas: Collection[str], name: str, text: str) -> str:
-    if delimiter is None:
-        return ""
     if name in commas and "." in text:
         return "Other rows of this column have a decimal comma: use the same format in all rows."
-    if "," in text and delimiter == ",":
-        return "Decimal commas are read only if another character separates fields, as in a;3,5."
+    if "," in text and (DECIMAL_COMMA.fullmatch(text) or THOUSANDS.fullmatch(text)):
+        return (
+            f'If its commas separate thousands, as in 1,234, write "commas": "thousands" at column '
+            f'{name} of the schema; if they are decimal signs, "commas": "decimal".'
+        )
+    if delimiter is None:
+        return ""
     return "If this line is a header, it must name every column that is needed."
