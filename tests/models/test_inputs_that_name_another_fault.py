@@ -5,11 +5,17 @@ A row is what the file holds, how it is read, and what is made of it, or the wor
 
 from __future__ import annotations
 
+import gzip
+import io
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import feather, orc
@@ -145,6 +151,13 @@ ROWS = {"a": [1, 2], "b": ["x", "y"]}
 TABLE = "a,b\n1,x\n2,y\n"
 
 
+def zipped(name: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(name, "")
+    return packed.getvalue()
+
+
 def _stream(path: Path) -> None:
     with pa.ipc.new_stream(path, pa.table(ROWS).schema) as writer:
         writer.write_table(pa.table(ROWS))
@@ -185,7 +198,32 @@ NO_TABLES: dict[str, tuple[str, str | bytes, tuple[object, ...]]] = {
     "a title of two lines": ("t.csv", f"Our survey\nof 2020\n{TABLE}", ("title", 3)),
     "a header without end": ("t.csv", "a" * 2**20 + ",b\n1,x\n", ("1,048,576",)),
     "Feather 1": ("t.feather", b"FEA1" + bytes(20), ("Feather", "to_parquet")),
-    "Stata": ("t.dta", b"<stata_dta><header>", ("Stata", "pandas.read_stata")),
+    "Stata before 13": ("t.csv", b"\x72\x02\x01\0" + bytes(9), ("Stata", "pandas.read_stata")),
+    "Stata since 13": ("t.dta", b"<stata_dta><header>", ("Stata", "pandas.read_stata")),
+    "SAS": ("t.csv", bytes(12) + b"\xc2\xea\x81\x60\xb3", ("SAS", "pandas.read_sas")),
+    "SAS for transport": (
+        "t.xpt",
+        b"HEADER RECORD*******LIBRARY HEADER",
+        ("SAS", "pandas.read_sas"),
+    ),
+    "SPSS": ("t.sav", b"$FL2@(#) SPSS DATA FILE", ("SPSS", "pandas.read_spss", "pyreadstat")),
+    "SPSS, portable": ("t.por", b"ASCII".ljust(40) + b"ASCII SPSS PORT FILE", ("SPSS",)),
+    "a workbook": ("t.xlsx", zipped("xl/workbook.xml"), ("Excel", "CSV", "pandas.read_excel")),
+    "a workbook by its list": ("t.csv", zipped("[Content_Types].xml"), ("Excel", "CSV")),
+    "a workbook of others": ("t.ods", zipped("x.spreadsheet"), ("Excel", "CSV", "odfpy")),
+    "arrays in a zip file": ("t.csv", zipped("x.npy"), ("NumPy", "npz")),
+    "a zip file": ("t.csv", zipped("t.csv"), ("zip", "Unpack")),
+    "an object of R": (
+        "t.rds",
+        gzip.compress(b"X\n\0\0\0\x03\0\x04", mtime=0),
+        ("R", "readRDS"),
+    ),
+    "an object of R as text": ("t.rds", "A\n3\n263168\n197888\n5\n", ("R", "readRDS")),
+    "a workspace of R": ("t.rda", gzip.compress(b"RDX3\nX\n", mtime=0), ("R", "load")),
+    "MATLAB": ("t.mat", b"MATLAB 5.0 MAT-file, Platform", ("MATLAB", "writetable")),
+    "SQLite": ("t.csv", b"SQLite format 3\0", ("SQLite", "sqlite3")),
+    "Weka": ("t.arff", "% 1. Title\n%\n\n@RELATION iris\n@DATA\n1,2\n", ("ARFF", "@data")),
+    "tar": ("t.csv", b"t.csv".ljust(257, b"\0") + b"ustar\0", ("tar", "tar")),
     "a pickle": ("t.csv", b"\x80\x04\x95" + bytes(9), ("pickle",)),
     "an array": ("t.csv", b"\x93NUMPY" + bytes(9), ("NumPy",)),
 }
@@ -199,6 +237,28 @@ def test_what_is_no_table_is_named(what: str, tmp_path: Path) -> None:
     assert is_table(path)
     with refuses(DataError, name, *words):
         check_table(path)
+
+
+@pytest.mark.parametrize("version", [114, 118])
+def test_the_line_that_converts_a_stata_file_does_so(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "my t.dta"
+    pd.DataFrame(ROWS).to_stata(path, write_index=False, version=version)
+    with refuses(DataError, "Stata") as refused:
+        check_table(path)
+    command = str(refused.value).partition("not read. ")[2].partition(" converts")[0]
+    assert command.startswith("python -c ")
+    command = f"{sys.executable}{command.removeprefix('python')}"
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    with opened_table(tmp_path / "table.parquet") as file:
+        assert file.first == ["a", "b"]
+
+
+@pytest.mark.parametrize("text", ["ORCID,b\n1,x\n", "A\n2\n3\n", "MATLAB 1,b\n1,x\n"])
+def test_a_header_that_starts_as_other_files_do_is_a_header(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with opened_table(path) as file:
+        assert file.first == text.split("\n")[0].split(",")
 
 
 def test_a_folder_of_parquet_is_told_how_to_become_a_file(tmp_path: Path) -> None:

@@ -55,10 +55,8 @@ class ArrowFile:
         self.path = path
         self.sha256 = hashlib.file_digest(file, "sha256").hexdigest() if digest else ""
         file.seek(0)
-        start = file.read(8)
-        file.seek(0)
         self._file: Any
-        self._kind = next(kind for kind, begins in TYPED.items() if start.startswith(begins))
+        self._kind = _typed(file)
         if self._kind == "Parquet":
             # A buffer: otherwise all of a row group's columns would be read at once.
             self._file = parquet.ParquetFile(file, buffer_size=text.BLOCK)
@@ -106,6 +104,17 @@ class ArrowFile:
     def where(self, record: int) -> str:
         """Name a record (from 0) in an error."""
         return f"{self.path} row {record + 1}"
+
+
+def _typed(file: io.BufferedReader) -> str:
+    """Which kind of `TYPED` a file is, or nothing. An ORC file ends as it starts, `ORCID,a` not."""
+    start, end = file.peek(8)[:8], b""
+    kind = next((kind for kind, begins in TYPED.items() if start.startswith(begins)), "")
+    if kind == "ORC":
+        file.seek(max(0, file.seek(0, io.SEEK_END) - 4))
+        end = file.read()
+        file.seek(0)
+    return kind if kind != "ORC" or TYPED["ORC"] in end else ""
 
 
 class CsvFile:
@@ -268,9 +277,8 @@ def open_file(
     kind = ""
     try:
         with opened(path) as file:
-            if file.peek(8).startswith(tuple(TYPED.values())):
-                is_orc = file.peek(8).startswith(TYPED["ORC"])
-                kind = " as an ORC file" if is_orc else " as a Parquet or Arrow file"
+            if found := _typed(file):
+                kind = " as an ORC file" if found == "ORC" else " as a Parquet or Arrow file"
                 yield ArrowFile(path, file, digest)
             else:
                 yield CsvFile(path, file, fits, note, digest)

@@ -45,7 +45,11 @@ if TYPE_CHECKING:
 
 TEXT = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
 TYPED = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
-FOREIGN = {".xlsx", ".xls", ".ods", ".dta", ".sav", ".jsonl", ".ndjson", ".rds", ".rdata"}
+FOREIGN = {
+    *(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"),
+    *(".dta", ".sas7bdat", ".xpt", ".sav", ".zsav", ".por", ".rds", ".rda", ".rdata", ".mat"),
+    *(".json", ".jsonl", ".ndjson", ".arff", ".avro", ".sqlite", ".sqlite3", ".pkl", ".pickle"),
+}
 """Ends of the names of tables, readable or not."""
 
 
