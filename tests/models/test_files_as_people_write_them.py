@@ -393,6 +393,75 @@ def test_what_may_be_meant_otherwise_is_asked(
         holds(doubt or "", *asked)
 
 
+# ------------------------------------------------------------------- columns that cannot be read
+
+LISTS = pa.table(
+    {
+        "scan": [[1, 2], [3]] * 20,
+        "raw": [b"\x00", b"\x01"] * 20,
+        "dose": list(range(40)),
+        "at": [{"x": 1}, None] * 20,
+        "ill": ["no", "yes"] * 20,
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_columns_of_lists_and_bytes_are_left_out_and_stop_no_other(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    if name == "t.parquet":
+        pa.parquet.write_table(LISTS, path)
+    else:
+        with pa.ipc.new_file(path, LISTS.schema) as writer:
+            writer.write_table(LISTS)
+    for ignore in ([], ["scan", "raw", "at", "dose"], ["scan", "at"]):
+        kept = ["dose"] if "dose" not in ignore else []
+        if not kept:
+            with refuses(DataError, "dose", "specified"):
+                propose_schema(path, label="ill", ignore=ignore)
+            continue
+        found = propose_schema(path, label="ill", ignore=ignore, keep=kept)
+        roles = {column.name: column.role for column in found.schema.columns}
+        assert roles == {
+            **dict.fromkeys(("scan", "raw", "at"), "ignored"),
+            "dose": "numeric",
+            "ill": "label",
+        }
+        holds(next(g.why for g in found.guesses if g.column.name == "raw"), "binary")
+        assert load_table(path, found.schema).inputs.shape == (40, 1)
+    for kept in (["scan"], ["at"]):
+        with refuses(DataError, kept[0], "holds"):
+            propose_schema(path, label="ill", keep=kept)
+    with refuses(DataError, "raw", "binary", "--ignore"):
+        load_table(path, schema({**DOSE, "name": "raw"}))
+
+
+def test_bytes_in_no_known_encoding_stop_their_own_column_alone(tmp_path: Path) -> None:
+    path, said = tmp_path / "t.csv", list[str]()
+    rows = (b"%d,M\x81ller,%s" % (i, b"no" if i % 2 else b"yes") for i in range(30))
+    path.write_bytes(b"\n".join([b"dose,who,ill", *rows, b""]))
+    with refuses(DataError, 2, "who", "0x81", "iconv", "--ignore"):
+        propose_schema(path, label="ill", note=said.append)
+    found = propose_schema(path, label="ill", ignore=["who"], keep=["dose"], note=said.append)
+    assert load_table(path, found.schema, said.append).inputs.shape == (30, 1)
+    with refuses(DataError, 2, "who", "0x81"):
+        load_table(path, schema(DOSE, {"name": "who", "role": "group"}), said.append)
+    path.write_bytes(b"dose,w\x81,ill\n1,a,no\n")
+    with refuses(DataError, "header", "0x81"):
+        propose_schema(path, label="ill", ignore=["w"], note=said.append)
+
+
+def test_a_quote_after_a_space_stops_its_own_column_alone(tmp_path: Path) -> None:
+    rows = [f'{i}, "x",{"ab"[i % 2]}' for i in range(30)]
+    path = table(tmp_path / "t.csv", "dose,who,ill", *rows)
+    with refuses(DataError, 2, "who", "quote", "--ignore"):
+        propose_schema(path, label="ill")
+    found = propose_schema(path, label="ill", ignore=["who"], keep=["dose"])
+    assert load_table(path, found.schema).inputs.shape == (30, 1)
+
+
 # ------------------------------------------------------------------------------------- labels
 
 PRICES = [str(3 * price + 1000) for price in range(352)]

@@ -73,6 +73,8 @@ class ArrowFile:
         self.first = list(map(normalize, schema.names))
         check_names(self.first, [], str(path))
         self._stored = dict(zip(self.first, schema.names, strict=True))
+        self.types = dict(zip(self.first, schema.types, strict=True))
+        """Of its columns, as pyarrow names them."""
 
     def batches(
         self, names: Sequence[str], header: bool = True, progress: Progress = unseen
@@ -127,7 +129,7 @@ class CsvFile:
     def __init__(
         self, path: Path, file: io.BufferedReader, fits: Fits, note: Note, digest: bool
     ) -> None:
-        self.path, self.sha256 = path, ""
+        self.path, self.sha256, self.types = path, "", dict[str, Any]()
         self._size, self._text = path.stat().st_size, TextFile(path, file, note, digest)
         self._head = self._text.read(text.BLOCK)
         whole = len(self._head) < text.BLOCK
@@ -208,6 +210,20 @@ class CsvFile:
             self._look()
         if self._text.packed.digest is not None:
             self.sha256 = self._text.packed.digest.hexdigest()
+
+    def check_header(self) -> None:
+        """Raise DataError if a column's name is in no known encoding."""
+        self._text.check("".join(self.first), f"{self.path}: its header")
+
+    def check(self, texts: Sequence[str], where: Callable[[int], str], name: str) -> None:
+        """Raise DataError for the first text of a column that is in no known encoding.
+
+        where: names the one of this place.
+        """
+        if self._text.odd:
+            for place, each in enumerate(texts):
+                if text.ODD.search(each):
+                    self._text.check(each, where(place), name)
 
     def where(self, record: int) -> str:
         """Name a record (from 0, without the header) in an error.

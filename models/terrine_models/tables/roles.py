@@ -86,8 +86,8 @@ def propose_schema(
     group = None if group is None else normalize(group)
     columns = None if columns is None else list(map(normalize, columns))
     ignore, keep = list(map(normalize, ignore)), list(map(normalize, keep))
-    table, digest = _counted(path, label, columns, note, progress)
-    records = table[0].rows
+    table, unread, digest = _counted(path, label, columns, ignore, note, progress)
+    records = max(column.rows for column in table)
     wanted = [label, *ignore, *keep, *([group] if group else [])]
     names = [column.name for column in table]
     if label not in names and classes is None:
@@ -97,11 +97,17 @@ def propose_schema(
         )
     unlabelled = label not in names
     check_names(names, wanted[1:] if unlabelled else wanted, str(path))
+    if name := next((name for name in (label, *keep, group) if name in unread), None):
+        raise DataError(
+            f"{path}: column {name} holds {unread[name]}; expected numbers, text or dates."
+        )
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
     decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {
         label: partial(_label, declared=classes)
     }
+    for name, kind in unread.items():
+        decide[name] = partial(_ignore, why=f"holds {kind}, which is not read")
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
     if group is not None:
@@ -133,31 +139,46 @@ def propose_schema(
 
 
 def _counted(
-    path: Path, label: str, columns: Sequence[str] | None, note: Note, progress: Progress
-) -> tuple[list[ColumnStats], str]:
-    """Count the values of all columns; and the SHA-256 of the file."""
+    path: Path,
+    label: str,
+    columns: Sequence[str] | None,
+    ignore: Sequence[str],
+    note: Note,
+    progress: Progress,
+) -> tuple[list[ColumnStats], dict[str, str], str]:
+    """Count the values of all columns but those to ignore; what those hold whose types cannot be
+    read; and the SHA-256 of the file."""
 
     def fits(first: Sequence[str]) -> bool:
         return label in first if columns is None else len(first) == len(columns)
 
     with opened_table(path, fits=fits, note=note) as file:
-        from terrine_models.tables.rows import coded
+        from terrine_models.tables.files import CsvFile
+        from terrine_models.tables.rows import coded, unread_type
 
         if file.delimiter is None and columns is not None:
             raise DataError(f"{path} names its columns itself: leave out --columns.")
         if not file.first:
             raise DataError(f"{path} is empty.")
+        if isinstance(file, CsvFile) and columns is None:
+            file.check_header()
         names = file.first if columns is None else columns
         check_names(names, [], str(path))
         table = [ColumnStats(path, name, file.delimiter or ",", most(len(names))) for name in names]
+        unread = {name: kind for name, each in file.types.items() if (kind := unread_type(each))}
+        left = {*ignore, *unread}
+        counted = [column for column in table if column.name not in left]
+        if not counted:
+            raise DataError(f"{path}: no column is left to learn from, of {listed(names)}.")
+        read = [column.name for column in counted] if file.delimiter is None else names
         rows = 0
-        for batch in file.batches(names, columns is None, progress):
-            for column, array in zip(table, batch.columns, strict=True):
-                column.add(coded(file, column.name, array, rows))
+        for batch in file.batches(read, columns is None, progress):
+            for column in counted:
+                column.add(coded(file, column.name, batch.column(column.name), rows))
             rows += batch.num_rows
         if not rows:
             raise DataError(f"{path} has no rows below its header.")
-        return table, file.sha256
+        return table, unread, file.sha256
 
 
 def _group(columns: Sequence[ColumnStats]) -> ColumnStats | None:

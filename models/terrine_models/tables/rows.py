@@ -23,8 +23,10 @@ from terrine_models.tables.columns import (
     Values,
     check_names,
 )
-from terrine_models.tables.files import TableFile
+from terrine_models.tables.files import ArrowFile, TableFile
 from terrine_protocol.tables import Column, TableSchema
+
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 def read_blocks(
@@ -38,6 +40,8 @@ def read_blocks(
     names, every = file.first, [column.name for column in schema.columns]
     named = file.delimiter is None or _is_header(names, schema)
     if named:
+        if not isinstance(file, ArrowFile):
+            file.check_header()
         check_names(names, needed, str(file.path))
     else:
         names = list({len(order): order for order in (needed, every)}.get(len(names), every))
@@ -78,23 +82,42 @@ def coded(file: TableFile, name: str, array: Any, start: int) -> CodedValues:
     """The values of a column, each once, of rows from `start` on. Raises DataError."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
     kind = array.type
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if unread := unread_type(kind):
         raise DataError(
-            f"{file.path}: column {name} holds {kind}; expected numbers, text or dates."
+            f"{file.path}: column {name} holds {unread}; expected numbers, text or dates. To leave "
+            f"it out: --ignore {name}."
         )
     array = _moments(array).dictionary_encode()  # in the order in which they first appear
     found = array.dictionary.to_pylist()
     places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
-    if file.delimiter is not None:
+    if not isinstance(file, ArrowFile):
+
+        def where(place: int) -> str:
+            return file.where(start + int(np.flatnonzero(places == place)[0]))
+
+        file.check(found, where, name)
         for place, text in enumerate(found):
             if text[:1] == " " and text.lstrip()[:1] == '"':
-                record = start + int(np.flatnonzero(places == place)[0])
                 raise DataError(
-                    f"{file.where(record)}: column {name} holds {text!r}: a quote after a space "
-                    "does not open a field. Leave out the space."
+                    f"{where(place)}: column {name} holds {text!r}: a quote after a space "
+                    f"does not open a field. Leave out the space, or the column: --ignore {name}."
                 )
     return CodedValues([*found, None] if array.null_count else found, places)
+
+
+def unread_type(kind: Any) -> str | None:
+    """What a typed column holds that cannot be read, such as lists; None if it can."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    readable = (
+        pa.types.is_primitive(plain)
+        or pa.types.is_decimal(plain)
+        or pa.types.is_null(plain)
+        or any(is_text(plain) for is_text in _TEXT)
+    )
+    return None if readable else str(kind)
 
 
 def _values(

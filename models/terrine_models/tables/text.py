@@ -41,12 +41,12 @@ OTHERS: tuple[tuple[bytes, str, str], ...] = (
     (rb"ARROW1", "an Arrow file, packed", UNPACK),
     (
         rb"PK\x03\x04.*(\[Content_Types\]|xl/|spreadsheet)",
-        "a workbook of Excel or another spreadsheet program, which is a zip file",
+        "a workbook of Excel or another spreadsheet program (a zip file)",
         f"{SHEET}; or: {_by_pandas('read_excel(FILE)', ' openpyxl odfpy')}",
     ),
     (
         rb"PK\x03\x04.*\.npy",
-        "an archive of NumPy's arrays, which is a zip file",
+        "an archive of NumPy's arrays (a zip file)",
         "It ends in .npz.",
     ),
     (rb"PK\x03\x04", "packed with zip", UNPACK),
@@ -123,6 +123,10 @@ WIDE_MARKS = (
 OLD = "windows-1252"
 """Of lines that are not UTF-8. What of it is printed is the same in Latin-1."""
 
+UNUSED = b"\x81\x8d\x8f\x90\x9d"
+"""Bytes that mean nothing in it."""
+ODD = re.compile(f"[{UNUSED.decode('latin-1')}]")
+
 
 class TextFile(io.RawIOBase):
     """The text of a file, plain or gzip, as UTF-8 without a mark. Raises DataError if it is none.
@@ -136,6 +140,9 @@ class TextFile(io.RawIOBase):
         self._gzip = file.peek(2).startswith(b"\x1f\x8b")
         self._file: Any = gzip.GzipFile(fileobj=self.packed) if self._gzip else self.packed
         self._path, self._note, self._noted = path, note, False
+        self.odd = False
+        """Whether a byte is neither UTF-8 nor Windows-1252; it is read as the control character of
+        its number, for whoever needs its column to refuse."""
         self.ready, self._tail = b"", b""
         """Text that is read next, and bytes of a line whose others are not read yet."""
         self.quotes = 0
@@ -217,13 +224,9 @@ class TextFile(io.RawIOBase):
         """A line that is not UTF-8, and starts at this byte of the file, as UTF-8."""
         try:
             text = line.decode(OLD).encode()
-        except UnicodeDecodeError as error:
-            name = self._path.name.removesuffix(".gz")
-            raise DataError(
-                f"{self._path} is not UTF-8, nor {OLD}: line {self._line(start)} holds the byte "
-                f"0x{line[error.start]:02x}. Convert it from what it is: iconv -f ENCODING "
-                f"-t UTF-8 {name} > utf8-{name}"
-            ) from None
+        except UnicodeDecodeError:
+            self.odd = True
+            text = "".join(_of_old(byte) for byte in line).encode()
         if not self._noted:
             self._noted = True
             self._note(
@@ -232,6 +235,18 @@ class TextFile(io.RawIOBase):
             )
         return text
 
+    def check(self, text: str, where: str, column: str | None = None) -> None:
+        """Raise DataError for a text with a byte that is neither UTF-8 nor Windows-1252."""
+        found = ODD.search(text) if self.odd else None
+        if found is not None:
+            name = self._path.name.removesuffix(".gz")
+            beside = "." if column is None else f", or leave the column out: --ignore {column}."
+            raise DataError(
+                f"{where}{'' if column is None else f': column {column}'} holds the byte "
+                f"0x{ord(found[0]):02x}, which is neither UTF-8 nor {OLD}. Convert the file from "
+                f"what it is, iconv -f ENCODING -t UTF-8 {name} > utf8-{name}{beside}"
+            )
+
     def _line(self, place: int) -> int:
         """The line that starts at this byte of the file, which is read again for it."""
         with opened(self._path) as file:
@@ -239,6 +254,11 @@ class TextFile(io.RawIOBase):
             parts = (text.read(min(BLOCK, place - at)) for at in range(0, place, BLOCK))
             before: int = sum(part.count(b"\n") for part in parts)
             return 1 + before
+
+
+def _of_old(byte: int) -> str:
+    """A byte of Windows-1252 as text; one that it has not got, as a control character."""
+    return bytes([byte]).decode(OLD) if byte not in UNUSED else chr(byte)
 
 
 def _quoted(path: Path) -> str:
