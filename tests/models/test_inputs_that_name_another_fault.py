@@ -17,12 +17,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from pyarrow import feather, orc
 from refusals import refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
-from terrine_models.tables.loading import check_table, is_table, opened_table
+from terrine_models.data.reading import files_within
+from terrine_models.tables.loading import (
+    check_table,
+    encode_table,
+    is_table,
+    load_table,
+    opened_table,
+)
+from terrine_models.tables.roles import propose_schema
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.votes import load_votes
 from terrine_server.privacy import ParameterError
@@ -261,11 +270,89 @@ def test_a_header_that_starts_as_other_files_do_is_a_header(text: str, tmp_path:
         assert file.first == text.split("\n")[0].split(",")
 
 
-def test_a_folder_of_parquet_is_told_how_to_become_a_file(tmp_path: Path) -> None:
-    folder = tmp_path / "t.parquet"
+PARTS = pa.table(
+    {
+        "dose": list(range(40)),
+        "ward": [("A", "B")[i % 3 % 2] for i in range(40)],
+        "year": [2019 + i // 20 for i in range(40)],
+        "ill": [("no", "yes")[i % 2] for i in range(40)],
+    }
+)
+
+
+def _hive(folder: Path) -> None:
+    for year in (2019, 2020):
+        for part in range(2):
+            place = folder / f"year={year}" / f"part-{part}.parquet"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            rows = PARTS.slice((year - 2019) * 20 + part * 10, 10)
+            pa.parquet.write_table(rows.drop_columns("year"), place)
+    (folder / "_SUCCESS").touch()
+    (folder / "year=2019" / ".part-0.parquet.crc").write_bytes(b"crc")
+
+
+def _flat(folder: Path) -> None:
     folder.mkdir()
-    with refuses(DataError, "t.parquet", "folder", "pyarrow.dataset"):
+    for part in range(4):
+        feather.write_feather(PARTS.slice(part * 10, 10), folder / f"{part}.arrow")
+
+
+@pytest.mark.parametrize("write", [_hive, _flat])
+def test_a_folder_of_files_is_one_table(write: Callable[[Path], None], tmp_path: Path) -> None:
+    path, folder = tmp_path / "t.parquet", tmp_path / "stays"
+    pa.parquet.write_table(PARTS, path)
+    write(folder)
+    assert is_table(folder)
+    as_file = propose_schema(path, label="ill", keep=["dose"]).schema
+    schema = propose_schema(folder, label="ill", keep=["dose"]).schema
+    assert {c.name: c for c in schema.columns} == {c.name: c for c in as_file.columns}
+    assert schema.fitted_on is not None
+    assert (schema.fitted_on.name, schema.fitted_on.records) == ("stays", 40)
+    one, many = load_table(path, as_file), load_table(folder, as_file)
+    assert np.array_equal(one.inputs, many.inputs)
+    assert one.labels.tolist() == many.labels.tolist()
+    assert np.array_equal(encode_table(folder, as_file), one.inputs)
+    before = schema.fitted_on.sha256
+    last = max(files_within(folder))
+    last.write_bytes(last.read_bytes()[:-1])
+    with refuses(DataError, last.name):
+        load_table(folder, as_file)
+    last.unlink()
+    again = propose_schema(folder, label="ill", keep=["dose"]).schema.fitted_on
+    assert again is not None
+    assert again.sha256 != before
+
+
+def test_an_error_in_a_folder_names_its_file_and_row(tmp_path: Path) -> None:
+    _hive(tmp_path / "t")
+    schema = propose_schema(tmp_path / "t", label="ill", keep=["dose"]).schema
+    place = tmp_path / "t" / "year=2020" / "part-1.parquet"
+    rows = PARTS.slice(0, 3).drop_columns("year")
+    wrong = rows.set_column(2, "ill", pa.array(["no", "maybe", "no"]))
+    pa.parquet.write_table(wrong, place)
+    with refuses(DataError, "year=2020/part-1.parquet", 2, "'maybe'"):
+        load_table(tmp_path / "t", schema)
+    pa.parquet.write_table(rows.drop_columns("dose"), place)
+    with refuses(DataError, "year=2020/part-1.parquet", "dose"):
+        load_table(tmp_path / "t", schema)
+
+
+def test_a_folder_that_is_no_table_is_told_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    assert not is_table(folder)
+    with refuses(DataError, "folder", "Parquet"):
         check_table(folder)
+    for name in ("a.csv", "b.csv"):
+        (folder / name).write_text(TABLE)
+    assert is_table(folder)
+    with refuses(DataError, "folder", 2, "a.csv", "awk") as refused:
+        check_table(folder)
+    command = str(refused.value).partition("header: ")[2]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "table.csv").read_text() == f"{TABLE}{TABLE.partition(chr(10))[2]}"
+    (folder / "c.png").touch()
+    assert not is_table(folder), "these are pictures, and what is beside them"
 
 
 def test_a_wrong_line_below_a_hint_is_counted_from_the_files_beginning(tmp_path: Path) -> None:

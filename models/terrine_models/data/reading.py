@@ -59,9 +59,21 @@ def unchanged(path: Path) -> Iterator[None]:
         raise failed
 
 
-def _state(path: Path) -> tuple[int, int, int]:
+def files_within(folder: Path) -> Iterator[Path]:
+    """The files in a folder and those in it, by their paths; none that starts with . or _.
+
+    Such are what Spark and others write beside data: _SUCCESS, .part-0.crc.
+    """
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] not in "._")
+        yield from (Path(place) / name for name in sorted(names) if name[0] not in "._")
+
+
+def _state(path: Path) -> list[tuple[Path, int, int, int]]:
+    """Of a file, or of each in a folder: name, identity, size and time."""
     try:
-        found = os.stat(path)
+        every = files_within(path) if path.is_dir() else [path]
+        found = [(each, os.stat(each)) for each in every]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return [(each, of.st_ino, of.st_size, of.st_mtime_ns) for each, of in found]

@@ -6,6 +6,7 @@ if its digest is wanted). Only where something is wrong a CSV file is read again
 
 from __future__ import annotations
 
+import bisect
 import csv
 import hashlib
 import io
@@ -22,7 +23,13 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import Progress, rows_at_a_time, rows_at_least, unseen
+from terrine_models.data.reading import (
+    Progress,
+    files_within,
+    rows_at_a_time,
+    rows_at_least,
+    unseen,
+)
 from terrine_models.tables import text
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.text import TextFile
@@ -117,6 +124,69 @@ def _typed(file: io.BufferedReader) -> str:
         end = file.read()
         file.seek(0)
     return kind if kind != "ORC" or TYPED["ORC"] in end else ""
+
+
+class ArrowFolder:
+    """A folder of files that pyarrow reads, with the same columns, as one table.
+
+    Folders within it may say a column's value for all their rows, as year=2020 does (Hive). The
+    files are read in the order of their paths; those that start with . or _ are left out.
+    """
+
+    delimiter = None
+
+    def __init__(self, path: Path, kind: str, digest: bool) -> None:
+        from pyarrow import dataset
+
+        self.path, form = path, {"Parquet": "parquet", "ORC": "orc"}.get(kind, "ipc")
+        pieces = dataset.dataset(str(path), format=form, partitioning="hive").get_fragments()
+        self._parts = [
+            (Path(piece.path), dataset.get_partition_keys(piece.partition_expression))
+            for piece in sorted(pieces, key=lambda piece: piece.path)
+        ]
+        self.types: dict[str, Any] = {}
+        lines, known = list[str](), list[set[str]]()
+        for place, keys in self._parts:
+            with _broken(place), opened(place) as file:
+                part = ArrowFile(place, file, digest)
+            lines.append(f"{part.sha256}  {place.relative_to(path)}\n")
+            folders = {normalize(name): pa.scalar(value).type for name, value in keys.items()}
+            known.append({*part.types, *folders})
+            self.types = {**folders, **part.types, **self.types}
+        for (place, _), names in zip(self._parts, known, strict=True):
+            check_names(list(names), list(self.types), str(place))
+        self.first = list(self.types)
+        self.sha256 = hashlib.sha256("".join(lines).encode()).hexdigest() if digest else ""
+        """As `sha256sum` prints it of all files in this order, hashed again."""
+        self._starts = list[int]()
+
+    def batches(
+        self, names: Sequence[str], header: bool = True, progress: Progress = unseen
+    ) -> Iterator[Any]:
+        """Record batches with these columns, as `ArrowFile` does."""
+        self._starts, rows = [], 0
+        for done, (place, keys) in enumerate(self._parts, 1):
+            self._starts.append(rows)
+            folders = {normalize(name): value for name, value in keys.items()}
+            with _broken(place), opened(place) as file:
+                part = ArrowFile(place, file, digest=False)
+                own = [name for name in names if name in part.types]
+                # Of a file of which no column is needed, the rows count all the same
+                for batch in part.batches(own or part.first[:1]):
+                    arrays = [
+                        batch.column(name)
+                        if name in part.types
+                        else pa.array([folders[name]] * batch.num_rows)
+                        for name in names
+                    ]
+                    rows += batch.num_rows
+                    yield pa.RecordBatch.from_arrays(arrays, names=list(names))
+            progress(done, len(self._parts))
+
+    def where(self, record: int) -> str:
+        """Name a record (from 0) in an error: by its file, and its row there."""
+        part = bisect.bisect_right(self._starts, record) - 1
+        return f"{self._parts[part][0]} row {record - self._starts[part] + 1}"
 
 
 class CsvFile:
@@ -278,7 +348,7 @@ class CsvFile:
         return max(0, found)
 
 
-TableFile = ArrowFile | CsvFile
+TableFile = ArrowFile | ArrowFolder | CsvFile
 
 
 @contextmanager
@@ -290,23 +360,44 @@ def open_file(
 
     digest: whether `sha256` is wanted, which a CSV file has once it has been read.
     """
-    kind = ""
-    try:
-        with opened(path) as file:
-            if found := _typed(file):
-                kind = " as an ORC file" if found == "ORC" else " as a Parquet or Arrow file"
+    if path.is_dir():
+        with _broken(path):
+            yield _folder(path, digest)
+        return
+    with _broken(path), opened(path) as file:
+        if _typed(file):
+            with _broken(path, " as an ORC, Parquet or Arrow file"):
                 yield ArrowFile(path, file, digest)
-            else:
-                yield CsvFile(path, file, fits, note, digest)
-    except IsADirectoryError:
-        raise DataError(
-            f"{path} is a folder; a table is one file. If it holds Parquet files: python -c "
-            '"import pyarrow.dataset as d, pyarrow.parquet as p; '
-            f"p.write_table(d.dataset('{path}').to_table(), 'table.parquet')\""
-        ) from None
+        else:
+            yield CsvFile(path, file, fits, note, digest)
+
+
+@contextmanager
+def _broken(path: Path, kind: str = "") -> Iterator[None]:
+    """Raise DataError for what is wrong with a file."""
+    try:
+        yield
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or (str(error) or "it is broken").splitlines()[0]
         raise DataError(f"{path} cannot be read{kind}: {reason.rstrip('.')}.") from None
+
+
+def _folder(path: Path, digest: bool) -> ArrowFolder:
+    """Open a folder of files that pyarrow reads. Raises DataError for one of others."""
+    files = files_within(path)
+    first = next(files, None)
+    if first is None:
+        raise DataError(f"{path} is a folder without a file; expected one of Parquet files.")
+    with _broken(first), opened(first) as file:
+        kind = _typed(file)
+    if kind and kind != "Arrow stream":
+        with _broken(path, f" as a folder of {kind} files"):
+            return ArrowFolder(path, kind, digest)
+    raise DataError(
+        f"{path} is a folder of {1 + sum(1 for _ in files):,} files, such as {first.name}, and "
+        "only folders of Parquet, Arrow or ORC files are one table. If they are CSV files, each "
+        f"with the same header: awk 'FNR > 1 || NR == 1' {path}/*.csv > table.csv"
+    )
 
 
 def _joined(batches: Sequence[Any]) -> Any:

@@ -23,7 +23,7 @@ from terrine_models.tables.columns import (
     Values,
     check_names,
 )
-from terrine_models.tables.files import ArrowFile, TableFile
+from terrine_models.tables.files import CsvFile, TableFile
 from terrine_protocol.tables import Column, TableSchema
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -40,7 +40,7 @@ def read_blocks(
     names, every = file.first, [column.name for column in schema.columns]
     named = file.delimiter is None or _is_header(names, schema)
     if named:
-        if not isinstance(file, ArrowFile):
+        if isinstance(file, CsvFile):
             file.check_header()
         check_names(names, needed, str(file.path))
     else:
@@ -93,7 +93,7 @@ def coded(file: TableFile, name: str, array: Any, start: int) -> CodedValues:
     array = _moments(array).dictionary_encode()  # in the order in which they first appear
     found = array.dictionary.to_pylist()
     places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
-    if not isinstance(file, ArrowFile):
+    if isinstance(file, CsvFile):
 
         def where(place: int) -> str:
             return file.where(start + int(np.flatnonzero(places == place)[0]))
