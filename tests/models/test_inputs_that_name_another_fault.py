@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from pyarrow import feather, orc
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
 from terrine_models.data.reading import files_within
 from terrine_models.tables.loading import (
     check_table,
     encode_table,
+    has_column,
     is_table,
     load_table,
     opened_table,
@@ -353,6 +354,86 @@ def test_a_folder_that_is_no_table_is_told_what_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "table.csv").read_text() == f"{TABLE}{TABLE.partition(chr(10))[2]}"
     (folder / "c.png").touch()
     assert not is_table(folder), "these are pictures, and what is beside them"
+
+
+HEADED = [f"{i},{i % 7},{('no', 'yes')[i % 2]}" for i in range(1, 31)]
+LINES = ["a,b,ill", *HEADED]
+
+
+def _lines(*lines: str, end: str = "\n") -> str:
+    return "".join(f"{line}{end}" for line in lines)
+
+
+HEADERS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "as usual": (_lines(*LINES), ()),
+    "returns alone": (_lines(*LINES, end="\r"), ()),
+    "returns and line feeds": (_lines(*LINES, end="\r\n"), ()),
+    "delimiters at the end": (_lines(*(f"{line}," for line in LINES)), ()),
+    "several at the end": (_lines(*(f"{line},,," for line in LINES)), ()),
+    "joined files": (_lines(*LINES[:9], *LINES[:1], *LINES[9:]), ()),
+    "joined files with marks": (_lines(*LINES[:9], f"\ufeff{LINES[0]}", *LINES[9:]), ()),
+    "the mark of DOS": (f"{_lines(*LINES)}\x1a", ()),
+    "a name of two lines": (_lines('a,"b', 'c",ill', *HEADED), ()),
+    "delimiters below alone": (_lines(LINES[0], *(f"{line}," for line in HEADED)), (2, 4, 3)),
+    "delimiters above alone": (_lines("a,b,ill,", *HEADED), (2, 3, 4, "remove")),
+    "names of rows": (_lines(LINES[0], *(f"r{line}," for line in HEADED)), (2, 4, 3)),
+    "a title with delimiters": (_lines("Survey,,", ",,", *LINES), ("title", 3, "+3")),
+    "a title of pieces": (_lines("Survey of 2020,,", "by us,,", *LINES), ("title", 3)),
+    "spaces": (_lines(*LINES).replace(",", "  "), ("tr", "spaces", "commas")),
+    "carets": (_lines(*LINES).replace(",", "^"), ("'^'", "tr")),
+    "a hint of colons": (f"sep=:\n{_lines(*LINES).replace(',', ':')}", ("':'", "first", "tr")),
+    "one name twice": (_lines("a,a,ill", *HEADED), ("two", "'a'")),
+    "one name with spaces": (_lines("a, a ,ill", *HEADED), ("two", "'a'", "spaces")),
+    "one name in both forms": (
+        _lines("\u00fc,u\u0308,ill", *HEADED),
+        ("two", "'\u00fc'", "Unicode"),
+    ),
+    "another label": (_lines("a,b,sick", *HEADED), ("ill", "--classes")),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_header_is_found_or_its_fault_is_named(what: str, tmp_path: Path) -> None:
+    content, words = HEADERS[what]
+    path = tmp_path / "t.csv"
+    path.write_text(content, encoding="utf-8", newline="")
+    if words:
+        with refuses(DataError, "t.csv", *words):
+            propose_schema(path, label="ill")
+        return
+    schema = propose_schema(path, label="ill", keep=["a"], note=lambda _: None).schema
+    assert [(c.role, c.low, c.high) for c in schema.columns[:2]] == [
+        ("numeric", 1, 30),
+        ("numeric", 0, 6),
+    ]
+    assert all(column.role == "ignored" for column in schema.columns[3:])
+    data = load_table(path, schema, note=lambda _: None)
+    assert data.inputs.shape == (30, 2)
+    assert data.labels.tolist() == [1, 0] * 15
+
+
+def test_lines_below_a_repeated_header_are_counted_with_it(tmp_path: Path) -> None:
+    path, said = tmp_path / "t.csv", list[str]()
+    path.write_text(_lines(*LINES, *LINES))
+    schema = propose_schema(path, label="ill", keep=["a"], note=said.append).schema
+    holds(said, "t.csv", "repeat")
+    path.write_text(_lines(*LINES, LINES[0], "x,1,no"))
+    with refuses(DataError, "line", 33, "a", "'x'"):
+        load_table(path, schema, note=said.append)
+    path.write_text(_lines("a", "a", "b"))
+    with opened_table(path) as file:
+        assert [each for batch in file.batches(["a"], True) for each in batch[0].to_pylist()] == [
+            "a",
+            "b",
+        ]
+
+
+def test_a_value_that_is_called_as_the_label_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        _lines("a,b,state", *(f"{i},{i % 7},{('ill', 'well')[i % 2]}" for i in range(30)))
+    )
+    assert not has_column(path, "ill")
 
 
 def test_a_wrong_line_below_a_hint_is_counted_from_the_files_beginning(tmp_path: Path) -> None:

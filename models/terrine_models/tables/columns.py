@@ -260,7 +260,10 @@ def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
         )
     if len(present) != len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
-        raise DataError(f"{what} has two columns named {twice!r}.")
+        raise DataError(
+            f"{what} has two columns named {twice!r}, apart from spaces around a name and the form "
+            "of its letters in Unicode. Give one of them another name in all files."
+        )
 
 
 def number(text: str, *, decimal_comma: bool = False, thousands: bool = False) -> float:

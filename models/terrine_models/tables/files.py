@@ -34,11 +34,13 @@ from terrine_models.tables import text
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.text import TextFile
 from terrine_protocol.files import opened
-from terrine_protocol.names import normalize
+from terrine_protocol.names import listed, normalize
 
 SAMPLE = 100
 """Records that are read to find the delimiter."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+OTHER_DELIMITERS = (" ", ":", "^", "~", "\x01")
+MOST_TITLE_LINES = 20
 SEPARATOR_HINT = re.compile(r"sep=(.?)", re.IGNORECASE)
 """A first line that tells Excel the delimiter, and is no record."""
 
@@ -214,10 +216,18 @@ class CsvFile:
         skipped, delimiters = 0, tuple(DELIMITERS)
         if self._hinted is not None:
             skipped, told = 1, self._hinted[1]
-            delimiters = (told,) if told in DELIMITERS else delimiters
-        self.delimiter, self.first, header = _sniffed(
+            if told and told not in DELIMITERS:
+                raise DataError(_other_delimiter(path, "as its first line says", told))
+            delimiters = (told,) if told else delimiters
+        self.delimiter, self._header_fields, header = _sniffed(
             path, lines[skipped:], fits, whole, delimiters
         )
+        nameless = self._header_fields.count("") > 1  # are called as pandas does
+        self.first = [
+            name or (f"Unnamed: {place}" if nameless else "")
+            for place, name in enumerate(self._header_fields)
+        ]
+        self._noted, self._note = False, note
         self._hint = len("".join(lines[:skipped]).encode())
         self._header = len("".join(lines[: skipped + header]).encode())
         if self.delimiter != ",":
@@ -262,6 +272,8 @@ class CsvFile:
                     gone = compute.and_(gone, empty)
                 if delimiter != "|":
                     gone = compute.or_(gone, compute.starts_with(first, "|"))
+                if header and len(names) > 1:
+                    gone = compute.or_(gone, self._repeats_header(batch, first))
                 if compute.any(gone).as_py():
                     batch = batch.filter(compute.invert(gone))
                 records += batch.num_rows
@@ -280,6 +292,18 @@ class CsvFile:
             self._look()
         if self._text.packed.digest is not None:
             self.sha256 = self._text.packed.digest.hexdigest()
+
+    def _repeats_header(self, batch: Any, first: Any) -> Any:
+        """Which rows are the header again, as where files were joined."""
+        same = compute.equal(first, self._header_fields[0])
+        for name, column in zip(self._header_fields[1:], batch.columns[1:], strict=True):
+            if not compute.any(same).as_py():
+                return same
+            same = compute.and_(same, compute.equal(compute.utf8_trim_whitespace(column), name))
+        if compute.any(same).as_py() and not self._noted:
+            self._noted = True
+            self._note(f"{self.path}: lines that repeat the header are left out.")
+        return same
 
     def check_header(self) -> None:
         """Raise DataError if a column's name is in no known encoding."""
@@ -301,6 +325,20 @@ class CsvFile:
         Raises DataError if another before it is wrong.
         """
         return f"{self.path} line {self._look(record)}"
+
+    def _why_uneven(self, fields: Sequence[str]) -> str:
+        """What may be the cause of a record of one field too many or too few."""
+        more = len(fields) - len(self._names) if self._after_header else 0
+        if more == 1 and not fields[-1].strip():
+            return " Records end with a delimiter, and the header does not: add one to it."
+        if more == 1:
+            return (
+                " If records start with the name of a row, as R writes them, add a name for that "
+                "column to the start of the header; if a field contains the delimiter, quote it."
+            )
+        if more == -1 and not self._names[-1]:
+            return " The header ends with a delimiter, and records do not: remove it."
+        return ""
 
     def _look(self, record: int | None = None) -> int:
         """Read the file again: the line on which a record ends, or how many records there are.
@@ -331,10 +369,16 @@ class CsvFile:
                     hint = self._hinted is not None and line == 1
                     if hint or _is_nothing(fields, self.delimiter):
                         continue
+                    may_repeat = found >= 0 and self._after_header and len(fields) > 1
+                    if (
+                        may_repeat
+                        and [normalize(each.strip()) for each in fields] == self._header_fields
+                    ):
+                        continue
                     if found >= 0 and len(fields) != len(self._names):
                         raise DataError(
                             f"{self.path} line {line}: found {len(fields)} fields, expected "
-                            f"{len(self._names)}: {', '.join(self._names)}."
+                            f"{len(self._names)}: {listed(self._names)}.{self._why_uneven(fields)}"
                         )
                     if found == record:
                         return line
@@ -438,17 +482,47 @@ def _check_title(path: Path, starts: dict[str, list[tuple[int, list[str]]]]) -> 
         above = next((i for i, size in enumerate(sizes) if size > 1), 0)
         below = sizes[above:]
         if above and len(below) > 1 and set(below) == {below[0]}:
-            raise DataError(
-                f"{path}: the table of {below[0]} columns seems to start on line {rows[above][0]}, "
-                "below a title. Remove the lines above it: "
-                f"tail -n +{rows[above][0]} {path.name} > table.csv"
-            )
+            raise DataError(_below_title(path, below[0], rows[above][0]))
+
+
+def _check_first(
+    path: Path, rows: Sequence[tuple[int, list[str]]], lines: Sequence[str], fits: Fits
+) -> None:
+    """Raise DataError if a first record that does not fit is a title, or has other delimiters."""
+    given = [sum(map(bool, fields)) for _, fields in rows]
+    for place, (line, fields) in enumerate(rows[:MOST_TITLE_LINES]):
+        if 2 * max(given[:place], default=len(fields)) <= len(fields) == given[place]:
+            if fits(fields):
+                raise DataError(_below_title(path, len(fields), line))
+            break
+    full = [line.strip() for line in lines if line.strip()][:SAMPLE]
+    if len(rows) > 2 and all(len(fields) == 1 for _, fields in rows):
+        for delimiter in OTHER_DELIMITERS:
+            sizes = {len([part for part in line.split(delimiter) if part]) for line in full[:-1]}
+            if len(sizes) == 1 and sizes != {1}:
+                raise DataError(_other_delimiter(path, "as it seems", delimiter))
+
+
+def _below_title(path: Path, columns: int, line: int) -> str:
+    return (
+        f"{path}: the table of {columns} columns seems to start on line {line}, below a title. "
+        f"Remove the lines above it: tail -n +{line} {path.name} > table.csv"
+    )
+
+
+def _other_delimiter(path: Path, says: str, delimiter: str) -> str:
+    return (
+        f"{path}: fields are separated by {'spaces' if delimiter == ' ' else repr(delimiter)}, "
+        f"{says}; expected one of "
+        f"{', '.join(DELIMITERS.values())}. If no field contains a comma: "
+        f"tr {'-s ' if delimiter == ' ' else ''}'{delimiter}' ',' < {path.name} > table.csv"
+    )
 
 
 def _is_nothing(fields: Sequence[str], delimiter: str) -> bool:
-    """Whether a line is blank, or one of UCI's comments."""
+    """Whether a line is blank, one of UCI's comments, or the mark at the end of files of DOS."""
     comment = delimiter != "|" and bool(fields) and fields[0].lstrip().startswith("|")
-    return comment or not "".join(fields).strip()
+    return comment or not "".join(fields).strip().strip("\x1a")
 
 
 def _sniffed(
@@ -491,4 +565,6 @@ def _sniffed(
             "that contain one of these characters, or name the columns in a header."
         )
     line, first = starts[chosen[0]][0] if starts[chosen[0]] else (0, [])
+    if not fits(first):
+        _check_first(path, starts[chosen[0]], lines, fits)
     return chosen[0], first, line

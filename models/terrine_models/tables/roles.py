@@ -95,6 +95,8 @@ def propose_schema(
             f"{path} has no column {label}; it has {', '.join(names)}. If its rows have no labels, "
             "declare the classes, which become public: --classes A,B,…"
         )
+    if not records:
+        raise DataError(f"{path} has no rows below its header.")
     unlabelled = label not in names
     check_names(names, wanted[1:] if unlabelled else wanted, str(path))
     if name := next((name for name in (label, *keep, group) if name in unread), None):
@@ -176,8 +178,6 @@ def _counted(
             for column in counted:
                 column.add(coded(file, column.name, batch.column(column.name), rows))
             rows += batch.num_rows
-        if not rows:
-            raise DataError(f"{path} has no rows below its header.")
         return table, unread, file.sha256
 
 
