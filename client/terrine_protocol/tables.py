@@ -21,6 +21,8 @@ FEATURES = ("numeric", "categorical", "boolean", "ordinal", "date")
 REMARKS = ("why", "check")
 """Keys beside a column that are not read."""
 DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
+Commas = Literal["thousands", "decimal"]
+"""What commas in numbers are: as in 1,234.5, or as in 3,14."""
 DatePart = Literal["days", "year", "month", "weekday", "hour"]
 
 
@@ -75,6 +77,10 @@ class Column(Record):
     """Of a label of numbers: where they are cut into classes, in increasing order. An edge belongs
     to the class above it. `values` names the classes, one more than edges; without it they are
     called as `range_names` says."""
+
+    commas: Annotated[Commas | None, Field(exclude_if=absent)] = None
+    """Of numbers written as text: what their commas are. Without it, decimal signs where another
+    character separates fields, and else none are read."""
 
     order: Annotated[DateOrder | None, Field(exclude_if=absent)] = None
     """Of dates: how they are written. A year has four digits. Of a time of day the hour is read."""
@@ -144,6 +150,8 @@ class TableSchema(Record):
                 raise ValueError(f"column {column.name!r} is {column.role}: it has no range")
             if column.role != "numeric" and column.missing is not None:
                 raise ValueError(f"column {column.name!r} is {column.role}: it has no `missing`")
+            if column.role != "numeric" and column.commas is not None:
+                raise ValueError(f"column {column.name!r} is {column.role}: it has no `commas`")
             dated = (column.order, column.since, column.parts)
             if (column.role == "date") != all(dated) or any(dated) != all(dated):
                 raise ValueError(

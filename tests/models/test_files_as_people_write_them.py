@@ -22,6 +22,7 @@ from terrine_models.storage import onnx_check
 from terrine_models.storage.manifests import Partition
 from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_models import ModelError, indices
+from terrine_models.tables import column_stats
 from terrine_models.tables.columns import number
 from terrine_models.tables.loading import (
     encode_frame,
@@ -289,6 +290,80 @@ def proposed(folder: Path, name: str, values: list[str]) -> RoleGuess:
     return propose_schema(path, label="ill", keep=[name], note=lambda _: None).guesses[0]
 
 
+MARKED: list[tuple[str, list[str], dict[str, Any], tuple[str, ...] | None]] = [
+    (",", ["950", "1,234", "12,500"], {"commas": "thousands", "high": 12500}, ("1234", "decimal")),
+    (",", ["950", "1,234,567"], {"commas": "thousands", "high": 1234567}, None),
+    (",", ["950", "1,234.5"], {"commas": "thousands", "high": 1234.5}, None),
+    (",", ["3,14", "2", "0,125"], {"commas": "decimal", "high": 3.14}, ("0.125", "--ignore")),
+    (",", ["3,14", "2.5"], {"role": "categorical"}, None),
+    (",", ["a, b", "c"], {"role": "categorical"}, None),
+    (";", ["3,14", "2"], {"commas": None, "high": 3.14}, None),
+    (";", ["1,125", "2"], {"commas": None, "high": 2}, ("1.125", "thousands")),
+    (";", ["1,234,567", "2"], {"commas": "thousands", "high": 1234567}, None),
+    (";", ["1.234", "950"], {"commas": None, "high": 950}, ("points", "1.234")),
+    (";", ["1.234,5", "950"], {"commas": None, "high": 1234.5}, None),
+    (",", [f"1 {n}" for n in range(100, 130)], {"role": "ignored"}, ("1234.5",)),
+    (",", [f"1'{n}" for n in range(100, 130)], {"role": "ignored"}, ("1234.5",)),
+    (",", [f"${n}" for n in range(100, 130)], {"role": "ignored"}, ("1234.5",)),
+    (",", [f"{n} %" for n in range(30)], {"role": "ignored"}, ("1234.5",)),
+    (",", ["10%", "50%"], {"role": "categorical"}, None),
+]
+"""What separates fields, a column's values, what is proposed for it, and what is asked."""
+
+
+@pytest.mark.parametrize(("delimiter", "values", "expected", "asked"), MARKED)
+def test_commas_in_numbers_are_read_where_it_is_clear_and_asked_about_where_not(
+    tmp_path: Path,
+    delimiter: str,
+    values: list[str],
+    expected: dict[str, Any],
+    asked: tuple[str, ...] | None,
+) -> None:
+    rows = [
+        f'"{value}"{delimiter}{i % 7}{delimiter}{"ab"[i % 2]}'
+        for i, value in enumerate(values * (40 // len(values)))
+    ]
+    path = table(tmp_path / "t.csv", delimiter.join(("sum", "dose", "ill")), *rows)
+    proposal = propose_schema(path, label="ill", note=lambda _: None)
+    guess = proposal.guesses[0]
+    expected = {"role": "numeric", **expected}
+    assert {key: getattr(guess.column, key) for key in expected} == expected
+    assert (guess.doubt is None) == (asked is None), guess.doubt
+    if asked:
+        holds(guess.doubt or "", *asked)
+    encoded = load_table(path, proposal.schema, lambda _: None).inputs
+    frame = pd.read_csv(path, sep=delimiter, dtype=str)
+    if delimiter == "," and guess.column.role == "numeric":
+        assert encoded[:, 0].max() == 1
+        assert np.array_equal(encode_frame(frame, proposal.schema), encoded)
+        pa.parquet.write_table(pa.Table.from_pandas(frame), tmp_path / "t.parquet")
+        assert np.array_equal(encode_table(tmp_path / "t.parquet", proposal.schema), encoded)
+
+
+def test_commas_that_the_schema_does_not_know_are_named_with_both_meanings(tmp_path: Path) -> None:
+    for text in ("1,234", "3,14", "1,234,567"):
+        path = table(tmp_path / "t.csv", "dose,ill", "1,no", f'"{text}",no')
+        with refuses(DataError, 3, "dose", repr(text), "thousands", "decimal"):
+            load_table(path, schema(DOSE))
+    wide = {**DOSE, "high": 2000, "commas": "thousands"}
+    path = table(tmp_path / "t.csv", "dose;ill", "1,000;no", "500;no")
+    assert load_table(path, schema(wide), lambda _: None).inputs[:, 0].tolist() == [0.5, 0.25]
+    for text in ("1,23", "01,234", "1,2345"):
+        path = table(tmp_path / "t.csv", "dose,ill", f'"{text}",no')
+        with refuses(DataError, 2, "dose", repr(text)):
+            load_table(path, schema(wide))
+
+
+def test_commas_beyond_the_values_that_are_counted_are_read_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(column_stats, "MOST", 50)
+    rows = [f'"{1000 + i:,}",{"ab"[i % 2]}' for i in range(300)]
+    path = table(tmp_path / "t.csv", "sum,ill", *rows)
+    found = propose_schema(path, label="ill", keep=["sum"]).schema.columns[0]
+    assert (found.low, found.high, found.commas) == (1000, 1299, "thousands")
+
+
 WEEK = [f"2020-01-0{day}" for day in range(1, 8)]
 ASKED: list[tuple[str, list[str], tuple[str, ...] | None]] = [
     ("age", ["18", "44", "80", "61"] * 3, None),
@@ -323,6 +398,75 @@ def test_what_may_be_meant_otherwise_is_asked(
         assert doubt is None
     else:
         holds(doubt or "", *asked)
+
+
+# ------------------------------------------------------------------- columns that cannot be read
+
+LISTS = pa.table(
+    {
+        "scan": [[1, 2], [3]] * 20,
+        "raw": [b"\x00", b"\x01"] * 20,
+        "dose": list(range(40)),
+        "at": [{"x": 1}, None] * 20,
+        "ill": ["no", "yes"] * 20,
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_columns_of_lists_and_bytes_are_left_out_and_stop_no_other(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    if name == "t.parquet":
+        pa.parquet.write_table(LISTS, path)
+    else:
+        with pa.ipc.new_file(path, LISTS.schema) as writer:
+            writer.write_table(LISTS)
+    for ignore in ([], ["scan", "raw", "at", "dose"], ["scan", "at"]):
+        kept = ["dose"] if "dose" not in ignore else []
+        if not kept:
+            with refuses(DataError, "dose", "specified"):
+                propose_schema(path, label="ill", ignore=ignore)
+            continue
+        found = propose_schema(path, label="ill", ignore=ignore, keep=kept)
+        roles = {column.name: column.role for column in found.schema.columns}
+        assert roles == {
+            **dict.fromkeys(("scan", "raw", "at"), "ignored"),
+            "dose": "numeric",
+            "ill": "label",
+        }
+        holds(next(g.why for g in found.guesses if g.column.name == "raw"), "binary")
+        assert load_table(path, found.schema).inputs.shape == (40, 1)
+    for kept in (["scan"], ["at"]):
+        with refuses(DataError, kept[0], "holds"):
+            propose_schema(path, label="ill", keep=kept)
+    with refuses(DataError, "raw", "binary", "--ignore"):
+        load_table(path, schema({**DOSE, "name": "raw"}))
+
+
+def test_bytes_in_no_known_encoding_stop_their_own_column_alone(tmp_path: Path) -> None:
+    path, said = tmp_path / "t.csv", list[str]()
+    rows = (b"%d,M\x81ller,%s" % (i, b"no" if i % 2 else b"yes") for i in range(30))
+    path.write_bytes(b"\n".join([b"dose,who,ill", *rows, b""]))
+    with refuses(DataError, 2, "who", "0x81", "iconv", "--ignore"):
+        propose_schema(path, label="ill", note=said.append)
+    found = propose_schema(path, label="ill", ignore=["who"], keep=["dose"], note=said.append)
+    assert load_table(path, found.schema, said.append).inputs.shape == (30, 1)
+    with refuses(DataError, 2, "who", "0x81"):
+        load_table(path, schema(DOSE, {"name": "who", "role": "group"}), said.append)
+    path.write_bytes(b"dose,w\x81,ill\n1,a,no\n")
+    with refuses(DataError, "header", "0x81"):
+        propose_schema(path, label="ill", ignore=["w"], note=said.append)
+
+
+def test_a_quote_after_a_space_stops_its_own_column_alone(tmp_path: Path) -> None:
+    rows = [f'{i}, "x",{"ab"[i % 2]}' for i in range(30)]
+    path = table(tmp_path / "t.csv", "dose,who,ill", *rows)
+    with refuses(DataError, 2, "who", "quote", "--ignore"):
+        propose_schema(path, label="ill")
+    found = propose_schema(path, label="ill", ignore=["who"], keep=["dose"])
+    assert load_table(path, found.schema).inputs.shape == (30, 1)
 
 
 # ------------------------------------------------------------------------------------- labels

@@ -5,18 +5,34 @@ A row is what the file holds, how it is read, and what is made of it, or the wor
 
 from __future__ import annotations
 
+import gzip
+import io
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from pyarrow import feather, orc
-from refusals import refuses
+from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
-from terrine_models.tables.loading import check_table, is_table, opened_table
+from terrine_models.data.reading import files_within
+from terrine_models.tables.loading import (
+    check_table,
+    encode_table,
+    has_column,
+    is_table,
+    load_table,
+    opened_table,
+)
+from terrine_models.tables.roles import propose_schema
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.votes import load_votes
 from terrine_server.privacy import ParameterError
@@ -145,6 +161,13 @@ ROWS = {"a": [1, 2], "b": ["x", "y"]}
 TABLE = "a,b\n1,x\n2,y\n"
 
 
+def zipped(name: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(name, "")
+    return packed.getvalue()
+
+
 def _stream(path: Path) -> None:
     with pa.ipc.new_stream(path, pa.table(ROWS).schema) as writer:
         writer.write_table(pa.table(ROWS))
@@ -185,7 +208,32 @@ NO_TABLES: dict[str, tuple[str, str | bytes, tuple[object, ...]]] = {
     "a title of two lines": ("t.csv", f"Our survey\nof 2020\n{TABLE}", ("title", 3)),
     "a header without end": ("t.csv", "a" * 2**20 + ",b\n1,x\n", ("1,048,576",)),
     "Feather 1": ("t.feather", b"FEA1" + bytes(20), ("Feather", "to_parquet")),
-    "Stata": ("t.dta", b"<stata_dta><header>", ("Stata", "pandas.read_stata")),
+    "Stata before 13": ("t.csv", b"\x72\x02\x01\0" + bytes(9), ("Stata", "pandas.read_stata")),
+    "Stata since 13": ("t.dta", b"<stata_dta><header>", ("Stata", "pandas.read_stata")),
+    "SAS": ("t.csv", bytes(12) + b"\xc2\xea\x81\x60\xb3", ("SAS", "pandas.read_sas")),
+    "SAS for transport": (
+        "t.xpt",
+        b"HEADER RECORD*******LIBRARY HEADER",
+        ("SAS", "pandas.read_sas"),
+    ),
+    "SPSS": ("t.sav", b"$FL2@(#) SPSS DATA FILE", ("SPSS", "pandas.read_spss", "pyreadstat")),
+    "SPSS, portable": ("t.por", b"ASCII".ljust(40) + b"ASCII SPSS PORT FILE", ("SPSS",)),
+    "a workbook": ("t.xlsx", zipped("xl/workbook.xml"), ("Excel", "CSV", "pandas.read_excel")),
+    "a workbook by its list": ("t.csv", zipped("[Content_Types].xml"), ("Excel", "CSV")),
+    "a workbook of others": ("t.ods", zipped("x.spreadsheet"), ("Excel", "CSV", "odfpy")),
+    "arrays in a zip file": ("t.csv", zipped("x.npy"), ("NumPy", "npz")),
+    "a zip file": ("t.csv", zipped("t.csv"), ("zip", "Unpack")),
+    "an object of R": (
+        "t.rds",
+        gzip.compress(b"X\n\0\0\0\x03\0\x04", mtime=0),
+        ("R", "readRDS"),
+    ),
+    "an object of R as text": ("t.rds", "A\n3\n263168\n197888\n5\n", ("R", "readRDS")),
+    "a workspace of R": ("t.rda", gzip.compress(b"RDX3\nX\n", mtime=0), ("R", "load")),
+    "MATLAB": ("t.mat", b"MATLAB 5.0 MAT-file, Platform", ("MATLAB", "writetable")),
+    "SQLite": ("t.csv", b"SQLite format 3\0", ("SQLite", "sqlite3")),
+    "Weka": ("t.arff", "% 1. Title\n%\n\n@RELATION iris\n@DATA\n1,2\n", ("ARFF", "@data")),
+    "tar": ("t.csv", b"t.csv".ljust(257, b"\0") + b"ustar\0", ("tar", "tar")),
     "a pickle": ("t.csv", b"\x80\x04\x95" + bytes(9), ("pickle",)),
     "an array": ("t.csv", b"\x93NUMPY" + bytes(9), ("NumPy",)),
 }
@@ -201,11 +249,191 @@ def test_what_is_no_table_is_named(what: str, tmp_path: Path) -> None:
         check_table(path)
 
 
-def test_a_folder_of_parquet_is_told_how_to_become_a_file(tmp_path: Path) -> None:
-    folder = tmp_path / "t.parquet"
+@pytest.mark.parametrize("version", [114, 118])
+def test_the_line_that_converts_a_stata_file_does_so(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "my t.dta"
+    pd.DataFrame(ROWS).to_stata(path, write_index=False, version=version)
+    with refuses(DataError, "Stata") as refused:
+        check_table(path)
+    command = str(refused.value).partition("not read. ")[2].partition(" converts")[0]
+    assert command.startswith("python -c ")
+    command = f"{sys.executable}{command.removeprefix('python')}"
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    with opened_table(tmp_path / "table.parquet") as file:
+        assert file.first == ["a", "b"]
+
+
+@pytest.mark.parametrize("text", ["ORCID,b\n1,x\n", "A\n2\n3\n", "MATLAB 1,b\n1,x\n"])
+def test_a_header_that_starts_as_other_files_do_is_a_header(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with opened_table(path) as file:
+        assert file.first == text.split("\n")[0].split(",")
+
+
+PARTS = pa.table(
+    {
+        "dose": list(range(40)),
+        "ward": [("A", "B")[i % 3 % 2] for i in range(40)],
+        "year": [2019 + i // 20 for i in range(40)],
+        "ill": [("no", "yes")[i % 2] for i in range(40)],
+    }
+)
+
+
+def _hive(folder: Path) -> None:
+    for year in (2019, 2020):
+        for part in range(2):
+            place = folder / f"year={year}" / f"part-{part}.parquet"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            rows = PARTS.slice((year - 2019) * 20 + part * 10, 10)
+            pa.parquet.write_table(rows.drop_columns("year"), place)
+    (folder / "_SUCCESS").touch()
+    (folder / "year=2019" / ".part-0.parquet.crc").write_bytes(b"crc")
+
+
+def _flat(folder: Path) -> None:
     folder.mkdir()
-    with refuses(DataError, "t.parquet", "folder", "pyarrow.dataset"):
+    for part in range(4):
+        feather.write_feather(PARTS.slice(part * 10, 10), folder / f"{part}.arrow")
+
+
+@pytest.mark.parametrize("write", [_hive, _flat])
+def test_a_folder_of_files_is_one_table(write: Callable[[Path], None], tmp_path: Path) -> None:
+    path, folder = tmp_path / "t.parquet", tmp_path / "stays"
+    pa.parquet.write_table(PARTS, path)
+    write(folder)
+    assert is_table(folder)
+    as_file = propose_schema(path, label="ill", keep=["dose"]).schema
+    schema = propose_schema(folder, label="ill", keep=["dose"]).schema
+    assert {c.name: c for c in schema.columns} == {c.name: c for c in as_file.columns}
+    assert schema.fitted_on is not None
+    assert (schema.fitted_on.name, schema.fitted_on.records) == ("stays", 40)
+    one, many = load_table(path, as_file), load_table(folder, as_file)
+    assert np.array_equal(one.inputs, many.inputs)
+    assert one.labels.tolist() == many.labels.tolist()
+    assert np.array_equal(encode_table(folder, as_file), one.inputs)
+    before = schema.fitted_on.sha256
+    last = max(files_within(folder))
+    last.write_bytes(last.read_bytes()[:-1])
+    with refuses(DataError, last.name):
+        load_table(folder, as_file)
+    last.unlink()
+    again = propose_schema(folder, label="ill", keep=["dose"]).schema.fitted_on
+    assert again is not None
+    assert again.sha256 != before
+
+
+def test_an_error_in_a_folder_names_its_file_and_row(tmp_path: Path) -> None:
+    _hive(tmp_path / "t")
+    schema = propose_schema(tmp_path / "t", label="ill", keep=["dose"]).schema
+    place = tmp_path / "t" / "year=2020" / "part-1.parquet"
+    rows = PARTS.slice(0, 3).drop_columns("year")
+    wrong = rows.set_column(2, "ill", pa.array(["no", "maybe", "no"]))
+    pa.parquet.write_table(wrong, place)
+    with refuses(DataError, "year=2020/part-1.parquet", 2, "'maybe'"):
+        load_table(tmp_path / "t", schema)
+    pa.parquet.write_table(rows.drop_columns("dose"), place)
+    with refuses(DataError, "year=2020/part-1.parquet", "dose"):
+        load_table(tmp_path / "t", schema)
+
+
+def test_a_folder_that_is_no_table_is_told_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    assert not is_table(folder)
+    with refuses(DataError, "folder", "Parquet"):
         check_table(folder)
+    for name in ("a.csv", "b.csv"):
+        (folder / name).write_text(TABLE)
+    assert is_table(folder)
+    with refuses(DataError, "folder", 2, "a.csv", "awk") as refused:
+        check_table(folder)
+    command = str(refused.value).partition("header: ")[2]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "table.csv").read_text() == f"{TABLE}{TABLE.partition(chr(10))[2]}"
+    (folder / "c.png").touch()
+    assert not is_table(folder), "these are pictures, and what is beside them"
+
+
+HEADED = [f"{i},{i % 7},{('no', 'yes')[i % 2]}" for i in range(1, 31)]
+LINES = ["a,b,ill", *HEADED]
+
+
+def _lines(*lines: str, end: str = "\n") -> str:
+    return "".join(f"{line}{end}" for line in lines)
+
+
+HEADERS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "as usual": (_lines(*LINES), ()),
+    "returns alone": (_lines(*LINES, end="\r"), ()),
+    "returns and line feeds": (_lines(*LINES, end="\r\n"), ()),
+    "delimiters at the end": (_lines(*(f"{line}," for line in LINES)), ()),
+    "several at the end": (_lines(*(f"{line},,," for line in LINES)), ()),
+    "joined files": (_lines(*LINES[:9], *LINES[:1], *LINES[9:]), ()),
+    "joined files with marks": (_lines(*LINES[:9], f"\ufeff{LINES[0]}", *LINES[9:]), ()),
+    "the mark of DOS": (f"{_lines(*LINES)}\x1a", ()),
+    "a name of two lines": (_lines('a,"b', 'c",ill', *HEADED), ()),
+    "delimiters below alone": (_lines(LINES[0], *(f"{line}," for line in HEADED)), (2, 4, 3)),
+    "delimiters above alone": (_lines("a,b,ill,", *HEADED), (2, 3, 4, "remove")),
+    "names of rows": (_lines(LINES[0], *(f"r{line}," for line in HEADED)), (2, 4, 3)),
+    "a title with delimiters": (_lines("Survey,,", ",,", *LINES), ("title", 3, "+3")),
+    "a title of pieces": (_lines("Survey of 2020,,", "by us,,", *LINES), ("title", 3)),
+    "spaces": (_lines(*LINES).replace(",", "  "), ("tr", "spaces", "commas")),
+    "carets": (_lines(*LINES).replace(",", "^"), ("'^'", "tr")),
+    "a hint of colons": (f"sep=:\n{_lines(*LINES).replace(',', ':')}", ("':'", "first", "tr")),
+    "one name twice": (_lines("a,a,ill", *HEADED), ("two", "'a'")),
+    "one name with spaces": (_lines("a, a ,ill", *HEADED), ("two", "'a'", "spaces")),
+    "one name in both forms": (
+        _lines("\u00fc,u\u0308,ill", *HEADED),
+        ("two", "'\u00fc'", "Unicode"),
+    ),
+    "another label": (_lines("a,b,sick", *HEADED), ("ill", "--classes")),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_header_is_found_or_its_fault_is_named(what: str, tmp_path: Path) -> None:
+    content, words = HEADERS[what]
+    path = tmp_path / "t.csv"
+    path.write_text(content, encoding="utf-8", newline="")
+    if words:
+        with refuses(DataError, "t.csv", *words):
+            propose_schema(path, label="ill")
+        return
+    schema = propose_schema(path, label="ill", keep=["a"], note=lambda _: None).schema
+    assert [(c.role, c.low, c.high) for c in schema.columns[:2]] == [
+        ("numeric", 1, 30),
+        ("numeric", 0, 6),
+    ]
+    assert all(column.role == "ignored" for column in schema.columns[3:])
+    data = load_table(path, schema, note=lambda _: None)
+    assert data.inputs.shape == (30, 2)
+    assert data.labels.tolist() == [1, 0] * 15
+
+
+def test_lines_below_a_repeated_header_are_counted_with_it(tmp_path: Path) -> None:
+    path, said = tmp_path / "t.csv", list[str]()
+    path.write_text(_lines(*LINES, *LINES))
+    schema = propose_schema(path, label="ill", keep=["a"], note=said.append).schema
+    holds(said, "t.csv", "repeat")
+    path.write_text(_lines(*LINES, LINES[0], "x,1,no"))
+    with refuses(DataError, "line", 33, "a", "'x'"):
+        load_table(path, schema, note=said.append)
+    path.write_text(_lines("a", "a", "b"))
+    with opened_table(path) as file:
+        assert [each for batch in file.batches(["a"], True) for each in batch[0].to_pylist()] == [
+            "a",
+            "b",
+        ]
+
+
+def test_a_value_that_is_called_as_the_label_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        _lines("a,b,state", *(f"{i},{i % 7},{('ill', 'well')[i % 2]}" for i in range(30)))
+    )
+    assert not has_column(path, "ill")
 
 
 def test_a_wrong_line_below_a_hint_is_counted_from_the_files_beginning(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.data.blocks import GrowingArray
 from terrine_models.data.reading import unchanged
 from terrine_models.tables import column_stats, text
+from terrine_models.tables.columns import check_names
 from terrine_models.tables.loading import (
     Table,
     encode_frame,
@@ -63,6 +64,7 @@ def written(path: Path, lines: Iterator[str] | Sequence[str]) -> Path:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows at a time."""
     monkeypatch.setattr(reading, "FIELDS", 64)
+    monkeypatch.setattr(reading, "ROWS", 1)
     monkeypatch.setattr(text, "BLOCK", 2**10)
 
 
@@ -101,6 +103,7 @@ def test_blocks_change_nothing(
 
     whole = everything(tmp_path / "whole")
     monkeypatch.setattr(reading, "FIELDS", 40)
+    monkeypatch.setattr(reading, "ROWS", 1)
     monkeypatch.setattr(text, "BLOCK", 2**9)
     assert everything(tmp_path / "blocks") == whole
 
@@ -140,6 +143,62 @@ def test_progress_is_of_the_file(tmp_path: Path, small_blocks: None) -> None:
         assert done[-1] == totals[0]
 
 
+# --------------------------------------------------------------------------------- wide tables
+
+
+class CountedName(str):
+    """A name that counts how often it was compared."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return super().__eq__(other)
+
+
+def test_names_of_columns_are_looked_up_and_not_searched_for() -> None:
+    names = [CountedName(f"gene{i}") for i in range(3_000)]
+    CountedName.compared = 0
+    check_names(names, [str(name) for name in names], "t.csv")
+    with refuses(DataError, "gene7"):
+        check_names([*names, names[7]], [], "t.csv")
+    assert CountedName.compared <= 4 * len(names)
+
+
+def test_a_wide_table_is_read_in_few_steps_for_each_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns, records = 600, 200
+    header = ",".join(f"gene{i}" for i in range(columns)) + ",ill\n"
+    lines = (
+        ",".join(f"{(i + k) % 97}.123456" for i in range(columns)) + f",{'ab'[k % 2]}\n"
+        for k in range(records)
+    )
+    path = written(tmp_path / "t.csv", [header, *lines])
+    monkeypatch.setattr(text, "BLOCK", 2**13)
+    assert path.stat().st_size > 100 * text.BLOCK, "of one record or two each"
+    calls = list[str]()
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "terrine_models" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(count)
+    try:
+        schema = propose_schema(path, label="ill").schema
+        inputs = load_table(path, schema).inputs
+    finally:
+        sys.setprofile(None)
+    assert inputs.shape == (records, columns)
+    assert calls.count("coded") <= 5 * (columns + 1)
+    assert calls.count("_numbers") <= 6 * (columns + 1)
+    assert calls.count("number") <= 2, "only the label's are no plain numbers"
+    frame = pd.read_csv(path)
+    assert np.array_equal(encode_frame(frame, schema), inputs)
+
+
 # --------------------------------------------------------------------------------- what is held
 
 
@@ -157,6 +216,7 @@ def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "FIELDS", 2**9)
+    monkeypatch.setattr(reading, "ROWS", 1)
     monkeypatch.setattr(text, "BLOCK", 2**10)
     monkeypatch.setattr(column_stats, "MOST", 100)
     few, many = 1_500, 3_000  # both more than is read ahead

@@ -12,7 +12,10 @@ from terrine_models.data.arrays import DataError
 from terrine_protocol.files import opened
 
 FIELDS = 2**17
-"""Fields that are held as text at a time, at least one row of them."""
+"""Fields that are held as text at a time, or those of some rows if a table is wide."""
+ROWS, MOST_FIELDS = 64, 2**21
+"""Rows of a wide table that are held at a time, for each costs some steps per column; and their
+fields at most, but for one row."""
 Progress = Callable[[int, int], object]
 """Receives how much of a file has been read, and how much there is."""
 
@@ -23,7 +26,12 @@ def unseen(done: int, total: int) -> None:
 
 def rows_at_a_time(columns: int) -> int:
     """How many rows of a table are held as text."""
-    return max(1, FIELDS // max(1, columns))
+    return max(rows_at_least(columns), FIELDS // max(1, columns))
+
+
+def rows_at_least(columns: int) -> int:
+    """How many rows of a wide table are held as text."""
+    return max(1, min(ROWS, MOST_FIELDS // max(1, columns)))
 
 
 def sha256(path: Path) -> str:
@@ -51,9 +59,21 @@ def unchanged(path: Path) -> Iterator[None]:
         raise failed
 
 
-def _state(path: Path) -> tuple[int, int, int]:
+def files_within(folder: Path) -> Iterator[Path]:
+    """The files in a folder and those in it, by their paths; none that starts with . or _.
+
+    Such are what Spark and others write beside data: _SUCCESS, .part-0.crc.
+    """
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] not in "._")
+        yield from (Path(place) / name for name in sorted(names) if name[0] not in "._")
+
+
+def _state(path: Path) -> list[tuple[Path, int, int, int]]:
+    """Of a file, or of each in a folder: name, identity, size and time."""
     try:
-        found = os.stat(path)
+        every = files_within(path) if path.is_dir() else [path]
+        found = [(each, os.stat(each)) for each in every]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return [(each, of.st_ino, of.st_size, of.st_mtime_ns) for each, of in found]

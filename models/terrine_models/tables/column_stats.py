@@ -14,7 +14,8 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
@@ -26,13 +27,14 @@ from terrine_models.tables import column_names
 from terrine_models.tables.columns import (
     DECIMAL_COMMA,
     MISSING,
+    THOUSANDS,
     CodedValues,
     date_orders,
     number,
     read_date,
     written,
 )
-from terrine_protocol.tables import DateOrder
+from terrine_protocol.tables import Commas, DateOrder
 
 FEW = 20
 """A column with at most this many distinct values is not taken for names, text or identifiers."""
@@ -69,7 +71,12 @@ _BAND = re.compile(
     r"(>|over|above|über|≥) ?=?(?P<above>\d+)|(?P<least>\d+) ?(\+|and over|or more|und mehr)",
     re.IGNORECASE,
 )
-_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
+"""Of numbers that may be whole, with points between thousands."""
+_UNREAD_NUMBER = re.compile(
+    r"(?=.*[ \u00a0\u202f'’.%€£$¥])[+-]?([€£$¥] ?|(USD|EUR|GBP|CHF) )?[+-]?"
+    r"(\d+|\d{1,3}([ \u00a0\u202f'’.,]\d{3})+)([.,]\d+)?( ?[%€£$¥]| (USD|EUR|GBP|CHF))?"
+)
 _NINES = re.compile(r"-?9{2,}|-9")
 LEAST_BESIDE = 3
 """Other values beside one that may stand for a missing one."""
@@ -84,6 +91,7 @@ EVENLY = 1.63
 """Times the square root of their count: how far evenly spread numbers are from evenly spaced ones,
 in 99 of 100 cases (Kolmogorov and Smirnov)."""
 _TWO_LETTERS = re.compile(r"[A-Z]{2}")
+_PLAIN = re.compile(r"[0-9+\-.eE\n]+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
@@ -104,6 +112,8 @@ class Overflow:
 
     orders: list[DateOrder] = field(default_factory=list)
     """In which all of them are dates."""
+    read_as: Commas | None = None
+    """What commas are read as, by the values that are counted."""
     first: dict[DateOrder, datetime] = field(default_factory=dict)
     last: dict[DateOrder, datetime] = field(default_factory=dict)
     low: float = math.inf
@@ -115,10 +125,11 @@ class Overflow:
     commas: bool = False
     """Whether a value has a comma."""
 
-    def add(self, text: str, rows: int, comma_may_be_decimal: bool) -> None:
+    def add(self, text: str, rows: int) -> None:
         """Note a value, and how many rows have it."""
-        comma = "," in text
-        value = number(text, decimal_comma=comma and comma_may_be_decimal)
+        comma, thousands = "," in text, self.read_as == "thousands"
+        decimal = comma and self.read_as == "decimal"
+        value = number(text, decimal_comma=decimal, thousands=thousands)
         if math.isfinite(value):
             self.low, self.high = min(self.low, value), max(self.high, value)
         else:
@@ -173,8 +184,11 @@ class ColumnStats:
                 self.counts[text] = rows
                 self._characters += len(text)
             else:
-                self.rest = self.rest or Overflow(date_orders(self.counts))
-                self.rest.add(text, rows, self.delimiter != ",")
+                if self.rest is None:
+                    usual: Commas | None = None if self.delimiter == "," else "decimal"
+                    read_as = _commas(self.counts, self.delimiter) or usual
+                    self.rest = Overflow(date_orders(self.counts), read_as)
+                self.rest.add(text, rows)
 
     def _count_runs(self, coded: CodedValues) -> None:
         if len(coded.places):
@@ -200,9 +214,15 @@ class ColumnStats:
 
     @property
     def decimal(self) -> bool:
-        """Whether commas are decimal signs, as in 3,5; never if they separate fields."""
-        commas = bool(self.rest and self.rest.commas) or any("," in text for text in self.counts)
-        return self.delimiter != "," and commas
+        """Whether commas are decimal signs, as in 3,5."""
+        return self.commas == "decimal"
+
+    @cached_property
+    def commas(self) -> Commas | None:
+        """What commas are read as; None if there are none, or if no value is a number with one."""
+        if self.rest is not None:
+            return self.rest.read_as if self.rest.commas else _commas(self.counts, self.delimiter)
+        return _commas(self.counts, self.delimiter)
 
     @cached_property
     def low(self) -> float:
@@ -245,7 +265,7 @@ class ColumnStats:
             rows[bisect.bisect_right(edges, value)] += self.counts[text]
         return rows
 
-    @property
+    @cached_property
     def numeric(self) -> bool:
         """Whether the values are quantities, not codes such as 00417."""
         return self._all_numbers and not self._coded
@@ -254,22 +274,18 @@ class ColumnStats:
     def stand_ins(self) -> list[float]:
         """Ends of a numeric column that look as if they stood for a missing number: -999 or 9999,
         far from all others."""
-        rest = {self.low, self.high, *self._numbers.values()}
+        rest = sorted({self.low, self.high, *self._numbers.values()})
         found = list[float]()
         while len(rest) > LEAST_BESIDE:
-            low, high = min(rest), max(rest)
-            others = sorted(rest - {low})
-            below = others[0] - low > others[-1] - others[0] or others[0] >= 0
-            if _NINES.fullmatch(f"{low:.0f}") and low < 0 and low.is_integer() and below:
-                found.append(low)
-                rest.remove(low)
-                continue
-            others = sorted(rest - {high})
-            above = high - others[-1] > max(others[-1] - others[0], abs(others[-1]) / 10)
-            if not (_NINES.fullmatch(f"{high:.0f}") and high.is_integer() and above):
+            low, high = rest[0], rest[-1]
+            below = rest[1] - low > high - rest[1] or rest[1] >= 0
+            above = high - rest[-2] > max(rest[-2] - low, abs(rest[-2]) / 10)
+            if below and low < 0 and low.is_integer() and _NINES.fullmatch(f"{low:.0f}"):
+                found.append(rest.pop(0))
+            elif above and high.is_integer() and _NINES.fullmatch(f"{high:.0f}"):
+                found.append(rest.pop())
+            else:
                 break
-            found.append(high)
-            rest.remove(high)
         return found
 
     def stand_in_days(self, order: DateOrder) -> list[date]:
@@ -301,19 +317,40 @@ class ColumnStats:
         return all(value.is_integer() for value in self._numbers.values())
 
     @property
-    def unread_decimals(self) -> bool:
-        """Whether numbers are written as 3,5 in a file where that is not read as a number."""
-        decimal = [text for text in self.distinct if DECIMAL_COMMA.fullmatch(text)]
-        numbers = sum(not math.isnan(value) for value in self._numbers.values())
-        every = len(decimal) + numbers == len(self.distinct)
-        return not self._all_numbers and bool(decimal) and every
+    def unread_number(self) -> str | None:
+        """A number that is written in a way that is not read, if nearly all values are such: 1 234,
+        1'234, 1.234.567, $5 or 12 %."""
+        others = [text for text, value in self._numbers.items() if math.isnan(value)]
+        unread = [text for text in others if _UNREAD_NUMBER.fullmatch(text)]
+        nearly = 10 * (len(others) - len(unread)) <= len(self.distinct)
+        return unread[0] if len(unread) > FEW and nearly else None
 
     @property
-    def thousands(self) -> bool:
-        """Whether commas read as decimal signs may be thousands separators, as in 1,234."""
-        commas = [text for text in self.distinct if "," in text]
-        decimal = self.decimal and bool(commas)
-        return decimal and all(_THOUSANDS.fullmatch(text) for text in commas)
+    def ask_of_commas(self) -> str | None:
+        """Ask what commas are, or points, if both readings are possible."""
+        marked = [text for text in self.distinct if "," in text]
+        if self.commas is None:
+            dots = [text for text in self.distinct if "." in text]
+            if self.delimiter == "," or not dots or not all(map(_POINTS.fullmatch, dots)):
+                return None
+            return (
+                f"Do the points separate thousands? {dots[0]} is read as "
+                f"{self._numbers[dots[0]]:.12g}. If they do, leave them out in all files."
+            )
+        thousands = all(map(THOUSANDS.fullmatch, marked))
+        if not marked or (thousands and not all(map(DECIMAL_COMMA.fullmatch, marked))):
+            return None
+        read = f"{marked[0]} is read as {self._numbers[marked[0]]:.12g}"
+        if thousands:
+            others = "decimal signs" if self.commas == "thousands" else "thousands separators"
+            way = "decimal" if self.commas == "thousands" else "thousands"
+            return (
+                f"Are the commas {others}? {read}. If they are, write "
+                f'"commas": "{way}" and another range in the schema.'
+            )
+        if self.delimiter != ",":
+            return None
+        return f"Is this a number? {read}. If not, use --ignore {self.name}."
 
     @property
     def unique(self) -> bool:
@@ -357,8 +394,12 @@ class ColumnStats:
     @cached_property
     def dates(self) -> bool:
         """Whether nine of ten distinct values are dates or times."""
-        found = sum(_DATE.fullmatch(value) is not None for value in self.distinct)
-        return bool(found) and found * 10 >= len(self.distinct) * 9
+        others, count = 0, len(self.distinct)
+        for value in self.distinct:
+            others += _DATE.fullmatch(value) is None
+            if others * 10 > count:
+                return False
+        return count > 0
 
     @property
     def days(self) -> bool:
@@ -493,15 +534,39 @@ class ColumnStats:
     @cached_property
     def _numbers(self) -> dict[str, float]:
         """The counted values as numbers; NaN for those that are not finite numbers."""
-        comma = self.decimal
-        found = {text: number(text, decimal_comma=comma) for text in self.distinct}
+        comma, thousands = self.decimal, self.commas == "thousands"
+        if _PLAIN.fullmatch("\n".join(self.distinct)):  # what else float reads has other letters
+            with suppress(ValueError):
+                return {
+                    text: value if math.isfinite(value := float(text)) else math.nan
+                    for text in self.distinct
+                }
+        found = {
+            text: number(text, decimal_comma=comma, thousands=thousands) for text in self.distinct
+        }
         return {text: v if math.isfinite(v) else math.nan for text, v in found.items()}
 
     @property
     def _coded(self) -> bool:
-        lengths = {len(text) for text in self.distinct}
-        zero = any(text.startswith("0") for text in self.distinct)
-        return zero and len(lengths) == 1 and lengths != {1} and self.whole
+        lengths = set(map(len, self.distinct))
+        if len(lengths) > 1 or lengths == {1} or not self.whole:
+            return False
+        return any(text.startswith("0") for text in self.distinct)
+
+
+def _commas(texts: Iterable[str], delimiter: str) -> Commas | None:
+    """What the commas in a column's values are, by all that have one; None if there is no telling.
+
+    Where 1,234 may be either, they separate thousands in a file whose fields commas separate, and
+    are decimal signs in others.
+    """
+    marked = [text for text in texts if "," in text]
+    if not marked:
+        return None
+    decimal = all(map(DECIMAL_COMMA.fullmatch, marked))
+    if all(map(THOUSANDS.fullmatch, marked)) and (delimiter == "," or not decimal):
+        return "thousands"
+    return "decimal" if decimal or delimiter != "," else None
 
 
 def _span(band: re.Match[str]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -31,6 +32,7 @@ MUCH = 0.1
 """Share of a column's numbers that may be clipped or missing without a word from the student."""
 Note = Callable[[str], object]
 """Receives a sentence for the user about how a table was read."""
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", re.ASCII)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?\d+(\.0+)?", re.ASCII)
@@ -256,25 +258,32 @@ def written(value: object, known: Collection[str] | None = None) -> str:
 
 def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
     """Raise DataError unless all columns that are needed are there, and no name is there twice."""
-    absent = [name for name in needed if name not in names]
+    present = set(names)
+    absent = [name for name in needed if name not in present]
     if absent:
         alike = {fold(name): name for name in names if isinstance(name, str)}
         found = [alike[fold(name)] for name in absent if fold(name) in alike]
-        more = f" Write {', '.join(map(spelled, found))} as it is expected." if found else ""
+        more = f" Write {listed(list(map(spelled, found)))} as it is expected." if found else ""
         raise DataError(
-            f"{what} has no column {', '.join(absent)}; it has {', '.join(map(str, names))}.{more}"
+            f"{what} has no column {listed(absent)}; it has {listed(list(map(str, names)))}.{more}"
         )
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
-        raise DataError(f"{what} has two columns named {twice!r}.")
+    if len(present) != len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        raise DataError(
+            f"{what} has two columns named {twice!r}, apart from spaces around a name and the form "
+            "of its letters in Unicode. Give one of them another name in all files."
+        )
 
 
-def number(text: str, *, decimal_comma: bool = False) -> float:
+def number(text: str, *, decimal_comma: bool = False, thousands: bool = False) -> float:
     """Parse a field as a number; NaN if it is not one. 1_2 is none, nor is what has other digits
     than 0 to 9.
 
-    With `decimal_comma`, 3,5 and 1.234,5 are numbers, and 1.234 is not: it is ambiguous.
+    With `decimal_comma`, 3,5 and 1.234,5 are numbers, and 1.234 is not: it is ambiguous. With
+    `thousands`, 1,234 and 1,234.5 are.
     """
+    if thousands and "," in text:
+        text = text.replace(",", "") if THOUSANDS.fullmatch(text) else ""
     if decimal_comma and "," in text:
         text = text.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else ""
     elif decimal_comma and "." in text:
@@ -347,9 +356,11 @@ def _numbers(column: Column, block: RowBlock, out: NDArray[np.float32], tally: T
     numbers, low, high = block.columns[column.name], column.low or 0.0, column.high or 0.0
     if isinstance(numbers, CodedValues):
         values, places = texts(column, block)
-        comma = column.name in block.commas
+        thousands, comma = column.commas == "thousands", column.name in block.commas
+        comma |= column.commas == "decimal" and any("," in text for text in values)
         missing = np.array([text in MISSING for text in values], dtype=bool)[places]
-        numbers = np.array([number(text, decimal_comma=comma) for text in values])[places]
+        found = [number(text, decimal_comma=comma, thousands=thousands) for text in values]
+        numbers = np.array(found)[places]
     else:
         missing = np.isnan(numbers)
     if missing.any():

@@ -6,6 +6,7 @@ if its digest is wanted). Only where something is wrong a CSV file is read again
 
 from __future__ import annotations
 
+import bisect
 import csv
 import hashlib
 import io
@@ -22,16 +23,24 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import Progress, rows_at_a_time, unseen
+from terrine_models.data.reading import (
+    Progress,
+    files_within,
+    rows_at_a_time,
+    rows_at_least,
+    unseen,
+)
 from terrine_models.tables import text
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.text import TextFile
 from terrine_protocol.files import opened
-from terrine_protocol.names import normalize
+from terrine_protocol.names import listed, normalize
 
 SAMPLE = 100
 """Records that are read to find the delimiter."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+OTHER_DELIMITERS = (" ", ":", "^", "~", "\x01")
+MOST_TITLE_LINES = 20
 SEPARATOR_HINT = re.compile(r"sep=(.?)", re.IGNORECASE)
 """A first line that tells Excel the delimiter, and is no record."""
 
@@ -55,10 +64,8 @@ class ArrowFile:
         self.path = path
         self.sha256 = hashlib.file_digest(file, "sha256").hexdigest() if digest else ""
         file.seek(0)
-        start = file.read(8)
-        file.seek(0)
         self._file: Any
-        self._kind = next(kind for kind, begins in TYPED.items() if start.startswith(begins))
+        self._kind = _typed(file)
         if self._kind == "Parquet":
             # A buffer: otherwise all of a row group's columns would be read at once.
             self._file = parquet.ParquetFile(file, buffer_size=text.BLOCK)
@@ -75,6 +82,8 @@ class ArrowFile:
         self.first = list(map(normalize, schema.names))
         check_names(self.first, [], str(path))
         self._stored = dict(zip(self.first, schema.names, strict=True))
+        self.types = dict(zip(self.first, schema.types, strict=True))
+        """Of its columns, as pyarrow names them."""
 
     def batches(
         self, names: Sequence[str], header: bool = True, progress: Progress = unseen
@@ -108,6 +117,80 @@ class ArrowFile:
         return f"{self.path} row {record + 1}"
 
 
+def _typed(file: io.BufferedReader) -> str:
+    """Which kind of `TYPED` a file is, or nothing. An ORC file ends as it starts, `ORCID,a` not."""
+    start, end = file.peek(8)[:8], b""
+    kind = next((kind for kind, begins in TYPED.items() if start.startswith(begins)), "")
+    if kind == "ORC":
+        file.seek(max(0, file.seek(0, io.SEEK_END) - 4))
+        end = file.read()
+        file.seek(0)
+    return kind if kind != "ORC" or TYPED["ORC"] in end else ""
+
+
+class ArrowFolder:
+    """A folder of files that pyarrow reads, with the same columns, as one table.
+
+    Folders within it may say a column's value for all their rows, as year=2020 does (Hive). The
+    files are read in the order of their paths; those that start with . or _ are left out.
+    """
+
+    delimiter = None
+
+    def __init__(self, path: Path, kind: str, digest: bool) -> None:
+        from pyarrow import dataset
+
+        self.path, form = path, {"Parquet": "parquet", "ORC": "orc"}.get(kind, "ipc")
+        pieces = dataset.dataset(str(path), format=form, partitioning="hive").get_fragments()
+        self._parts = [
+            (Path(piece.path), dataset.get_partition_keys(piece.partition_expression))
+            for piece in sorted(pieces, key=lambda piece: piece.path)
+        ]
+        self.types: dict[str, Any] = {}
+        lines, known = list[str](), list[set[str]]()
+        for place, keys in self._parts:
+            with _broken(place), opened(place) as file:
+                part = ArrowFile(place, file, digest)
+            lines.append(f"{part.sha256}  {place.relative_to(path)}\n")
+            folders = {normalize(name): pa.scalar(value).type for name, value in keys.items()}
+            known.append({*part.types, *folders})
+            self.types = {**folders, **part.types, **self.types}
+        for (place, _), names in zip(self._parts, known, strict=True):
+            check_names(list(names), list(self.types), str(place))
+        self.first = list(self.types)
+        self.sha256 = hashlib.sha256("".join(lines).encode()).hexdigest() if digest else ""
+        """As `sha256sum` prints it of all files in this order, hashed again."""
+        self._starts = list[int]()
+
+    def batches(
+        self, names: Sequence[str], header: bool = True, progress: Progress = unseen
+    ) -> Iterator[Any]:
+        """Record batches with these columns, as `ArrowFile` does."""
+        self._starts, rows = [], 0
+        for done, (place, keys) in enumerate(self._parts, 1):
+            self._starts.append(rows)
+            folders = {normalize(name): value for name, value in keys.items()}
+            with _broken(place), opened(place) as file:
+                part = ArrowFile(place, file, digest=False)
+                own = [name for name in names if name in part.types]
+                # Of a file of which no column is needed, the rows count all the same
+                for batch in part.batches(own or part.first[:1]):
+                    arrays = [
+                        batch.column(name)
+                        if name in part.types
+                        else pa.array([folders[name]] * batch.num_rows)
+                        for name in names
+                    ]
+                    rows += batch.num_rows
+                    yield pa.RecordBatch.from_arrays(arrays, names=list(names))
+            progress(done, len(self._parts))
+
+    def where(self, record: int) -> str:
+        """Name a record (from 0) in an error: by its file, and its row there."""
+        part = bisect.bisect_right(self._starts, record) - 1
+        return f"{self._parts[part][0]} row {record - self._starts[part] + 1}"
+
+
 class CsvFile:
     """A CSV file, plain or gzip. `first` is its first record, empty if there is none.
 
@@ -118,7 +201,7 @@ class CsvFile:
     def __init__(
         self, path: Path, file: io.BufferedReader, fits: Fits, note: Note, digest: bool
     ) -> None:
-        self.path, self.sha256 = path, ""
+        self.path, self.sha256, self.types = path, "", dict[str, Any]()
         self._size, self._text = path.stat().st_size, TextFile(path, file, note, digest)
         self._head = self._text.read(text.BLOCK)
         whole = len(self._head) < text.BLOCK
@@ -133,10 +216,18 @@ class CsvFile:
         skipped, delimiters = 0, tuple(DELIMITERS)
         if self._hinted is not None:
             skipped, told = 1, self._hinted[1]
-            delimiters = (told,) if told in DELIMITERS else delimiters
-        self.delimiter, self.first, header = _sniffed(
+            if told and told not in DELIMITERS:
+                raise DataError(_other_delimiter(path, "as its first line says", told))
+            delimiters = (told,) if told else delimiters
+        self.delimiter, self._header_fields, header = _sniffed(
             path, lines[skipped:], fits, whole, delimiters
         )
+        nameless = self._header_fields.count("") > 1  # are called as pandas does
+        self.first = [
+            name or (f"Unnamed: {place}" if nameless else "")
+            for place, name in enumerate(self._header_fields)
+        ]
+        self._noted, self._note = False, note
         self._hint = len("".join(lines[:skipped]).encode())
         self._header = len("".join(lines[: skipped + header]).encode())
         if self.delimiter != ",":
@@ -156,6 +247,7 @@ class CsvFile:
         self._text.ready = self._head[self._header if header else self._hint :] + self._text.ready
         del self._head
         records, delimiter = 0, self.delimiter
+        some, waiting = rows_at_least(len(names)), list[Any]()
         reading = arrow_csv.ReadOptions(
             column_names=self._names, block_size=text.BLOCK, use_threads=False
         )
@@ -180,20 +272,52 @@ class CsvFile:
                     gone = compute.and_(gone, empty)
                 if delimiter != "|":
                     gone = compute.or_(gone, compute.starts_with(first, "|"))
+                if header and len(names) > 1:
+                    gone = compute.or_(gone, self._repeats_header(batch, first))
                 if compute.any(gone).as_py():
                     batch = batch.filter(compute.invert(gone))
                 records += batch.num_rows
                 progress(self._text.packed.count, self._size)
-                if batch.num_rows:
-                    yield batch
+                waiting += [batch] if batch.num_rows else []
+                if sum(each.num_rows for each in waiting) >= some:
+                    yield _joined(waiting)
+                    waiting = []
         except pa.ArrowInvalid as error:
             if self._look() or records:  # else nothing but blank lines
                 reason = str(error).splitlines()[0]
                 raise DataError(f"{self.path} cannot be read as CSV: {reason}") from None
+        if waiting:
+            yield _joined(waiting)
         if self._text.quotes % 2:  # one is open: pyarrow does not mind at the end
             self._look()
         if self._text.packed.digest is not None:
             self.sha256 = self._text.packed.digest.hexdigest()
+
+    def _repeats_header(self, batch: Any, first: Any) -> Any:
+        """Which rows are the header again, as where files were joined."""
+        same = compute.equal(first, self._header_fields[0])
+        for name, column in zip(self._header_fields[1:], batch.columns[1:], strict=True):
+            if not compute.any(same).as_py():
+                return same
+            same = compute.and_(same, compute.equal(compute.utf8_trim_whitespace(column), name))
+        if compute.any(same).as_py() and not self._noted:
+            self._noted = True
+            self._note(f"{self.path}: lines that repeat the header are left out.")
+        return same
+
+    def check_header(self) -> None:
+        """Raise DataError if a column's name is in no known encoding."""
+        self._text.check("".join(self.first), f"{self.path}: its header")
+
+    def check(self, texts: Sequence[str], where: Callable[[int], str], name: str) -> None:
+        """Raise DataError for the first text of a column that is in no known encoding.
+
+        where: names the one of this place.
+        """
+        if self._text.odd:
+            for place, each in enumerate(texts):
+                if text.ODD.search(each):
+                    self._text.check(each, where(place), name)
 
     def where(self, record: int) -> str:
         """Name a record (from 0, without the header) in an error.
@@ -201,6 +325,20 @@ class CsvFile:
         Raises DataError if another before it is wrong.
         """
         return f"{self.path} line {self._look(record)}"
+
+    def _why_uneven(self, fields: Sequence[str]) -> str:
+        """What may be the cause of a record of one field too many or too few."""
+        more = len(fields) - len(self._names) if self._after_header else 0
+        if more == 1 and not fields[-1].strip():
+            return " Records end with a delimiter, and the header does not: add one to it."
+        if more == 1:
+            return (
+                " If records start with the name of a row, as R writes them, add a name for that "
+                "column to the start of the header; if a field contains the delimiter, quote it."
+            )
+        if more == -1 and not self._names[-1]:
+            return " The header ends with a delimiter, and records do not: remove it."
+        return ""
 
     def _look(self, record: int | None = None) -> int:
         """Read the file again: the line on which a record ends, or how many records there are.
@@ -231,10 +369,16 @@ class CsvFile:
                     hint = self._hinted is not None and line == 1
                     if hint or _is_nothing(fields, self.delimiter):
                         continue
+                    may_repeat = found >= 0 and self._after_header and len(fields) > 1
+                    if (
+                        may_repeat
+                        and [normalize(each.strip()) for each in fields] == self._header_fields
+                    ):
+                        continue
                     if found >= 0 and len(fields) != len(self._names):
                         raise DataError(
                             f"{self.path} line {line}: found {len(fields)} fields, expected "
-                            f"{len(self._names)}: {', '.join(self._names)}."
+                            f"{len(self._names)}: {listed(self._names)}.{self._why_uneven(fields)}"
                         )
                     if found == record:
                         return line
@@ -248,7 +392,7 @@ class CsvFile:
         return max(0, found)
 
 
-TableFile = ArrowFile | CsvFile
+TableFile = ArrowFile | ArrowFolder | CsvFile
 
 
 @contextmanager
@@ -260,24 +404,51 @@ def open_file(
 
     digest: whether `sha256` is wanted, which a CSV file has once it has been read.
     """
-    kind = ""
-    try:
-        with opened(path) as file:
-            if file.peek(8).startswith(tuple(TYPED.values())):
-                is_orc = file.peek(8).startswith(TYPED["ORC"])
-                kind = " as an ORC file" if is_orc else " as a Parquet or Arrow file"
+    if path.is_dir():
+        with _broken(path):
+            yield _folder(path, digest)
+        return
+    with _broken(path), opened(path) as file:
+        if _typed(file):
+            with _broken(path, " as an ORC, Parquet or Arrow file"):
                 yield ArrowFile(path, file, digest)
-            else:
-                yield CsvFile(path, file, fits, note, digest)
-    except IsADirectoryError:
-        raise DataError(
-            f"{path} is a folder; a table is one file. If it holds Parquet files: python -c "
-            '"import pyarrow.dataset as d, pyarrow.parquet as p; '
-            f"p.write_table(d.dataset('{path}').to_table(), 'table.parquet')\""
-        ) from None
+        else:
+            yield CsvFile(path, file, fits, note, digest)
+
+
+@contextmanager
+def _broken(path: Path, kind: str = "") -> Iterator[None]:
+    """Raise DataError for what is wrong with a file."""
+    try:
+        yield
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or (str(error) or "it is broken").splitlines()[0]
         raise DataError(f"{path} cannot be read{kind}: {reason.rstrip('.')}.") from None
+
+
+def _folder(path: Path, digest: bool) -> ArrowFolder:
+    """Open a folder of files that pyarrow reads. Raises DataError for one of others."""
+    files = files_within(path)
+    first = next(files, None)
+    if first is None:
+        raise DataError(f"{path} is a folder without a file; expected one of Parquet files.")
+    with _broken(first), opened(first) as file:
+        kind = _typed(file)
+    if kind and kind != "Arrow stream":
+        with _broken(path, f" as a folder of {kind} files"):
+            return ArrowFolder(path, kind, digest)
+    raise DataError(
+        f"{path} is a folder of {1 + sum(1 for _ in files):,} files, such as {first.name}, and "
+        "only folders of Parquet, Arrow or ORC files are one table. If they are CSV files, each "
+        f"with the same header: awk 'FNR > 1 || NR == 1' {path}/*.csv > table.csv"
+    )
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """Record batches as one."""
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _check_text(path: Path, lines: Sequence[str]) -> None:
@@ -311,17 +482,47 @@ def _check_title(path: Path, starts: dict[str, list[tuple[int, list[str]]]]) -> 
         above = next((i for i, size in enumerate(sizes) if size > 1), 0)
         below = sizes[above:]
         if above and len(below) > 1 and set(below) == {below[0]}:
-            raise DataError(
-                f"{path}: the table of {below[0]} columns seems to start on line {rows[above][0]}, "
-                "below a title. Remove the lines above it: "
-                f"tail -n +{rows[above][0]} {path.name} > table.csv"
-            )
+            raise DataError(_below_title(path, below[0], rows[above][0]))
+
+
+def _check_first(
+    path: Path, rows: Sequence[tuple[int, list[str]]], lines: Sequence[str], fits: Fits
+) -> None:
+    """Raise DataError if a first record that does not fit is a title, or has other delimiters."""
+    given = [sum(map(bool, fields)) for _, fields in rows]
+    for place, (line, fields) in enumerate(rows[:MOST_TITLE_LINES]):
+        if 2 * max(given[:place], default=len(fields)) <= len(fields) == given[place]:
+            if fits(fields):
+                raise DataError(_below_title(path, len(fields), line))
+            break
+    full = [line.strip() for line in lines if line.strip()][:SAMPLE]
+    if len(rows) > 2 and all(len(fields) == 1 for _, fields in rows):
+        for delimiter in OTHER_DELIMITERS:
+            sizes = {len([part for part in line.split(delimiter) if part]) for line in full[:-1]}
+            if len(sizes) == 1 and sizes != {1}:
+                raise DataError(_other_delimiter(path, "as it seems", delimiter))
+
+
+def _below_title(path: Path, columns: int, line: int) -> str:
+    return (
+        f"{path}: the table of {columns} columns seems to start on line {line}, below a title. "
+        f"Remove the lines above it: tail -n +{line} {path.name} > table.csv"
+    )
+
+
+def _other_delimiter(path: Path, says: str, delimiter: str) -> str:
+    return (
+        f"{path}: fields are separated by {'spaces' if delimiter == ' ' else repr(delimiter)}, "
+        f"{says}; expected one of "
+        f"{', '.join(DELIMITERS.values())}. If no field contains a comma: "
+        f"tr {'-s ' if delimiter == ' ' else ''}'{delimiter}' ',' < {path.name} > table.csv"
+    )
 
 
 def _is_nothing(fields: Sequence[str], delimiter: str) -> bool:
-    """Whether a line is blank, or one of UCI's comments."""
+    """Whether a line is blank, one of UCI's comments, or the mark at the end of files of DOS."""
     comment = delimiter != "|" and bool(fields) and fields[0].lstrip().startswith("|")
-    return comment or not "".join(fields).strip()
+    return comment or not "".join(fields).strip().strip("\x1a")
 
 
 def _sniffed(
@@ -364,4 +565,6 @@ def _sniffed(
             "that contain one of these characters, or name the columns in a header."
         )
     line, first = starts[chosen[0]][0] if starts[chosen[0]] else (0, [])
+    if not fits(first):
+        _check_first(path, starts[chosen[0]], lines, fits)
     return chosen[0], first, line

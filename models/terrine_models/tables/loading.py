@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, check_classes
 from terrine_models.data.blocks import GroupNumbering, GrowingArray, Records, remark_on_people
-from terrine_models.data.reading import Progress, rows_at_a_time, unchanged, unseen
+from terrine_models.data.reading import Progress, files_within, rows_at_a_time, unchanged, unseen
 from terrine_models.tables.columns import (
     CodedValues,
     Encoder,
@@ -45,7 +45,11 @@ if TYPE_CHECKING:
 
 TEXT = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
 TYPED = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
-FOREIGN = {".xlsx", ".xls", ".ods", ".dta", ".sav", ".jsonl", ".ndjson", ".rds", ".rdata"}
+FOREIGN = {
+    *(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"),
+    *(".dta", ".sas7bdat", ".xpt", ".sav", ".zsav", ".por", ".rds", ".rda", ".rdata", ".mat"),
+    *(".json", ".jsonl", ".ndjson", ".arff", ".avro", ".sqlite", ".sqlite3", ".pkl", ".pickle"),
+}
 """Ends of the names of tables, readable or not."""
 
 
@@ -82,9 +86,16 @@ class Frame(Protocol):
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file's name says that it is a table, readable or not."""
-    known = TEXT | FOREIGN | TYPED
-    return not known.isdisjoint(suffix.lower() for suffix in Path(path).suffixes)
+    """Whether a file's name says that it is a table, readable or not, or those in a folder do."""
+    known, path = TEXT | FOREIGN | TYPED, Path(path)
+    names = [path]
+    if path.is_dir():
+        names = []
+        for each in files_within(path):  # of many pictures, the first is enough
+            if known.isdisjoint(suffix.lower() for suffix in each.suffixes):
+                return False
+            names.append(each)
+    return any(not known.isdisjoint(suffix.lower() for suffix in each.suffixes) for each in names)
 
 
 def check_table(path: Path) -> None:

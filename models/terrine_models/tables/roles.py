@@ -21,8 +21,8 @@ from terrine_models.tables import column_names
 from terrine_models.tables.column_stats import FEW, ColumnStats, most
 from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.loading import opened_table, warn
-from terrine_protocol.names import ask_whether_one, fold, normalize
-from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
+from terrine_protocol.names import ask_whether_one, fold, listed, normalize
+from terrine_protocol.tables import FEATURES, Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
 COMMON = 100
@@ -37,6 +37,7 @@ LEAST_CODE = 10_000
 often quantities."""
 
 EVEN_RUNS = "whole numbers, each in equally many rows that follow one another"
+_COMMAS = {"thousands": "thousands separators", "decimal": "decimal signs"}
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ def propose_schema(
     group = None if group is None else normalize(group)
     columns = None if columns is None else list(map(normalize, columns))
     ignore, keep = list(map(normalize, ignore)), list(map(normalize, keep))
-    table, digest = _counted(path, label, columns, note, progress)
-    records = table[0].rows
+    table, unread, digest = _counted(path, label, columns, ignore, note, progress)
+    records = max(column.rows for column in table)
     wanted = [label, *ignore, *keep, *([group] if group else [])]
     names = [column.name for column in table]
     if classes is not None and bins is not None:
@@ -107,15 +108,23 @@ def propose_schema(
             f"{path} has no column {label}; it has {', '.join(names)}. If its rows have no labels, "
             "declare the classes, which become public: --classes A,B,…, or of numbers --bins."
         )
+    if not records:
+        raise DataError(f"{path} has no rows below its header.")
     absent = {label} - set(names)
     if group is not None and columns is None and fold(group) not in map(fold, names):
         absent.add(group)
     check_names(names, [name for name in wanted if name not in absent], str(path))
+    if name := next((name for name in (label, *keep, group) if name in unread), None):
+        raise DataError(
+            f"{path}: column {name} holds {unread[name]}; expected numbers, text or dates."
+        )
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DataError(f"Column {twice[0]} is named twice; it can have only one role.")
     decide: dict[str, Callable[[ColumnStats], RoleGuess]] = {
         label: partial(_label, declared=classes) if bins is None else partial(_cut, edges=bins)
     }
+    for name, kind in unread.items():
+        decide[name] = partial(_ignore, why=f"holds {kind}, which is not read")
     decide |= dict.fromkeys(ignore, partial(_ignore, why="as specified"))
     decide |= dict.fromkeys(keep, _feature)
     if group is not None and group not in absent:
@@ -140,6 +149,12 @@ def propose_schema(
     if group is not None and group in absent:
         why = f"as specified; {path.name} has not got it, so the private table must"
         guesses.append(RoleGuess(Column(name=group, role="group"), why))
+    if not any(guess.column.role in FEATURES for guess in guesses):
+        left = [f"{g.column.name} ({g.why})" for g in guesses if g.column.role == "ignored"]
+        raise DataError(
+            f"{path}: no column is left to learn from. Left out: {listed(left) or 'none'}. "
+            "Use --keep COLUMN for one that counts, or write it otherwise in all files."
+        )
     source = PublicSource(name=path.name, sha256=digest, records=records)
     try:
         schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
@@ -194,31 +209,44 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
 
 
 def _counted(
-    path: Path, label: str, columns: Sequence[str] | None, note: Note, progress: Progress
-) -> tuple[list[ColumnStats], str]:
-    """Count the values of all columns; and the SHA-256 of the file."""
+    path: Path,
+    label: str,
+    columns: Sequence[str] | None,
+    ignore: Sequence[str],
+    note: Note,
+    progress: Progress,
+) -> tuple[list[ColumnStats], dict[str, str], str]:
+    """Count the values of all columns but those to ignore; what those hold whose types cannot be
+    read; and the SHA-256 of the file."""
 
     def fits(first: Sequence[str]) -> bool:
         return label in first if columns is None else len(first) == len(columns)
 
     with opened_table(path, fits=fits, note=note) as file:
-        from terrine_models.tables.rows import coded
+        from terrine_models.tables.files import CsvFile
+        from terrine_models.tables.rows import coded, unread_type
 
         if file.delimiter is None and columns is not None:
             raise DataError(f"{path} names its columns itself: leave out --columns.")
         if not file.first:
             raise DataError(f"{path} is empty.")
+        if isinstance(file, CsvFile) and columns is None:
+            file.check_header()
         names = file.first if columns is None else columns
         check_names(names, [], str(path))
         table = [ColumnStats(path, name, file.delimiter or ",", most(len(names))) for name in names]
+        unread = {name: kind for name, each in file.types.items() if (kind := unread_type(each))}
+        left = {*ignore, *unread}
+        counted = [column for column in table if column.name not in left]
+        if not counted:
+            raise DataError(f"{path}: no column is left to learn from, of {listed(names)}.")
+        read = [column.name for column in counted] if file.delimiter is None else names
         rows = 0
-        for batch in file.batches(names, columns is None, progress):
-            for column, array in zip(table, batch.columns, strict=True):
-                column.add(coded(file, column.name, array, rows))
+        for batch in file.batches(read, columns is None, progress):
+            for column in counted:
+                column.add(coded(file, column.name, batch.column(column.name), rows))
             rows += batch.num_rows
-        if not rows:
-            raise DataError(f"{path} has no rows below its header.")
-        return table, file.sha256
+        return table, unread, file.sha256
 
 
 @dataclass(frozen=True)
@@ -361,8 +389,21 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
             why += (
                 f"; missing in {_rows(column.gaps)}: an indicator, and the median {missing:,.12g}"
             )
-        described = Column(name=column.name, role="numeric", low=low, high=high, missing=missing)
-        return RoleGuess(described, why, _together(doubt, _ask_of_stand_ins(column)))
+        declared = column.commas
+        if declared == "decimal" and column.delimiter != ",":  # as in any such file
+            declared = None
+        elif declared is not None:
+            why += f"; commas are {_COMMAS[declared]}"
+        described = Column(
+            name=column.name,
+            role="numeric",
+            low=low,
+            high=high,
+            missing=missing,
+            commas=declared,
+        )
+        doubt = _together(doubt, column.ask_of_commas, _ask_of_stand_ins(column))
+        return RoleGuess(described, why, doubt)
     if column.boolean:
         return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
     if count <= MOST_CATEGORIES:
@@ -471,11 +512,9 @@ def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
         return _ignore(column, "an identifier by its name, and different in every row")
     if column.numeric:
         return _guess_number(column, people, keep_or_group)
-    if column.unread_decimals:
-        why = "numbers with decimal commas, in a file whose fields are separated by commas"
-        return _ignore(
-            column, why, "To learn from it, write 3.5, or separate fields with semicolons."
-        )
+    if text := column.unread_number:
+        doubt = "To learn from it, write plain digits in all files, such as 1234.5."
+        return _ignore(column, f"numbers written as {text!r}", doubt)
     if column.prose:
         return _ignore(column, "free text")
     if count > FEW and 0 < column.words * 5 <= column.given:
@@ -517,8 +556,6 @@ def _guess_number(column: ColumnStats, people: _People | None, keep_or_group: st
         return _ignore(column, people.as_many, keep_or_group)
     if column.numbers_people:
         return _ignore(column, EVEN_RUNS, keep_or_group)
-    if column.thousands:
-        return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")
     doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
     coded = column.uniform and column.low >= LEAST_CODE
     return _feature(column, doubt if odd and (column.unique or coded) else None)

@@ -13,9 +13,20 @@ from pyarrow import compute
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress
-from terrine_models.tables.columns import MISSING, CodedValues, Note, RowBlock, Values, check_names
-from terrine_models.tables.files import TableFile
+from terrine_models.tables.columns import (
+    DECIMAL_COMMA,
+    MISSING,
+    THOUSANDS,
+    CodedValues,
+    Note,
+    RowBlock,
+    Values,
+    check_names,
+)
+from terrine_models.tables.files import CsvFile, TableFile
 from terrine_protocol.tables import Column, TableSchema
+
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 def read_blocks(
@@ -29,12 +40,16 @@ def read_blocks(
     names, every = file.first, [column.name for column in schema.columns]
     named = file.delimiter is None or is_header(names, schema)
     if named:
+        if isinstance(file, CsvFile):
+            file.check_header()
         check_names(names, needed, str(file.path))
     else:
         names = list({len(order): order for order in (needed, every)}.get(len(names), every))
-    described = [column for column in schema.columns if column.name in needed]
-    numeric = [column.name for column in described if column.role == "numeric" or column.edges]
-    mixed = [] if file.delimiter in (None, ",") else numeric
+    wanted = frozenset(needed)
+    described = [column for column in schema.columns if column.name in wanted]
+    numeric = [column for column in described if column.role == "numeric" or column.edges]
+    other = file.delimiter not in (None, ",")
+    mixed = [column.name for column in numeric if other and column.commas != "thousands"]
     start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
     for batch in file.batches(names if file.delimiter else needed, named, progress):
         if not start and not named:
@@ -67,23 +82,42 @@ def coded(file: TableFile, name: str, array: Any, start: int) -> CodedValues:
     """The values of a column, each once, of rows from `start` on. Raises DataError."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
     kind = array.type
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if unread := unread_type(kind):
         raise DataError(
-            f"{file.path}: column {name} holds {kind}; expected numbers, text or dates."
+            f"{file.path}: column {name} holds {unread}; expected numbers, text or dates. To leave "
+            f"it out: --ignore {name}."
         )
     array = _moments(array).dictionary_encode()  # in the order in which they first appear
     found = array.dictionary.to_pylist()
     places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
-    if file.delimiter is not None:
+    if isinstance(file, CsvFile):
+
+        def where(place: int) -> str:
+            return file.where(start + int(np.flatnonzero(places == place)[0]))
+
+        file.check(found, where, name)
         for place, text in enumerate(found):
             if text[:1] == " " and text.lstrip()[:1] == '"':
-                record = start + int(np.flatnonzero(places == place)[0])
                 raise DataError(
-                    f"{file.where(record)}: column {name} holds {text!r}: a quote after a space "
-                    "does not open a field. Leave out the space."
+                    f"{where(place)}: column {name} holds {text!r}: a quote after a space "
+                    f"does not open a field. Leave out the space, or the column: --ignore {name}."
                 )
     return CodedValues([*found, None] if array.null_count else found, places)
+
+
+def unread_type(kind: Any) -> str | None:
+    """What a typed column holds that cannot be read, such as lists; None if it can."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    readable = (
+        pa.types.is_primitive(plain)
+        or pa.types.is_decimal(plain)
+        or pa.types.is_null(plain)
+        or any(is_text(plain) for is_text in _TEXT)
+    )
+    return None if readable else str(kind)
 
 
 def _values(
@@ -138,10 +172,13 @@ def is_header(first: Sequence[str], schema: TableSchema) -> bool:
 
 
 def _hint(delimiter: str | None, commas: Collection[str], name: str, text: str) -> str:
-    if delimiter is None:
-        return ""
     if name in commas and "." in text:
         return "Other rows of this column have a decimal comma: use the same format in all rows."
-    if "," in text and delimiter == ",":
-        return "Decimal commas are read only if another character separates fields, as in a;3,5."
+    if "," in text and (DECIMAL_COMMA.fullmatch(text) or THOUSANDS.fullmatch(text)):
+        return (
+            f'If its commas separate thousands, as in 1,234, write "commas": "thousands" at column '
+            f'{name} of the schema; if they are decimal signs, "commas": "decimal".'
+        )
+    if delimiter is None:
+        return ""
     return "If this line is a header, it must name every column that is needed."

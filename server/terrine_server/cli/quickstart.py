@@ -581,6 +581,7 @@ def _by_hand(
 
 def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
     """Make the student's token, unless there was one, and say what remains to be done."""
+    from terrine_models.tables.loading import is_table
     from terrine_protocol import Role, TokenCreate
     from terrine_server.owner.tokens import Tokens, load_secret_key
 
@@ -601,7 +602,7 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
     _say(f"  {_typed(settings, 'serve')}")
     _say(f"The student learns by this line.{once}")
     _say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', pool)}")
-    if pool.is_dir() and any(path.is_dir() for path in pool.iterdir()):
+    if pool.is_dir() and not is_table(pool) and any(path.is_dir() for path in pool.iterdir()):
         _say(f"The student's pictures lie in one flat folder: give it those of {pool} so.")
 
 

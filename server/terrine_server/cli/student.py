@@ -307,12 +307,12 @@ def known_inputs(path: Path, model: StudentModel) -> tuple[NDArray[np.generic], 
     from terrine_models.data.images import list_images, load_images
     from terrine_models.tables.loading import encode_table, is_table
 
-    if path.is_dir():
+    if not is_table(path):
+        if not path.is_dir():
+            return load_inputs(path), []
         if model.image is None:
             fail(f"{path} is a folder, and this student did not learn from folders of pictures.")
         return load_images(path, model.image), [each.name for each in list_images(path)]
-    if not is_table(path):
-        return load_inputs(path), []
     if model.encoding is None:
         fail(f"{path} is a table, and this student did not learn from tables.")
     return encode_table(path, model.encoding, note, accept_clipped=True), []

@@ -33,10 +33,10 @@ class StudentFiles:
         from terrine_models.data.images import list_images
         from terrine_models.tables.loading import check_table, is_table
 
-        if path.is_dir():
-            list_images(path)
-        elif is_table(path):
+        if is_table(path):
             check_table(path)
+        elif path.is_dir():
+            list_images(path)
 
     def public(
         self, path: Path, client: Client
@@ -46,9 +46,9 @@ class StudentFiles:
         from terrine_models.data.images import load_images
         from terrine_models.tables.loading import encode_table, is_table
 
-        if path.is_dir():
-            return load_images(path, self._image(path, client)), None
         if not is_table(path):
+            if path.is_dir():
+                return load_images(path, self._image(path, client)), None
             return load_inputs(path), None
         schema = self._schema(path, client)
         return encode_table(path, schema, note, accept_clipped=self.accept_clipped), schema

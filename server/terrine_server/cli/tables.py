@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from terrine_protocol.tables import TableSchema
 
 
+MOST_SHOWN = 200
+"""Columns of a proposed schema that are printed; the file has all."""
 AcceptClipped = Annotated[
     bool,
     typer.Option(
@@ -195,9 +197,13 @@ def required_schema(data: Path, schema: Path | None) -> TableSchema:
     )
 
 
-def _print(guesses: Iterable[RoleGuess], terminal: Console) -> None:
+def _print(guesses: Sequence[RoleGuess], terminal: Console) -> None:
+    """Print a row for each guess, of very many for those with a question first."""
+    shown = sorted(guesses, key=lambda guess: guess.doubt is None)[:MOST_SHOWN]
     table = Table("column", "role", "why", "check")
-    for guess in guesses:
+    for guess in shown if len(guesses) > MOST_SHOWN else guesses:
         texts = (guess.column.name, guess.column.role, guess.why, guess.doubt or "")
         table.add_row(*map(escape, texts))
     terminal.print(table)
+    if more := len(guesses) - len(shown):
+        terminal.print(f"… and {more:,} more columns: the schema says the same of each.")
