@@ -234,7 +234,7 @@ def test_a_schema_of_the_private_table_does_not_train(terrine: Terrine, hospital
             "h.parquet Parquet",
         ),
         ("h.xlsx", b"PK\x03\x04...", "h.xlsx zip"),
-        ("h.csv", "age,ort,ill\n1,Köln,n\n".encode() + b"\x81,", "line 3 0x81"),
+        ("h.csv", "age,ort,ill\n1,Köln,n\n".encode() + b"\x81,", "line 3 fields"),
         ("h.csv", b"age.ill\n1.n\n", "column ill; age.ill"),
     ],
 )
