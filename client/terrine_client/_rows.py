@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from terrine_models.tables.loading import Frame
     from terrine_protocol import ProjectInfo
+    from terrine_protocol.tables.encoding import Frame
 
 Inputs: TypeAlias = (
     "npt.ArrayLike | Frame | Mapping[str, Any] | Sequence[Mapping[str, Any]] | os.PathLike[str]"
@@ -40,7 +40,7 @@ def encode_columns(x: Any, project: ProjectInfo, accept_clipped: bool) -> Any:
     warning, two calls up. Raises DataError, ClippedError of more than a tenth of a column unless
     that is accepted, and ValueError if the project takes no tables.
     """
-    from terrine_models.tables.loading import encode_frame, encode_rows, encode_table
+    from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
 
     schema = project.ensemble.encoding
     if schema is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +23,7 @@ from sklearn.ensemble import RandomForestClassifier
 from terrine_client import AsyncClient, Client
 from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.tables.columns import ClippedError
-from terrine_models.tables.loading import encode_frame, load_table
+from terrine_models.tables.loading import load_table
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import (
     Column,
@@ -34,6 +36,8 @@ from terrine_protocol import (
     TableSchema,
     TokenCreate,
 )
+from terrine_protocol.tables import ClippedError
+from terrine_protocol.tables.encoding import encode_frame
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -171,6 +175,28 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_charged(
     with refuses(error, *held):
         table.label(given)
     assert table.budget().charges == charges
+
+
+LIGHT = """
+import json, sys
+from pathlib import Path
+from terrine_client import Client
+url, token, pool, rows = sys.argv[1:]
+with Client(url, token) as client:
+    one = client.label(json.loads(rows)).charges.tolist()
+    other = client.label(Path(pool)).charges.tolist()
+heavy = {"torch", "terrine_models", "terrine_server"} & set(sys.modules)
+print(json.dumps([one == other, sorted(heavy)]))
+"""
+
+
+def test_a_student_of_tables_loads_neither_models_nor_pytorch(
+    projects: dict[str, Ask], tmp_path: Path
+) -> None:
+    pool = written(frame(20), tmp_path / "pool.csv")
+    rows = json.dumps(rows_of(frame(20)))
+    command = [sys.executable, "-c", LIGHT, *projects["table"], str(pool), rows]
+    assert json.loads(subprocess.check_output(command, text=True)) == [True, []]
 
 
 def test_what_is_clipped_is_asked_where_it_is_accepted(table: Client) -> None:

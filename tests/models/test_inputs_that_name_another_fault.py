@@ -16,7 +16,8 @@ from pyarrow import feather, orc
 from refusals import refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
-from terrine_models.tables.loading import check_table, is_table, opened_table
+from terrine_models.tables.loading import check_table, is_table
+from terrine_protocol.tables.encoding import opened_table
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.votes import load_votes
 from terrine_server.privacy import ParameterError

@@ -42,7 +42,8 @@ def load(
     """
     from terrine_models.data.arrays import DataError
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import encode_table, load_groups, load_table
+    from terrine_models.tables.loading import load_groups, load_table
+    from terrine_protocol.tables.encoding import encode_table
 
     schema = required_schema(data, schema_file)
     with stages_bar(console, f"Reading {data.name}") as (progress,):

@@ -11,11 +11,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import Progress
-from terrine_models.tables.columns import MISSING, CodedValues, Note, RowBlock, Values, check_names
-from terrine_models.tables.files import TableFile
-from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.tables import Column, DataError, TableSchema
+from terrine_protocol.tables.columns import (
+    MISSING,
+    CodedValues,
+    Note,
+    RowBlock,
+    Values,
+    check_names,
+)
+from terrine_protocol.tables.files import TableFile
+from terrine_protocol.tables.reading import Progress
 
 
 def read_blocks(

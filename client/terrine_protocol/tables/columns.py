@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import DataError
 from terrine_protocol.names import LISTED, fold, listed, normalize, spelled
-from terrine_protocol.tables import FEATURES, Column, DateOrder, TableSchema
+from terrine_protocol.tables import (
+    FEATURES,
+    ClippedError,
+    Column,
+    DataError,
+    DateOrder,
+    TableSchema,
+)
 
 MISSING = frozenset(("", "?", "NA", "NaN"))
 TRUE = ("true", "t", "yes", "y", "1", "1.0")
@@ -82,10 +88,6 @@ class RowBlock:
     """Columns with decimal commas."""
     hint: Callable[[str, str], str] = lambda column, text: ""
     """What else to say of a field that is no number."""
-
-
-class ClippedError(DataError):
-    """More than a tenth of a column is clipped to the schema's range, or missing."""
 
 
 @dataclass
