@@ -26,6 +26,7 @@ from terrine_protocol.labeling import (
     LabelResponse,
     LabelResult,
     PublicationInfo,
+    RowsRequest,
     UsedUp,
 )
 from terrine_protocol.ledger import (
@@ -148,6 +149,7 @@ __all__ = [
     "RequestRefuse",
     "RequestStatus",
     "Role",
+    "RowsRequest",
     "RuleInfo",
     "SecretSpend",
     "Sigma",

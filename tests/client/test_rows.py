@@ -10,62 +10,34 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from caller import npy
 from documented import ROOT, blocks
 from migrated import SECRET_KEY, migrated
 from refusals import holds, refuses
 from sklearn.ensemble import RandomForestClassifier
+from table_projects import SCHEMA, frame, open_counted, records
 
 from terrine_client import AsyncClient, Client
 from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.tables.loading import load_table
-from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import (
     Column,
-    EnsembleRegister,
     LabelResponse,
     LabelResult,
     Outcome,
-    ProjectOpen,
-    Role,
     TableSchema,
-    TokenCreate,
 )
 from terrine_protocol.tables import ClippedError
 from terrine_protocol.tables.encoding import encode_frame
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
-
-SCHEMA = TableSchema(
-    columns=(
-        Column(name="dose", role="numeric", low=0, high=10, missing=5),
-        Column(name="ward", role="categorical", values=("A", "B")),
-        Column(name="smokes", role="boolean"),
-        Column(name="ill", role="label", values=("no", "yes")),
-    )
-)
-
-
-def frame(rows: int) -> pd.DataFrame:
-    """Rows of the pool, with a column of its own that the schema does not know."""
-    number = np.arange(rows)
-    return pd.DataFrame(
-        {
-            "visit": [f"v{n}" for n in number],
-            "ward": np.where(number % 2, "B", "A"),
-            "dose": np.where(number % 7 == 6, np.nan, number % 10 + number / 1024),
-            "smokes": number % 3 == 0,
-        }
-    )
-
 
 Ask = tuple[str, str]
 """URL and token."""
@@ -81,25 +53,11 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ask
     made.secret_key_path.chmod(0o600)
     engine = migrated(url)
     ledger = Ledger(engine, SECRET_KEY)
-    private = frame(2400).assign(ill=lambda found: np.where(found["dose"] > 5, "yes", "no"))
-    private.to_csv(home / "private.csv", index=False)
     random = np.random.default_rng(1)
     x, labels = random.normal(size=(400, 2)).astype(np.float32), random.integers(0, 2, 400)
     spec = InputSpec(shape=(2,), dtype="float32", low=-9, high=9)
-    data = {
-        "table": load_table(home / "private.csv", SCHEMA, lambda sentence: None),
-        "points": Dataset(x, labels, ("0", "1"), spec),
-    }
-    asked: dict[str, str] = {}
-    for name, records in data.items():
-        train_ensemble(records, made.ensembles_dir / name, name=name, teachers=40)
-        cap = {"epsilon": 100.0, "delta": 1e-4, "population": name, "disjoint": True}
-        register_ensemble(ledger, made, EnsembleRegister.model_validate({"name": name, **cap}))
-        terms = {"name": name, "ensemble": name, "epsilon": 90, "delta": 1e-5}
-        mechanism = {"name": "noisy_votes", "sigma": 10.0}
-        open_project(ledger, ProjectOpen.model_validate({**terms, "mechanism": mechanism}))
-        request = TokenCreate(role=Role.STUDENT, project=name)
-        asked[name] = Tokens(ledger, SECRET_KEY).create(request).token
+    data = {"table": records(made), "points": Dataset(x, labels, ("0", "1"), spec)}
+    asked = {name: open_counted(ledger, made, name, held) for name, held in data.items()}
     with serving(made) as address:
         yield {name: (address, token) for name, token in asked.items()}
     engine.dispose()
@@ -175,6 +133,66 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_charged(
     with refuses(error, *held):
         table.label(given)
     assert table.budget().charges == charges
+
+
+SENT_BY_HTTP: dict[str, Callable[[pd.DataFrame], tuple[str, bytes]]] = {
+    "numbers": lambda given: ("application/x-npy", npy(encode_frame(given, SCHEMA))),
+    "objects": lambda given: ("application/json", json.dumps({"rows": rows_of(given)}).encode()),
+    "CSV": lambda given: ("text/csv", given.to_csv(index=False).encode()),
+    "CSV with a label, which is not read": lambda given: (
+        "text/csv",
+        given.assign(ill="unknown").to_csv(index=False, lineterminator="\r\n").encode(),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", SENT_BY_HTTP)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_rows_by_name_over_http_are_the_queries_that_numbers_are(
+    projects: dict[str, Ask], table: Client, form: str
+) -> None:
+    once = table.label(frame(20))
+    url, token = projects["table"]
+    kind, body = SENT_BY_HTTP[form](frame(20))
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+    reply = httpx.post(f"{url}/label", content=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    answer = LabelResponse.model_validate_json(reply.content)
+    assert [result.charge for result in answer.results] == once.charges.tolist()
+    assert all(result.replayed for result in answer.results)
+    assert answer.budget.charges == once.budget.charges, "free"
+    assert (answer.notes is None) == (form == "numbers")
+    holds(answer.notes or ["dose"], "dose")
+    looked = httpx.post(f"{url}/label/used-up", content=body, headers=headers)
+    assert looked.status_code == 422, "no project of neighbours: it was read all the same"
+    assert "neighbours" in looked.text
+
+
+def test_rows_by_name_that_do_not_fit_are_problems_that_cost_nothing(
+    projects: dict[str, Ask], table: Client
+) -> None:
+    url, token = projects["table"]
+    charges = table.budget().charges
+
+    def refused(kind: str, body: bytes, status: int, *held: object, query: str = "") -> None:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+        reply = httpx.post(f"{url}/label{query}", content=body, headers=headers)
+        assert reply.status_code == status, reply.text
+        assert reply.headers["content-type"] == "application/problem+json"
+        holds(reply.json()["detail"], *held)
+
+    refused("text/csv", b"dose,ward\n1,A\n", 422, "smokes", "dose", "ward")
+    refused("text/csv", b"dose,ward,smokes\n1,A,maybe\n", 422, 2, "smokes", "'maybe'")
+    refused("application/json", b'{"rows": [{"dose": 1}]}', 422, 0, "ward", "smokes")
+    refused("text/tab-separated-values", b"dose\tward\n", 415, "text/csv", "encoding")
+    outside = b"dose,ward,smokes\n70,A,0\n"
+    refused("text/csv", outside, 422, "dose", "accept_clipped=true")
+    assert table.budget().charges == charges
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "text/csv"}
+    reply = httpx.post(f"{url}/label?accept_clipped=true", content=outside, headers=headers)
+    assert reply.status_code == 200
+    holds(reply.json()["notes"], "dose", "clipped")
+    assert table.budget().charges == charges + 1
 
 
 LIGHT = """

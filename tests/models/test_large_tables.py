@@ -179,7 +179,7 @@ pyarrow.set_io_thread_count(1)
 from pathlib import Path
 from terrine_models.tables.roles import propose_schema
 from terrine_models.tables.loading import load_table
-from terrine_models.tables import text
+from terrine_protocol.tables import text
 text.BLOCK = 2**14
 propose_schema(Path(sys.argv[2]), label="ill")
 status = Path("/proc/self/status").read_text()

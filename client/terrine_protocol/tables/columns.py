@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -32,6 +33,8 @@ FALSE = ("false", "f", "no", "n", "0", "0.0")
 """How a boolean is written, in capitals or not."""
 FEW = 10
 """So many values, none of them known, are no accident where columns are told by their order."""
+LONGEST_SHOWN = 200
+"""Characters of a value that an error quotes."""
 MUCH = 0.1
 """Share of a column's numbers that may be clipped or missing without a word from the student."""
 Note = Callable[[str], object]
@@ -64,9 +67,13 @@ class CodedValues:
     @classmethod
     def of(cls, values: Iterable[Any]) -> CodedValues:
         """One value for each row."""
-        index: dict[Any, int] = {}
-        places = [index.setdefault(value, len(index)) for value in values]
-        return cls(list(index), np.array(places, dtype=np.intp))
+        values = list(values)
+        kinds, index = set(map(type, values)), dict[Any, int]()
+        mixed = bool in kinds and len(kinds) > 1
+        keys = [(type(value), value) for value in values] if mixed else values  # as True == 1
+        places = [index.setdefault(key, len(index)) for key in keys]
+        found = [value for _, value in index] if mixed else list(index)
+        return cls(found, np.array(places, dtype=np.intp))
 
 
 Values = NDArray[Any] | CodedValues
@@ -162,7 +169,7 @@ class Encoder:
                 f"{self._what}: of column {', '.join(much)} more than a tenth is outside the "
                 "schema's range, or missing where the schema knows no gaps: labels of such rows "
                 "may be bought for nothing. Is it in the schema's units? To go on as it is: "
-                "--accept-clipped, in Python accept_clipped=True."
+                "--accept-clipped, in Python accept_clipped=True, by HTTP ?accept_clipped=true."
             )
 
 
@@ -249,16 +256,17 @@ def written(value: object, known: Collection[str] | None = None) -> str:
 
 def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
     """Raise DataError unless all columns that are needed are there, and no name is there twice."""
-    absent = [name for name in needed if name not in names]
+    there = set(names)
+    absent = [name for name in needed if name not in there]
     if absent:
         alike = {fold(name): name for name in names if isinstance(name, str)}
-        found = [alike[fold(name)] for name in absent if fold(name) in alike]
+        found = [alike[folded] for folded in map(fold, absent) if folded in alike]
         more = f" Write {', '.join(map(spelled, found))} as it is expected." if found else ""
         raise DataError(
-            f"{what} has no column {', '.join(absent)}; it has {', '.join(map(str, names))}.{more}"
+            f"{what} has no column {listed(absent)}; it has {listed(list(map(str, names)))}.{more}"
         )
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
+    if len(there) != len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
         raise DataError(f"{what} has two columns named {twice!r}.")
 
 
@@ -411,8 +419,9 @@ def _unexpected(
     )
     text = written(value)
     more = f" {block.hint(column.name, text)}".rstrip() if column.role == "numeric" else ""
+    shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
     return DataError(
-        f"{block.where(row)}: column {column.name} holds {text!r}, expected {expected}{more}"
+        f"{block.where(row)}: column {column.name} holds {shown!r}, expected {expected}{more}"
     )
 
 

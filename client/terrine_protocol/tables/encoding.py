@@ -80,7 +80,7 @@ def encode_frame(
     check_names([_normal(name) for name in _names(frame)], schema.features, "The data frame")
     columns = {name: np.asarray(frame[held[name]]) for name in schema.features}
     with _noted(note) as note:
-        return _encode_columns(columns, schema, "The data frame", note, accept_clipped)
+        return encode_columns(columns, schema, "The data frame", note, accept_clipped)
 
 
 def _normal(name: Any) -> Any:
@@ -98,20 +98,30 @@ def encode_rows(
 
     None stands for a missing value. Warns and raises as `encode_table`.
     """
-    needed = schema.features
+    columns = columns_of(rows, schema.features)
+    with _noted(note) as note:
+        return encode_columns(columns, schema, "The rows", note, accept_clipped)
+
+
+def columns_of(
+    rows: Iterable[Mapping[str, Any]], needed: Sequence[str]
+) -> dict[str, NDArray[np.object_]]:
+    """The columns that are needed, each [N], of rows. Raises DataError, which names the row."""
+    columns: dict[str, list[Any]] = {name: [] for name in needed}
     for place, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise DataError(
                 f"{_row(0, place)} is a {type(row).__name__}; expected a dictionary of columns."
             )
-        check_names([_normal(name) for name in row], needed, _row(0, place))
-    named = [{_normal(name): value for name, value in row.items()} for row in rows]
-    columns = {
-        name: np.fromiter((row[name] for row in named), dtype=object, count=len(named))
-        for name in needed
+        names = [_normal(name) for name in row]
+        check_names(names, needed, _row(0, place))
+        values = dict(zip(names, row.values(), strict=True))
+        for name, column in columns.items():
+            column.append(values[name])
+    return {
+        name: np.fromiter(column, dtype=object, count=len(column))
+        for name, column in columns.items()
     }
-    with _noted(note) as note:
-        return _encode_columns(columns, schema, "The rows", note, accept_clipped)
 
 
 @contextmanager
@@ -144,13 +154,22 @@ def opened_by_schema(
         yield file, read_blocks
 
 
-def _encode_columns(
+def _row(start: int, row: int) -> str:
+    return f"row {start + row}"
+
+
+def encode_columns(
     columns: Mapping[str, NDArray[Any]],
     schema: TableSchema,
     what: str,
     note: Note,
     accept_clipped: bool,
+    where: Callable[[int, int], str] = _row,
 ) -> NDArray[np.float32]:
+    """Encode columns [N] by name as inputs [N, width]. Raises DataError, and ClippedError.
+
+    where: names a row in errors, by the first row of its block and its number there.
+    """
     described = [column for column in schema.columns if column.name in columns]
     rows = len(columns[described[0].name])
     if any(len(column) != rows for column in columns.values()):
@@ -164,7 +183,7 @@ def _encode_columns(
             part = {
                 c.name: _values(columns[c.name][start : start + some], c, what) for c in described
             }
-            yield RowBlock(part, min(some, rows - start), partial(_row, start))
+            yield RowBlock(part, min(some, rows - start), partial(where, start))
 
     return _encoded(blocks(), Encoder(schema, what), note, accept_clipped)
 
@@ -177,10 +196,6 @@ def _encoded(
         encoded.add(encoder.encode(block))
     encoder.finish(note, accept_clipped)
     return encoded.array()
-
-
-def _row(start: int, row: int) -> str:
-    return f"row {start + row}"
 
 
 def _names(frame: Frame) -> list[str]:
