@@ -33,6 +33,11 @@ def has_columns(x: Any) -> bool:
     return hasattr(x, "columns") or hasattr(x, "column_names")
 
 
+def index_of(x: Any) -> Any:
+    """The index of a data frame of pandas; of others None."""
+    return getattr(x, "index", None) if hasattr(x, "columns") else None
+
+
 def encode_columns(x: Any, project: ProjectInfo, accept_clipped: bool) -> Any:
     """Return what has columns as inputs [N, width], by the project's schema.
 

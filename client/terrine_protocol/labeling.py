@@ -158,6 +158,14 @@ class LabelResponse(Reply):
             "deviation of the noise in each of `counts`, in votes."
         ),
     ] = None
+    classes: Annotated[
+        list[str] | None,
+        Field(
+            exclude_if=absent,
+            description="For noisy_votes and neighbours, and absent otherwise: the names of the "
+            "classes, in the order of `counts`.",
+        ),
+    ] = None
     budget: Budget
 
 

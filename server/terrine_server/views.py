@@ -48,6 +48,7 @@ class _Answers(TypedDict):
 
     results: list[_Result]
     noise_sigma: NotRequired[float]
+    classes: NotRequired[list[str]]
     notes: NotRequired[list[str]]
     budget: Budget
 
@@ -77,6 +78,7 @@ def answers(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> bytes:
     sigma = receipt.project.noise_sigma
     if sigma is not None:
         whole["noise_sigma"] = sigma
+        whole["classes"] = receipt.project.ensemble.facts.classes
     if notes:
         whole["notes"] = list(notes)
     return _ANSWERS.dump_json(whole, warnings="error")

@@ -263,6 +263,25 @@ def test_a_data_frame_is_learned_from_with_its_counts_as_weights(table: Client) 
     assert (model.predict(given[["dose"]]) == truth).mean() > 0.9
 
 
+def test_a_frame_of_answers_has_the_index_of_the_rows_and_is_learned_from_in_a_line(
+    projects: dict[str, Ask], table: Client
+) -> None:
+    given = frame(1200).dropna().set_index("visit").sample(frac=1, random_state=0)
+    answers = table.label(given).to_frame()
+    assert answers.index.equals(given.index)
+    assert answers["label"].isin(["no", "yes"]).all()
+    assert {"count_no", "count_yes"} <= set(answers.columns)
+    asked = answers.query("weight > 0")
+    model = RandomForestClassifier(min_samples_leaf=20, random_state=0)
+    model.fit(given.loc[asked.index, ["dose"]], asked["label"], asked["weight"])
+    truth = np.where(given["dose"] > 5, "yes", "no")
+    assert (model.predict(given[["dose"]]) == truth).mean() > 0.9
+    numbered = table.label(rows_of(frame(20))).to_frame()
+    assert numbered.index.tolist() == list(range(20))
+    with Client(*projects["table"], batch_size=10) as small:
+        assert small.label(given[:30]).to_frame().index.equals(given.index[:30])
+
+
 def test_the_readme_s_program_learns_in_ten_lines(
     projects: dict[str, Ask],
 ) -> None:

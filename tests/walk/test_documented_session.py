@@ -46,6 +46,7 @@ NOT_RUN = {
     "from terrine_models.data.images": "needs a folder of pictures; test_default_way.py has one",
     "from terrine_client.estimator import": "needs labelled data; tests/client/test_estimator.py",
     "client.label(frame)": "needs a table; tests/client/test_rows.py",
+    "answers = client.label(frame).to_frame()": "needs a table; tests/client/test_rows.py",
     "curl -H 'Content-Type: text/csv'": "needs a table; tests/api/test_documentation.py has one",
     "tar --create": "needs Docker; tests/docker/test_hospital.py runs such lines",
 }
