@@ -75,7 +75,8 @@ class NamedRows:
             _check_lengths("the header", header)
             names = [normalize(name.strip()) for name in header]
             check_names(names, features, "The header")
-            places = [names.index(name) for name in features]
+            place_of = {name: place for place, name in enumerate(names)}
+            places = [place_of[name] for name in features]
             for record in reader:
                 if not record:
                     continue  # a blank line

@@ -147,7 +147,8 @@ def answering(
             return error
 
     def answer(project: str, asks: Sequence[CheckedRequest]) -> list[LabelReply | Exception]:
-        return list(map(body, asks, labeling.answer(project, asks)))
+        results = labeling.answer(project, asks)
+        return [body(ask, result) for ask, result in zip(asks, results, strict=True)]
 
     return answer
 
