@@ -51,8 +51,9 @@ def main() -> None:
 
 def timed(home: Path, rows: int = 500_000, runs: int = 9) -> None:
     """Print how long the same file takes pyarrow, and Terrine; and how that comes."""
-    from terrine_models.tables.loading import encode_table, load_table
+    from terrine_models.tables.loading import load_table
     from terrine_models.tables.roles import propose_schema
+    from terrine_protocol.tables.encoding import encode_table
 
     random, table = np.random.default_rng(0), home / "flights.csv"
     columns: tuple[Any, ...] = (
@@ -95,8 +96,8 @@ def by_turns(work: dict[str, Callable[[], object]], runs: int) -> dict[str, list
 
 def reads(work: Callable[[], object], table: Path) -> tuple[int, float]:
     """How often the file is opened, and what share of its bytes is read."""
-    from terrine_models.tables import files, text
     from terrine_protocol.files import opened as usual
+    from terrine_protocol.tables import files, text
 
     found = [0, 0]
 
@@ -121,15 +122,16 @@ def reads(work: Callable[[], object], table: Path) -> tuple[int, float]:
 
 
 def functions(work: Callable[[], object]) -> tuple[int, int]:
-    """How many functions of terrine_models are called at all, and for each block (comprehensions
+    """How many functions of Terrine are called at all, and for each block (comprehensions
     and lambdas left out). pyarrow reads in a thread of its own, which is followed, too."""
-    from terrine_models.tables import text
+    from terrine_protocol.tables import text
 
     calls: dict[str, int] = {}
 
     def count(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and "/terrine_models/" in code.co_filename and "<" not in code.co_name:
+        ours = "/terrine_models/" in code.co_filename or "/terrine_protocol/" in code.co_filename
+        if event == "call" and ours and "<" not in code.co_name:
             name = f"{code.co_filename} {code.co_qualname}"
             calls[name] = calls.get(name, 0) + 1
 
@@ -186,10 +188,7 @@ def measure(what: str, table: Path, home: Path) -> None:
     import pandas  # noqa: F401 - before it is measured
     import torch  # noqa: F401
 
-    import terrine_models.tables.roles
-    import terrine_models.tables.rows
-    import terrine_models.teachers.splitting
-    import terrine_models.teachers.training  # noqa: F401
+    import terrine_protocol.tables.rows  # noqa: F401
 
     before = memory("VmRSS")
     WORK[what](table, home)

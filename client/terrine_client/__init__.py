@@ -46,6 +46,7 @@ from terrine_client.errors import (
     UnsupportedMediaType,
 )
 from terrine_protocol import Budget, Outcome
+from terrine_protocol.tables import ClippedError, DataError
 
 __all__ = [
     "NO_COUNT",
@@ -54,9 +55,11 @@ __all__ = [
     "BudgetExhausted",
     "CapExceeded",
     "Client",
+    "ClippedError",
     "ConfigurationError",
     "Conflict",
     "ConnectionFailed",
+    "DataError",
     "DatabaseUnavailable",
     "EnsembleUnavailable",
     "Forbidden",

@@ -38,8 +38,9 @@ def label_batches(
     batch_size: int,
     keep: Callable[[LabelResponse], None],
     report: Report,
+    index: Any = None,
 ) -> BatchPlan:
-    """Request labels for x [B, …] in batches, in order.
+    """Request labels for x [B, …] in batches, in order. `index`: see `Labels`.
 
     A batch that the server finds too large is halved. Once the budget is spent, the remaining
     inputs are still sent, because answers that were paid for earlier are free. Sending stops as
@@ -51,8 +52,7 @@ def label_batches(
 
     results: list[LabelResult] = []
     paid: set[int] = set()
-    account: Budget | None = None
-    noise_sigma: float | None = None
+    last: LabelResponse | None = None
     exhausted: BudgetExhausted | None = None
     spent = False
     while (start := len(results)) < len(inputs):
@@ -70,24 +70,24 @@ def label_batches(
                 rows = size // 2
                 continue
             if not isinstance(error, BudgetExhausted):
-                _hand_over(error, results, account, noise_sigma, len(inputs))
+                _hand_over(error, results, last, len(inputs), index)
                 raise
             exhausted = error
             results += [_REFUSED] * size
         else:
             keep(reply)
-            account, noise_sigma = reply.budget, reply.noise_sigma
+            last = reply
             results += reply.results
             paid.update(result.charge for result in reply.results if result.charge is not None)
         report(results, len(inputs))
         spent = spent or any(result.outcome is Outcome.REFUSED for result in results[start:])
-        if spent and account is not None and len(paid) >= _queries(account):
+        if spent and last is not None and len(paid) >= _queries(last.budget):
             results += [_REFUSED] * (len(inputs) - len(results))
     report(results, len(inputs))
-    if account is None:
+    if last is None:
         assert exhausted is not None  # noqa: S101 - every batch was either answered or refused
         raise exhausted
-    return Labels.gather(results, account, noise_sigma)
+    return Labels.gather(results, last, index)
 
 
 def used_up_batches(
@@ -135,13 +135,13 @@ def _queries(account: Budget) -> int:
 def _hand_over(
     error: TerrineError,
     results: list[LabelResult],
-    account: Budget | None,
-    noise_sigma: float | None,
+    last: LabelResponse | None,
     total: int,
+    index: Any,
 ) -> None:
     """Attach the answers received before the error to it."""
-    if account is not None:
-        error.partial = Labels.gather(results, account, noise_sigma)
+    if last is not None:
+        error.partial = Labels.gather(results, last, index)
         error.add_note(
             f"Stopped after {len(results)} of {total} inputs; their answers are in `partial`. "
             "Sending the inputs again returns them at no cost."

@@ -120,8 +120,10 @@ class BaseClient(ABC, Generic[Http]):
         x: npt.ArrayLike,
         probabilities: npt.ArrayLike | None,
         report: Report,
+        index: Any,
     ) -> BatchPlan:
-        return label_batches(x, probabilities, self._batch_size, self.receipts.keep, report)
+        keep = self.receipts.keep
+        return label_batches(x, probabilities, self._batch_size, keep, report, index)
 
     def _attempts(self, call: Call[Any]) -> Any:
         """Stamina's attempts, with exponential backoff and jitter, or the wait of Retry-After."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from terrine_client._rows import has_columns
-from terrine_protocol import Budget, LabelResult, Outcome
+from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NO_COUNT = int(np.iinfo(np.int64).min)
 """Stands in `Labels.noisy_counts` where there is no answer. No count is this small."""
@@ -45,6 +48,8 @@ class Labels:
         neighbours: they may be negative, or more than the voters. Rows that are not `answered` hold
         `NO_COUNT`. None for other mechanisms.
     noise_sigma: the standard deviation of the noise in each of them, in votes; None likewise.
+    classes: [m] names, in the order of `noisy_counts`; None likewise.
+    index: that of the data frame of pandas that was asked; None of other inputs.
     """
 
     outcomes: npt.NDArray[np.str_]
@@ -55,21 +60,28 @@ class Labels:
     budget: Budget
     noisy_counts: npt.NDArray[np.int64] | None = None
     noise_sigma: float | None = None
+    classes: Sequence[str] | None = None
+    index: Any = None
 
     @classmethod
     def gather(
-        cls, results: Sequence[LabelResult], budget: Budget, noise_sigma: float | None = None
+        cls, results: Sequence[LabelResult], last: LabelResponse, index: Any = None
     ) -> Labels:
-        """Collect the server's results, one per input."""
+        """Collect the server's results, one per input, and what the last reply says of them all.
+
+        index: of all inputs that were to be asked, of which these may be the first.
+        """
         return cls(
             outcomes=np.array([result.outcome.value for result in results], dtype=np.str_),
             labels=_integers([result.label for result in results]),
             names=np.array([_name(result) for result in results], dtype=np.object_),
             charges=_integers([result.charge for result in results]),
             replayed=np.array([result.replayed for result in results], dtype=np.bool_),
-            budget=budget,
+            budget=last.budget,
             noisy_counts=_noisy_counts([result.counts for result in results]),
-            noise_sigma=noise_sigma,
+            noise_sigma=last.noise_sigma,
+            classes=last.classes,
+            index=None if index is None else index[: len(results)],
         )
 
     def __len__(self) -> int:
@@ -86,6 +98,45 @@ class Labels:
         tally: Counter[Any] = Counter(self.outcomes.tolist())
         outcomes = (outcome for outcome in Outcome if outcome is not Outcome.PUBLISHED)
         return {outcome: tally[outcome.value] for outcome in outcomes}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the answers as a data frame of pandas, a row for each input.
+
+            answers = labels.to_frame().query("weight > 0")
+            model.fit(frame.loc[answers.index], answers["label"], answers["weight"])
+
+        The index is that of the data frame that was asked, or the input's number from 0. The
+        columns are `outcome`; `label`, the name of the class, None where there is none; `weight`;
+        and with noisy counts `count_NAME` of each class, NaN where there is no answer.
+
+        The weight of a label is 1. With noisy counts it is by how many votes the label leads the
+        next class, over the mean of all leads: what is a matter of noise weighs little, and over
+        many rows that are alike noise cancels out. It is 0 where there is no label.
+
+        Raises ImportError without pandas.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                "labels.to_frame() needs pandas: pip install pandas. Without it, "
+                "labels.training_set(x) returns arrays."
+            ) from error
+        columns = {"outcome": self.outcomes, "label": self.names, "weight": self._weights()}
+        if self.noisy_counts is not None:
+            names = self.classes or range(self.noisy_counts.shape[1])
+            counts = np.where(self.noisy_counts == NO_COUNT, np.nan, self.noisy_counts)
+            columns |= {f"count_{name}": counts[:, k] for k, name in enumerate(names)}
+        return pd.DataFrame(columns, index=self.index)
+
+    def _weights(self) -> npt.NDArray[np.float64]:
+        """[B], the weight of each label; see `to_frame`."""
+        if self.noisy_counts is None:
+            return self.answered.astype(np.float64)
+        leads, asked = np.zeros(len(self)), self.answered
+        ordered = np.sort(self.noisy_counts[asked], axis=1)
+        leads[asked] = ordered[:, -1] - ordered[:, -2]
+        return leads / leads[asked].mean() if leads.any() else leads
 
     def training_set(self, x: Any) -> TrainingSet:
         """Return what a classifier learns from: `model.fit(*labels.training_set(x))`.

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from terrine_models.tables.loading import Frame
     from terrine_protocol import ProjectInfo
+    from terrine_protocol.tables.encoding import Frame
 
 Inputs: TypeAlias = (
     "npt.ArrayLike | Frame | Mapping[str, Any] | Sequence[Mapping[str, Any]] | os.PathLike[str]"
@@ -33,6 +33,11 @@ def has_columns(x: Any) -> bool:
     return hasattr(x, "columns") or hasattr(x, "column_names")
 
 
+def index_of(x: Any) -> Any:
+    """The index of a data frame of pandas; of others None."""
+    return getattr(x, "index", None) if hasattr(x, "columns") else None
+
+
 def encode_columns(x: Any, project: ProjectInfo, accept_clipped: bool) -> Any:
     """Return what has columns as inputs [N, width], by the project's schema.
 
@@ -40,7 +45,7 @@ def encode_columns(x: Any, project: ProjectInfo, accept_clipped: bool) -> Any:
     warning, two calls up. Raises DataError, ClippedError of more than a tenth of a column unless
     that is accepted, and ValueError if the project takes no tables.
     """
-    from terrine_models.tables.loading import encode_frame, encode_rows, encode_table
+    from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
 
     schema = project.ensemble.encoding
     if schema is None:

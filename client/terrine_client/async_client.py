@@ -19,7 +19,7 @@ from terrine_client._connection import BaseClient
 from terrine_client._labels import Labels
 from terrine_client._progress import progress_bar
 from terrine_client._receipts import Plan, ReceiptReport, read_policy, verify
-from terrine_client._rows import Inputs, encode_columns, has_columns
+from terrine_client._rows import Inputs, encode_columns, has_columns, index_of
 from terrine_client.errors import TerrineError
 from terrine_protocol import (
     Budget,
@@ -111,7 +111,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         """
         inputs = await self._encoded(x, accept_clipped)
         with progress_bar(progress) as report:
-            return await self._run(self._label_batches(inputs, probabilities, report))
+            return await self._run(self._label_batches(inputs, probabilities, report, index_of(x)))
 
     async def used_up(self, x: Inputs, *, accept_clipped: bool = False) -> npt.NDArray[np.float64]:
         """How far people near each of x are used up, float [B] from 0 to 1. Free.

@@ -4,6 +4,8 @@ Client and server import these models, and this package imports neither. Request
 fields, so that a misspelt option is an error and never a silent default; replies may gain fields.
 The terms of a project are strict numbers: neither `true` nor "1" is accepted as 1. No model has a
 field for vote counts, but for the noisy ones that a project of noisy_votes or neighbours pays for.
+
+`tables/` makes numbers of the rows of a table, for whoever has some: owner, student and server.
 """
 
 from terrine_protocol.base import (
@@ -24,6 +26,7 @@ from terrine_protocol.labeling import (
     LabelResponse,
     LabelResult,
     PublicationInfo,
+    RowsRequest,
     UsedUp,
 )
 from terrine_protocol.ledger import (
@@ -146,6 +149,7 @@ __all__ = [
     "RequestRefuse",
     "RequestStatus",
     "Role",
+    "RowsRequest",
     "RuleInfo",
     "SecretSpend",
     "Sigma",

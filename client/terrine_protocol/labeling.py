@@ -19,11 +19,36 @@ from terrine_protocol.base import (
 
 
 class LabelRequest(Wire):
-    """`POST /label` as JSON. The binary forms carry the same two arrays."""
+    """`POST /label` as JSON, of numbers. The binary forms carry the same two arrays."""
 
     inputs: Annotated[
         list[Any],
         Field(min_length=1, description="Nested numbers of shape [B, …], as `GET /project` says."),
+    ]
+    probabilities: Annotated[
+        list[list[float]] | None,
+        Field(description="[B, m], the student's class probabilities; for interactive_gnmax."),
+    ] = None
+
+
+Cell = str | int | float | bool | None
+"""What a row of a table holds in a column; null where nothing is known."""
+
+
+class RowsRequest(Wire):
+    """`POST /label` as JSON, of the rows of a table; `text/csv` is the same with a header.
+
+    They are encoded by the schema of the project's ensemble, `ensemble.encoding`. Columns that are
+    no features are ignored.
+    """
+
+    rows: Annotated[
+        list[dict[str, Cell]],
+        Field(
+            min_length=1,
+            description="For each row an object with a value for every feature, by its column.",
+            examples=[[{"age": 39, "job": "nurse"}]],
+        ),
     ]
     probabilities: Annotated[
         list[list[float]] | None,
@@ -118,11 +143,27 @@ class LabelResponse(Reply):
     """The results, in the order of the inputs, and the account after them."""
 
     results: list[LabelResult]
+    notes: Annotated[
+        list[str] | None,
+        Field(
+            exclude_if=absent,
+            description="Of rows by name: what the project's schema does not foresee in them, such "
+            "as values that count as other. Absent if there is nothing.",
+        ),
+    ] = None
     noise_sigma: Annotated[
         float | None,
         Field(
             description="For noisy_votes and neighbours, and absent otherwise: the standard "
             "deviation of the noise in each of `counts`, in votes."
+        ),
+    ] = None
+    classes: Annotated[
+        list[str] | None,
+        Field(
+            exclude_if=absent,
+            description="For noisy_votes and neighbours, and absent otherwise: the names of the "
+            "classes, in the order of `counts`.",
         ),
     ] = None
     budget: Budget

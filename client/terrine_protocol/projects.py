@@ -80,7 +80,7 @@ class EnsembleFacts(Reply):
         Field(
             exclude_if=absent,
             description="Of tables: how rows become inputs, as by `encode_table` and "
-            "`encode_frame` of `terrine_models.tables.loading`.",
+            "`encode_frame` of `terrine_protocol.tables.encoding`.",
         ),
     ] = None
     image: Annotated[

@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.tables.files import TableFile, open_file
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.tables.files import TableFile, open_file
 
 PATIENT, LABEL = "patient_nbr", "readmitted"
 CODES = ("admission_type_id", "discharge_disposition_id", "admission_source_id")

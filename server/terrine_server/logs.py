@@ -1,7 +1,8 @@
-"""The log: one JSON object per line on stderr. It never contains inputs, votes, labels or tokens.
+"""The log on stderr: JSON, one object per line, or text at a terminal. It never contains inputs,
+votes, labels or tokens.
 
-Every line has the event, level, time and process; a line about a request has its id. An exception
-is logged as its type and where it was raised, without its text, which may quote values.
+Every line of JSON has the event, level, time and process; a line about a request has its id. An
+exception is logged as its type and where it was raised, without its text, which may quote values.
 """
 
 from __future__ import annotations
@@ -23,15 +24,32 @@ ALIKE = 10
 ALIKE_SECONDS = 60.0
 
 
-def configure(level: str) -> None:
-    """Send our log and that of every library, warnings included, through one JSON renderer."""
+def is_text(chosen: str = "auto") -> bool:
+    """Whether the log is text, for people: by default at a terminal. `chosen`: auto, json, text."""
+    return chosen == "text" or (chosen != "json" and sys.stderr.isatty())
+
+
+def configure(level: str, chosen: str = "auto") -> None:
+    """Send our log and that of every library, warnings included, through one renderer.
+
+    chosen: see `is_text`.
+    """
+    text = is_text(chosen)
+    dated: list[structlog.typing.Processor] = [
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _process,
+    ]
+    if text:  # people at a terminal need the time of day alone
+        dated = [structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _process,
+        *dated,
         _exception,
     ]
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer(ensure_ascii=False)
+    if text:
+        renderer = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0, pad_level=False)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -44,7 +62,7 @@ def configure(level: str) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(ensure_ascii=False),
+                renderer,
             ],
         )
     )
@@ -54,11 +72,18 @@ def configure(level: str) -> None:
     root.setLevel(level.upper())
     for library in ("alembic", "httpx"):  # a line for each step, or for each request to an owner
         logging.getLogger(library).setLevel(logging.WARNING)
+    if text:  # what it says of its start and end, people are told in words
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.captureWarnings(True)
 
 
-def say(level: str, event: str, **fields: str) -> None:
-    """Write one line, before the log is configured."""
+def say(level: str, event: str, *, chosen: str = "auto", **fields: str) -> None:
+    """Write one line, before the log is configured. `chosen`: see `is_text`."""
+    if is_text(chosen):
+        said = ": ".join([level.capitalize(), event, *filter(None, [fields.get("cause")])])
+        setting = f" ({fields['setting']})" if "setting" in fields else ""
+        sys.stderr.write(f"{said}{setting}\n")
+        return
     entry: structlog.typing.EventDict = {"event": event, "level": level, **fields}
     for process in (structlog.processors.TimeStamper(fmt="iso", utc=True), _process):
         entry = process(None, level, entry)

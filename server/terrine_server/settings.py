@@ -281,6 +281,13 @@ class Settings(Variables):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="Lowest severity logged.")
     ] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "text"],
+        Field(
+            description="How the log is written to standard error: `json`, an object a line; "
+            "`text`, for people; `auto`, as text if that is a terminal."
+        ),
+    ] = "auto"
 
     @model_validator(mode="after")
     def _a_sign_in_is_complete(self) -> Settings:

@@ -6,7 +6,7 @@ vote tallies are never sent because no wire model names them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import NotRequired
 
@@ -48,14 +48,16 @@ class _Answers(TypedDict):
 
     results: list[_Result]
     noise_sigma: NotRequired[float]
+    classes: NotRequired[list[str]]
+    notes: NotRequired[list[str]]
     budget: Budget
 
 
 _ANSWERS = TypeAdapter(_Answers)
 
 
-def answers(receipt: ledger.ChargedBatch) -> bytes:
-    """Return the response to a batch: a `LabelResponse` as JSON."""
+def answers(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> bytes:
+    """Return the response to a batch: a `LabelResponse` as JSON. `notes`: of its inputs."""
     results: list[_Result] = []
     names = receipt.project.ensemble.class_names
     for result in receipt.results:
@@ -76,6 +78,9 @@ def answers(receipt: ledger.ChargedBatch) -> bytes:
     sigma = receipt.project.noise_sigma
     if sigma is not None:
         whole["noise_sigma"] = sigma
+        whole["classes"] = receipt.project.ensemble.facts.classes
+    if notes:
+        whole["notes"] = list(notes)
     return _ANSWERS.dump_json(whole, warnings="error")
 
 

@@ -13,8 +13,10 @@ from typing import Any, get_args
 import httpx
 import pytest
 from server import RunningServer
+from table_projects import open_counted, records
 
 from terrine_protocol import PROBLEMS
+from terrine_server.api.decoding import CONTENT_TYPES, CSV
 from terrine_server.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -58,9 +60,11 @@ def test_every_command_in_the_reference_works(
     terrine_server: RunningServer, tmp_path: Path
 ) -> None:
     terrine_server.open_project()
+    ledger, settings = terrine_server.ledger, terrine_server.settings
     environment = os.environ | {
         "TERRINE_URL": terrine_server.url,
         "STUDENT": terrine_server.token(),
+        "OF_A_TABLE": open_counted(ledger, settings, "table", records(settings)),
         "AUDITOR": terrine_server.token("auditor"),
         "METRICS": terrine_server.token("metrics"),
         "ADMIN": terrine_server.token("admin", expires_in_days=60),
@@ -93,7 +97,7 @@ def test_the_openapi_document_is_complete(document: Document) -> None:
             kinds = set(problems(operation))
             assert {"unauthorized", "forbidden", "database-unavailable"} <= kinds, (method, path)
     bodies = document["paths"]["/label"]["post"]["requestBody"]["content"]
-    assert set(bodies) == {"application/json", "application/x-npy", "application/x-npz"}
+    assert set(bodies) == {*CONTENT_TYPES, CSV}
     shown = {slug for _, _, operation in operations(document) for slug in problems(operation)}
     assert shown >= set(PROBLEMS) - {"method-not-allowed", "internal"}
 

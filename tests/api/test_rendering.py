@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from books import CLASSES, COUNTED, FACTS, GNMAX, IMMUTABLE, LNMAX, RECORDS, digest, terms
 from caller import Caller
@@ -192,8 +193,9 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
         ) -> list[ChargedBatch | TerrineError]:
             return [good, bad, refused]
 
-    first, second, third = students.answering(Labeled())("study", [])
-    assert first == LabelReply(views.answers(good), replayed=0, paid=(1, 1))
+    ask = CheckedRequest(np.empty((0, 1)), None, None, [], "", None, notes=("other",))
+    first, second, third = students.answering(Labeled())("study", [ask] * 3)
+    assert first == LabelReply(views.answers(good, ["other"]), replayed=0, paid=(1, 1))
     assert isinstance(second, PydanticSerializationError)
     assert third is refused
 

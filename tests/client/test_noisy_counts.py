@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from faulty_server import FaultyServer, replies
 from pydantic import ValidationError
@@ -177,9 +179,40 @@ def test_the_budget_ends_in_rows_without_counts(terrine_server: RunningServer) -
             client.label(x[room:])
 
 
-def answers(results: list[dict[str, Any]], faulty: FaultyServer) -> Labels:
+def answers(results: list[dict[str, Any]], faulty: FaultyServer, index: Any = None) -> Labels:
     found = [LabelResult.model_validate(result) for result in results]
-    return Labels.gather(found, Budget.model_validate(faulty.budget()), 2.5)
+    budget = Budget.model_validate(faulty.budget())
+    return Labels.gather(found, LabelResponse(results=[], noise_sigma=2.5, budget=budget), index)
+
+
+def test_a_label_weighs_in_a_frame_as_much_as_it_leads(faulty: FaultyServer) -> None:
+    counted = [
+        RESULT | {"counts": [6, 2, -3]},
+        {"outcome": "refused"},
+        RESULT | {"counts": [0, 4, 4]},
+        RESULT | {"counts": [-1, -9, -9]},
+    ]
+    frame = answers(counted, faulty).to_frame()
+    assert frame["weight"].tolist() == [1, 0, 0, 2], "of the leads 4, 0 and 8 the mean is 4"
+    assert frame["outcome"].tolist() == ["answered", "refused", "answered", "answered"]
+    assert frame["label"].isna().tolist() == [False, True, False, False]
+    assert frame.columns.tolist() == ["outcome", "label", "weight", "count_0", "count_1", "count_2"]
+    assert frame["count_1"].dropna().tolist() == [2, 4, -9]
+    labelled = answers([RESULT, {"outcome": "abstained", "charge": 2}], faulty).to_frame()
+    assert labelled.columns.tolist() == ["outcome", "label", "weight"]
+    assert labelled["weight"].tolist() == [1, 0]
+    until_an_error = answers([RESULT] * 2, faulty, pd.Index(["a", "b", "c"])).to_frame()
+    assert until_an_error.index.tolist() == ["a", "b"]
+    nobody = answers([{"outcome": "refused"}, RESULT | {"counts": [4, 4, 1]}], faulty).to_frame()
+    assert nobody["weight"].tolist() == [0, 0]
+
+
+def test_a_frame_needs_pandas_and_says_so(
+    faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with refuses(ImportError, "pandas", "labels.training_set(x)"):
+        answers([RESULT], faulty).to_frame()
 
 
 def test_counts_become_rows_and_weights_that_a_classifier_takes(faulty: FaultyServer) -> None:

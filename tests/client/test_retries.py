@@ -66,7 +66,9 @@ def test_a_retry_is_logged_in_words(
 ) -> None:
     kept: list[logging.LogRecord] = []
     logger = logging.getLogger("terrine_client")
-    monkeypatch.setattr(logger, "handle", kept.append)  # whatever other tests made of the root's
+    # Whatever other tests made of the root's handlers and level:
+    monkeypatch.setattr(logger, "handle", kept.append)
+    monkeypatch.setattr(logger, "isEnabledFor", lambda level: True)
     faulty.faults.extend([hangs_up, replies(*problem(503, "database-unavailable"))])
     with Client(faulty.url, TOKEN) as client:
         client.label(X)

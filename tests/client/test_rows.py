@@ -2,66 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from caller import npy
 from documented import ROOT, blocks
 from migrated import SECRET_KEY, migrated
 from refusals import holds, refuses
 from sklearn.ensemble import RandomForestClassifier
+from table_projects import SCHEMA, frame, open_counted, records
 
 from terrine_client import AsyncClient, Client
 from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.tables.columns import ClippedError
-from terrine_models.tables.loading import encode_frame, load_table
-from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import (
     Column,
-    EnsembleRegister,
     LabelResponse,
     LabelResult,
     Outcome,
-    ProjectOpen,
-    Role,
     TableSchema,
-    TokenCreate,
 )
+from terrine_protocol.tables import ClippedError
+from terrine_protocol.tables.encoding import encode_frame
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
-
-SCHEMA = TableSchema(
-    columns=(
-        Column(name="dose", role="numeric", low=0, high=10, missing=5),
-        Column(name="ward", role="categorical", values=("A", "B")),
-        Column(name="smokes", role="boolean"),
-        Column(name="ill", role="label", values=("no", "yes")),
-    )
-)
-
-
-def frame(rows: int) -> pd.DataFrame:
-    """Rows of the pool, with a column of its own that the schema does not know."""
-    number = np.arange(rows)
-    return pd.DataFrame(
-        {
-            "visit": [f"v{n}" for n in number],
-            "ward": np.where(number % 2, "B", "A"),
-            "dose": np.where(number % 7 == 6, np.nan, number % 10 + number / 1024),
-            "smokes": number % 3 == 0,
-        }
-    )
-
 
 Ask = tuple[str, str]
 """URL and token."""
@@ -77,25 +53,11 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ask
     made.secret_key_path.chmod(0o600)
     engine = migrated(url)
     ledger = Ledger(engine, SECRET_KEY)
-    private = frame(2400).assign(ill=lambda found: np.where(found["dose"] > 5, "yes", "no"))
-    private.to_csv(home / "private.csv", index=False)
     random = np.random.default_rng(1)
     x, labels = random.normal(size=(400, 2)).astype(np.float32), random.integers(0, 2, 400)
     spec = InputSpec(shape=(2,), dtype="float32", low=-9, high=9)
-    data = {
-        "table": load_table(home / "private.csv", SCHEMA, lambda sentence: None),
-        "points": Dataset(x, labels, ("0", "1"), spec),
-    }
-    asked: dict[str, str] = {}
-    for name, records in data.items():
-        train_ensemble(records, made.ensembles_dir / name, name=name, teachers=40)
-        cap = {"epsilon": 100.0, "delta": 1e-4, "population": name, "disjoint": True}
-        register_ensemble(ledger, made, EnsembleRegister.model_validate({"name": name, **cap}))
-        terms = {"name": name, "ensemble": name, "epsilon": 90, "delta": 1e-5}
-        mechanism = {"name": "noisy_votes", "sigma": 10.0}
-        open_project(ledger, ProjectOpen.model_validate({**terms, "mechanism": mechanism}))
-        request = TokenCreate(role=Role.STUDENT, project=name)
-        asked[name] = Tokens(ledger, SECRET_KEY).create(request).token
+    data = {"table": records(made), "points": Dataset(x, labels, ("0", "1"), spec)}
+    asked = {name: open_counted(ledger, made, name, held) for name, held in data.items()}
     with serving(made) as address:
         yield {name: (address, token) for name, token in asked.items()}
     engine.dispose()
@@ -173,6 +135,88 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_charged(
     assert table.budget().charges == charges
 
 
+SENT_BY_HTTP: dict[str, Callable[[pd.DataFrame], tuple[str, bytes]]] = {
+    "numbers": lambda given: ("application/x-npy", npy(encode_frame(given, SCHEMA))),
+    "objects": lambda given: ("application/json", json.dumps({"rows": rows_of(given)}).encode()),
+    "CSV": lambda given: ("text/csv", given.to_csv(index=False).encode()),
+    "CSV with a label, which is not read": lambda given: (
+        "text/csv",
+        given.assign(ill="unknown").to_csv(index=False, lineterminator="\r\n").encode(),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", SENT_BY_HTTP)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_rows_by_name_over_http_are_the_queries_that_numbers_are(
+    projects: dict[str, Ask], table: Client, form: str
+) -> None:
+    once = table.label(frame(20))
+    url, token = projects["table"]
+    kind, body = SENT_BY_HTTP[form](frame(20))
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+    reply = httpx.post(f"{url}/label", content=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    answer = LabelResponse.model_validate_json(reply.content)
+    assert [result.charge for result in answer.results] == once.charges.tolist()
+    assert all(result.replayed for result in answer.results)
+    assert answer.budget.charges == once.budget.charges, "free"
+    assert (answer.notes is None) == (form == "numbers")
+    holds(answer.notes or ["dose"], "dose")
+    looked = httpx.post(f"{url}/label/used-up", content=body, headers=headers)
+    assert looked.status_code == 422, "no project of neighbours: it was read all the same"
+    assert "neighbours" in looked.text
+
+
+def test_rows_by_name_that_do_not_fit_are_problems_that_cost_nothing(
+    projects: dict[str, Ask], table: Client
+) -> None:
+    url, token = projects["table"]
+    charges = table.budget().charges
+
+    def refused(kind: str, body: bytes, status: int, *held: object, query: str = "") -> None:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+        reply = httpx.post(f"{url}/label{query}", content=body, headers=headers)
+        assert reply.status_code == status, reply.text
+        assert reply.headers["content-type"] == "application/problem+json"
+        holds(reply.json()["detail"], *held)
+
+    refused("text/csv", b"dose,ward\n1,A\n", 422, "smokes", "dose", "ward")
+    refused("text/csv", b"dose,ward,smokes\n1,A,maybe\n", 422, 2, "smokes", "'maybe'")
+    refused("application/json", b'{"rows": [{"dose": 1}]}', 422, 0, "ward", "smokes")
+    refused("text/tab-separated-values", b"dose\tward\n", 415, "text/csv", "encoding")
+    outside = b"dose,ward,smokes\n70,A,0\n"
+    refused("text/csv", outside, 422, "dose", "accept_clipped=true")
+    assert table.budget().charges == charges
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "text/csv"}
+    reply = httpx.post(f"{url}/label?accept_clipped=true", content=outside, headers=headers)
+    assert reply.status_code == 200
+    holds(reply.json()["notes"], "dose", "clipped")
+    assert table.budget().charges == charges + 1
+
+
+LIGHT = """
+import json, sys
+from pathlib import Path
+from terrine_client import Client
+url, token, pool, rows = sys.argv[1:]
+with Client(url, token) as client:
+    one = client.label(json.loads(rows)).charges.tolist()
+    other = client.label(Path(pool)).charges.tolist()
+heavy = {"torch", "terrine_models", "terrine_server"} & set(sys.modules)
+print(json.dumps([one == other, sorted(heavy)]))
+"""
+
+
+def test_a_student_of_tables_loads_neither_models_nor_pytorch(
+    projects: dict[str, Ask], tmp_path: Path
+) -> None:
+    pool = written(frame(20), tmp_path / "pool.csv")
+    rows = json.dumps(rows_of(frame(20)))
+    command = [sys.executable, "-c", LIGHT, *projects["table"], str(pool), rows]
+    assert json.loads(subprocess.check_output(command, text=True)) == [True, []]
+
+
 def test_what_is_clipped_is_asked_where_it_is_accepted(table: Client) -> None:
     with pytest.warns(UserWarning, match="dose"):
         labels = table.label(frame(20).assign(dose=70.0), accept_clipped=True)
@@ -217,6 +261,25 @@ def test_a_data_frame_is_learned_from_with_its_counts_as_weights(table: Client) 
     model.fit(learned.X[["dose"]], learned.y, learned.sample_weight)
     truth = (given["dose"] > 5).to_numpy()
     assert (model.predict(given[["dose"]]) == truth).mean() > 0.9
+
+
+def test_a_frame_of_answers_has_the_index_of_the_rows_and_is_learned_from_in_a_line(
+    projects: dict[str, Ask], table: Client
+) -> None:
+    given = frame(1200).dropna().set_index("visit").sample(frac=1, random_state=0)
+    answers = table.label(given).to_frame()
+    assert answers.index.equals(given.index)
+    assert answers["label"].isin(["no", "yes"]).all()
+    assert {"count_no", "count_yes"} <= set(answers.columns)
+    asked = answers.query("weight > 0")
+    model = RandomForestClassifier(min_samples_leaf=20, random_state=0)
+    model.fit(given.loc[asked.index, ["dose"]], asked["label"], asked["weight"])
+    truth = np.where(given["dose"] > 5, "yes", "no")
+    assert (model.predict(given[["dose"]]) == truth).mean() > 0.9
+    numbered = table.label(rows_of(frame(20))).to_frame()
+    assert numbered.index.tolist() == list(range(20))
+    with Client(*projects["table"], batch_size=10) as small:
+        assert small.label(given[:30]).to_frame().index.equals(given.index[:30])
 
 
 def test_the_readme_s_program_learns_in_ten_lines(

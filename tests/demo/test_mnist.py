@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import stamina
-from refusals import refuses
+from refusals import holds, refuses
 from rich.console import Console
 from rich.progress import Progress
 
@@ -157,12 +158,17 @@ def test_a_mirror_that_hangs_up_half_way_leaves_nothing_half_written(
     assert leftovers(tmp_path) == []
 
 
-def test_a_download_that_breaks_off_is_tried_once_more(mirror: Mirror, tmp_path: Path) -> None:
+def test_a_download_that_breaks_off_is_tried_once_more_and_that_is_said(
+    mirror: Mirror, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     mirror.cut_once.add("/train-images-idx3-ubyte.gz")
+    said = io.StringIO()
     with stamina.set_testing(True, attempts=9, cap=True):
-        fetch_mnist(mirror.url, tmp_path)
+        mnist.fetch_mnist(mirror.url, tmp_path, Progress(console=Console(file=said)))
     assert cached_mnist(tmp_path)
     assert mirror.served.count("/train-images-idx3-ubyte.gz") == 2
+    holds(said.getvalue(), "again")
+    assert "stamina" not in "".join([said.getvalue(), *capfd.readouterr()])
 
 
 def test_a_mirror_may_declare_the_packing_as_its_own(mirror: Mirror, tmp_path: Path) -> None:

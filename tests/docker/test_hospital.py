@@ -16,7 +16,7 @@ from documented import IN_DOCKER, ROOT, blocks, lines
 from refusals import holds
 
 from terrine_client import Client
-from terrine_models.tables.loading import encode_table
+from terrine_protocol.tables.encoding import encode_table
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 

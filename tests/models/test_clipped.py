@@ -13,9 +13,9 @@ from refusals import holds, refuses
 
 from terrine_client import Client
 from terrine_client.estimator import buy
-from terrine_models.tables.columns import ClippedError
-from terrine_models.tables.loading import encode_frame, encode_table, load_table
-from terrine_protocol.tables import TableSchema
+from terrine_models.tables.loading import load_table
+from terrine_protocol.tables import ClippedError, TableSchema
+from terrine_protocol.tables.encoding import encode_frame, encode_table
 from terrine_server.audit.world import serving
 from terrine_server.settings import Settings
 

@@ -19,17 +19,11 @@ from hospital import stays
 from pydantic import ValidationError
 from refusals import holds, refuses
 
-from terrine_models.data import reading
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.loading import (
-    check_table,
-    encode_frame,
-    encode_table,
-    load_table,
-    read_schema,
-)
+from terrine_models.tables.loading import check_table, load_table, read_schema
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.tables import Column, TableSchema, reading
+from terrine_protocol.tables.encoding import encode_frame, encode_table
 
 DAY = {"role": "date", "since": "2020-01-01", "low": 0, "high": 366}
 PARTS = ["days", "year", "month", "weekday"]

@@ -12,10 +12,11 @@ from refusals import refuses, says
 from table_corpus import npz, zipped
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.columns import number
-from terrine_models.tables.files import open_file
-from terrine_models.tables.loading import encode_table, is_table, load_table
+from terrine_models.tables.loading import is_table, load_table
 from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.tables.columns import number
+from terrine_protocol.tables.encoding import encode_table
+from terrine_protocol.tables.files import open_file
 
 SCHEMA = TableSchema(
     columns=(

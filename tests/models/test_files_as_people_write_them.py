@@ -23,14 +23,7 @@ from terrine_models.storage.manifests import Partition
 from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_models import ModelError, indices
 from terrine_models.tables import column_stats
-from terrine_models.tables.columns import number
-from terrine_models.tables.loading import (
-    encode_frame,
-    encode_table,
-    load_people,
-    load_table,
-    read_schema,
-)
+from terrine_models.tables.loading import load_people, load_table, read_schema
 from terrine_models.tables.roles import RoleGuess, propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.importing import Declaration, import_ensemble
@@ -38,6 +31,8 @@ from terrine_models.teachers.people import name_digests
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.names import fold, numbered
 from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables.columns import number
+from terrine_protocol.tables.encoding import encode_frame, encode_table
 
 ONE, TWO = "M\u00fcller", "Mu\u0308ller"
 """Müller with one character for ü, and with two."""

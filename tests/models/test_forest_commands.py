@@ -15,8 +15,8 @@ import terrine_experiments.students  # noqa: F401 - which makes the forest a met
 from terrine_client import Client
 from terrine_models.data.arrays import Dataset
 from terrine_models.students.models import Student
-from terrine_models.tables.loading import encode_table
 from terrine_models.teachers.ensemble import Ensemble
+from terrine_protocol.tables.encoding import encode_table
 from terrine_server.audit.world import serving
 from terrine_server.settings import Settings
 

@@ -23,16 +23,10 @@ from pyarrow import feather, orc
 from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
-from terrine_models.data.reading import files_within
-from terrine_models.tables.loading import (
-    check_table,
-    encode_table,
-    has_column,
-    is_table,
-    load_table,
-    opened_table,
-)
+from terrine_models.tables.loading import check_table, has_column, is_table, load_table
 from terrine_models.tables.roles import propose_schema
+from terrine_protocol.tables.encoding import encode_table, opened_table
+from terrine_protocol.tables.reading import files_within
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.votes import load_votes
 from terrine_server.privacy import ParameterError

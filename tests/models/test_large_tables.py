@@ -18,22 +18,15 @@ import pytest
 from hospital import stays
 from refusals import refuses
 
-from terrine_models.data import reading
 from terrine_models.data.arrays import DataError
-from terrine_models.data.blocks import GrowingArray
-from terrine_models.data.reading import unchanged
-from terrine_models.tables import column_stats, text
-from terrine_models.tables.columns import check_names
-from terrine_models.tables.loading import (
-    Table,
-    encode_frame,
-    encode_table,
-    encoded_input,
-    load_table,
-)
+from terrine_models.tables import column_stats
+from terrine_models.tables.loading import Table, encoded_input, load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.splitting import split
-from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.tables import Column, TableSchema, reading, text
+from terrine_protocol.tables.columns import check_names
+from terrine_protocol.tables.encoding import encode_frame, encode_table
+from terrine_protocol.tables.reading import GrowingArray, unchanged
 
 SCHEMA = TableSchema(
     columns=(
@@ -246,7 +239,7 @@ pyarrow.set_io_thread_count(1)
 from pathlib import Path
 from terrine_models.tables.roles import propose_schema
 from terrine_models.tables.loading import load_table
-from terrine_models.tables import text
+from terrine_protocol.tables import text
 text.BLOCK = 2**14
 propose_schema(Path(sys.argv[2]), label="ill")
 status = Path("/proc/self/status").read_text()

@@ -16,9 +16,10 @@ import pytest
 from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.loading import encode_frame, encode_table, load_table
+from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables.encoding import encode_frame, encode_table
 
 SCHEMA = TableSchema.model_validate(
     {
@@ -134,10 +135,10 @@ def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> Non
 
 LIGHT = """
 import sys
-sys.modules |= {"pyarrow": None, "torch": None, "pandas": None}  # as if they were not installed
-from terrine_models.data.arrays import DataError
-from terrine_models.tables.loading import encode_frame, encode_table
-from terrine_protocol.tables import TableSchema
+gone = ("pyarrow", "torch", "pandas", "terrine_models")
+sys.modules |= dict.fromkeys(gone)  # as if they were not installed
+from terrine_protocol.tables import DataError, TableSchema
+from terrine_protocol.tables.encoding import encode_frame, encode_table
 schema = TableSchema.model_validate_json(sys.argv[1])
 print(encode_frame({"age": [50], "pulse": [90], "ward": ["1"], "smoker": [True]}, schema).shape)
 try:

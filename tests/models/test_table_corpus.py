@@ -16,9 +16,10 @@ from refusals import refuses
 from table_corpus import RECORDED, Case, cases, read
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables import files, text
-from terrine_models.tables.loading import encode_table, load_table
+from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
+from terrine_protocol.tables import files, text
+from terrine_protocol.tables.encoding import encode_table
 
 
 def places(found: dict[str, Any]) -> dict[str, Any]:

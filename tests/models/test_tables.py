@@ -11,12 +11,13 @@ from table_corpus import ADULT
 
 from terrine_models.data.arrays import DataError
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.loading import encode_table, encoded_input, load_table, read_schema
+from terrine_models.tables.loading import encoded_input, load_table, read_schema
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.shards import TrainingError
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables.encoding import encode_table
 
 PUBLIC = """age,job,person,income
 20,nurse,p1,low

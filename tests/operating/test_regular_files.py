@@ -16,7 +16,6 @@ from refusals import holds, refuses
 
 from terrine_models.data.arrays import DataError, load_idx, load_inputs
 from terrine_models.data.images import load_images
-from terrine_models.data.reading import sha256
 from terrine_models.storage.manifests import StoreError, verified_bytes
 from terrine_models.students.models import Student
 from terrine_models.tables.loading import check_table, read_schema
@@ -24,6 +23,7 @@ from terrine_models.teachers.federation import read_token
 from terrine_models.teachers.splitting import read_partition
 from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
 from terrine_protocol.images import ImageFormat
+from terrine_protocol.tables.reading import sha256
 from terrine_server.cli.votes import load_votes
 from terrine_server.ledger.verifying.walk import verify_export
 from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy

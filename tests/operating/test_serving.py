@@ -49,7 +49,7 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
     steps: list[str] = []
     monkeypatch.setattr("gc.freeze", lambda: steps.append("freeze"))
     monkeypatch.setattr("terrine_server.app._warm_up", lambda _: steps.append("load"))
-    monkeypatch.setattr("terrine_server.logs.configure", lambda _: None)
+    monkeypatch.setattr("terrine_server.logs.configure", lambda *_: None)
 
     def start(app: FastAPI) -> None:
         async def begin() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import httpx
@@ -17,6 +21,9 @@ from patience import PATIENCE_SECONDS
 from postgres import Postgres
 from refusals import holds
 from serving import serving, until
+
+from terrine_server.cli import serve
+from terrine_server.settings import Settings
 
 
 def refusal(machine: Machine, *options: str, **variables: str) -> dict[str, Any]:
@@ -66,6 +73,86 @@ def test_a_setting_that_is_wrong_is_named_in_the_format_of_the_log(
     last = refusal(served_machine, **{variable: value})
     assert last["setting"] == variable
     holds(last["cause"], *said.split())
+
+
+class Terminal:
+    """`terrine serve` at a terminal, and what it has written there."""
+
+    def __init__(self, machine: Machine, **variables: str) -> None:
+        self._own, other = pty.openpty()
+        database = {"TERRINE_DATABASE_URL": machine.database_url}
+        home = {"TERRINE_DATA_DIR": str(machine.data), "COLUMNS": "60"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "terrine_server", "serve", "--port", "0"],
+            env=os.environ | database | home | variables,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+        )
+        os.close(other)
+        os.set_blocking(self._own, False)
+        self._written = b""
+
+    def text(self) -> str:
+        with suppress(BlockingIOError, OSError):  # nothing more now, or never
+            while part := os.read(self._own, 65536):
+                self._written += part
+        return self._written.decode()
+
+    def end(self) -> int:
+        try:
+            return self.process.wait(PATIENCE_SECONDS)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self._own)
+
+
+def test_at_a_terminal_a_server_says_in_words_where_it_is_and_how_it_stops(
+    served_machine: Machine,
+) -> None:
+    terminal = Terminal(served_machine)
+    until(terminal.text, lambda text: "Ctrl+C" in text)
+    url = re.findall(r"http://\S+", terminal.text())[0]
+    assert httpx.get(f"{url}/budget", timeout=PATIENCE_SECONDS).status_code == 401
+    until(terminal.text, lambda text: "unauthorized" in text)
+    os.kill(terminal.process.pid, signal.SIGINT)
+    until(terminal.process.poll, lambda code: code is not None)
+    lines = terminal.text().splitlines()
+    assert terminal.end() == 130
+    holds(lines, "Pages", f"{url}/admin")
+    holds(lines, "Ledger", served_machine.database_url.removeprefix("sqlite:///"))
+    holds(lines, "Data", served_machine.data)
+    holds(lines, "request", "unauthorized", "/budget")
+    assert [line for line in lines if line.startswith("{")] == []
+
+
+@pytest.mark.parametrize("chosen", ["json", "auto"])
+def test_at_a_terminal_the_log_is_json_only_if_that_is_chosen(
+    served_machine: Machine, chosen: str
+) -> None:
+    terminal = Terminal(served_machine, TERRINE_LOG_FORMAT=chosen, TERRINE_HOST="192.0.2.1")
+    until(terminal.process.poll, lambda code: code is not None)
+    last = terminal.text().splitlines()[-1]
+    assert terminal.end() == 1
+    assert last.startswith("{") == (chosen == "json")
+    holds(last, "TERRINE_HOST", "192.0.2.1")
+
+
+def test_the_log_is_text_elsewhere_if_that_is_chosen(served_machine: Machine) -> None:
+    done = served_machine.run("serve", TERRINE_LOG_FORMAT="text", TERRINE_HOST="192.0.2.1")
+    assert done.code == 1
+    assert not done.err.startswith("{")
+    holds(done.err, "TERRINE_HOST", "192.0.2.1")
+
+
+def test_the_database_s_password_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "postgresql+psycopg://terrine:s3cret@database/terrine"
+    serve.tell_addresses("http://127.0.0.1:8000", Settings(database_url=url))
+    said = capsys.readouterr().err
+    holds(said, "Ledger", "database/terrine")
+    assert "s3cret" not in said
 
 
 def test_trusting_everybody_to_name_an_address_is_warned_of(served_machine: Machine) -> None:

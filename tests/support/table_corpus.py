@@ -36,9 +36,10 @@ import pyarrow.parquet
 from hospital import stays
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.loading import encode_table, load_table
+from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables.encoding import encode_table
 
 RECORDED = Path(__file__).resolve().parent.parent / "fixtures" / "tables.json"
 ADULT = [

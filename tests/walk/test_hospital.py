@@ -19,7 +19,7 @@ from serving import serving
 
 from terrine_client import Client
 from terrine_models.students.models import Student
-from terrine_models.tables.loading import encode_frame, encode_table
+from terrine_protocol.tables.encoding import encode_frame, encode_table
 
 PATIENTS, RECORDS, POOL = 6000, 9000, 3000
 

@@ -20,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from terrine_models.data.blocks import BLOCK, GroupNumbering, GrowingArray, Records
+from terrine_models.data.blocks import BLOCK, GroupNumbering, Records
 from terrine_protocol.files import opened, read
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.names import listed, normalize, numbered
+from terrine_protocol.tables import DataError as DataError
 from terrine_protocol.tables import Record, TableSchema
+from terrine_protocol.tables.reading import GrowingArray
 
 DIGITS = tuple(str(digit) for digit in range(10))
 LONGEST_CLASS = 200
@@ -46,10 +48,6 @@ class InputSpec(Record):
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {self.low} and {self.high}")
         return self
-
-
-class DataError(Exception):
-    """Data cannot be used; the message says which file, where in it, and what was expected."""
 
 
 class RecordSource(Protocol):

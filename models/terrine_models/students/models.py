@@ -31,10 +31,10 @@ from terrine_models.storage.manifests import (
     save_tensors,
     versions,
 )
-from terrine_models.tables.loading import Frame, encode_frame
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
+from terrine_protocol.tables.encoding import Frame, encode_frame
 
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
@@ -174,8 +174,8 @@ class Student:
     def predict_frame(self, frame: Frame) -> Predictions:
         """Class names and probabilities of a data frame's rows, by the student's own schema.
 
-        Frames as for `terrine_models.tables.loading.encode_frame`. Raises DataError as that does,
-        and if the student learned from no table.
+        Frames as for `terrine_protocol.tables.encoding.encode_frame`. Raises DataError as that
+        does, and if the student learned from no table.
         """
         if self.model.encoding is None:
             raise DataError(

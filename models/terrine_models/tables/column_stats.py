@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from terrine_models.tables import column_names
-from terrine_models.tables.columns import (
+from terrine_protocol.tables import Commas, DateOrder
+from terrine_protocol.tables.columns import (
     DECIMAL_COMMA,
     MISSING,
     THOUSANDS,
@@ -34,7 +35,6 @@ from terrine_models.tables.columns import (
     read_date,
     written,
 )
-from terrine_protocol.tables import Commas, DateOrder
 
 FEW = 20
 """A column with at most this many distinct values is not taken for names, text or identifiers."""

@@ -1,47 +1,46 @@
-"""Tables: encode CSV, Parquet and Arrow files and data frames as numbers by a public schema.
+"""Tables of records: labelled rows of CSV, Parquet and Arrow files, encoded by a public schema.
 
 Categories and ranges are stored in the manifest, and students need them to encode their own rows.
 So they come from a schema that the owner wrote, or from a table that the owner declared public, and
 never from private rows. A private value that is not in the schema is encoded as "other", a number
 outside the range is clipped to it, and how many there are is said.
 
-Data frames need NumPy and pydantic alone, so that they are part of the light client; files need
-pyarrow.
+Rows without labels are encoded by `terrine_protocol.tables.encoding`, of which this makes use.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, check_classes
-from terrine_models.data.blocks import GroupNumbering, GrowingArray, Records, remark_on_people
-from terrine_models.data.reading import Progress, files_within, rows_at_a_time, unchanged, unseen
-from terrine_models.tables.columns import (
-    CodedValues,
+from terrine_models.data.blocks import GroupNumbering, Records, remark_on_people
+from terrine_protocol.files import read
+from terrine_protocol.names import listed, normalize
+from terrine_protocol.tables import TableSchema, first_problem
+from terrine_protocol.tables.columns import (
     Encoder,
     Note,
-    RowBlock,
-    Values,
-    check_names,
     class_indices,
     texts,
     width,
 )
-from terrine_protocol.files import read
-from terrine_protocol.names import listed, normalize
-from terrine_protocol.tables import Column, TableSchema, first_problem
+from terrine_protocol.tables.encoding import opened_by_schema, opened_table
+from terrine_protocol.tables.reading import (
+    GrowingArray,
+    Progress,
+    files_within,
+    unseen,
+)
 
 if TYPE_CHECKING:
-    from terrine_models.tables.files import TableFile
+    from terrine_protocol.tables.files import TableFile
 
 TEXT = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
 TYPED = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
@@ -58,31 +57,8 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=2)
 
 
-@contextmanager
-def _noted(note: Note | None) -> Iterator[Note]:
-    """Yield what is to hear how a table was read: if nobody is, one warning of Python says it all.
-
-    For functions that are called by whoever is to be warned.
-    """
-    if note is not None:
-        yield note
-        return
-    sentences: list[str] = []
-    try:
-        yield sentences.append
-    finally:
-        if sentences:
-            warnings.warn("\n".join(sentences), stacklevel=4)
-
-
 def _nothing(sentence: str) -> None:
     """It was said when the file was read before."""
-
-
-class Frame(Protocol):
-    """A data frame of pandas or Polars, a table of Arrow, or a mapping of names to columns."""
-
-    def __getitem__(self, name: str, /) -> Any: ...
 
 
 def is_table(path: Path) -> bool:
@@ -111,20 +87,6 @@ def has_column(path: Path, name: str, columns: Sequence[str] | None = None) -> b
         return name in columns
     with opened_table(Path(path), fits=lambda first: name in first, digest=False) as file:
         return name in file.first
-
-
-@contextmanager
-def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
-    """Open a file with `files.open_file`, which needs pyarrow. It must not change meanwhile."""
-    try:
-        from terrine_models.tables.files import open_file
-    except ImportError:
-        raise DataError(
-            f"{path}: reading tables from files needs pyarrow. In a checkout: pip install "
-            "'.[arrow]'. Data frames are encoded without it."
-        ) from None
-    with unchanged(path), open_file(path, **options) as file:
-        yield file
 
 
 class Table:
@@ -166,7 +128,7 @@ class Table:
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, self._label.name]
         always = needed if self._group is None or self._public else [*needed, self._group.name]
-        with _opened(self._path, schema, always, self._note, True) as (file, read_blocks):
+        with opened_by_schema(self._path, schema, always, self._note, True) as (file, read_blocks):
             if self._group is not None and self._public and _lacks(file, schema, self._group.name):
                 self._group = self.group_column = None
             if self._group is not None:
@@ -215,30 +177,6 @@ def load_table(
     return Dataset.of(Table(path, schema, note, progress, public=public))
 
 
-def encode_table(
-    path: Path,
-    schema: TableSchema,
-    note: Note | None = None,
-    progress: Progress = unseen,
-    *,
-    accept_clipped: bool = False,
-) -> NDArray[np.float32]:
-    """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
-
-    It needs the columns that are features, in a header, or without one all columns of the schema,
-    or just its features, in order. What the schema does not foresee is said in one warning, or to
-    `note`. Raises DataError, and ClippedError if more than a tenth of a column's numbers are
-    outside the schema's range or missing, unless that is accepted.
-    """
-    path, needed = Path(path), schema.features
-    with (
-        _noted(note) as note,
-        _opened(path, schema, needed, note, digest=False) as (file, read_blocks),
-    ):
-        blocks = read_blocks(file, schema, needed, note, progress)
-        return _encoded(blocks, Encoder(schema, str(path)), note, accept_clipped)
-
-
 def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]:
     """Read what people are called from a table with the schema's column of the role group.
 
@@ -248,7 +186,10 @@ def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]
     if group is None:
         raise DataError(f"{path}: the schema has no column of the role group, which names people.")
     names: dict[str, None] = {}
-    with _opened(Path(path), schema, [group.name], note, digest=False) as (file, read_blocks):
+    with opened_by_schema(Path(path), schema, [group.name], note, digest=False) as (
+        file,
+        read_blocks,
+    ):
         for block in read_blocks(file, schema, [group.name], note, unseen):
             names |= dict.fromkeys(texts(group, block)[0])
     return list(names)
@@ -264,59 +205,16 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
         return None
     people, groups, needed = GroupNumbering(), GrowingArray((), np.int64), [group.name]
     try:
-        with _opened(Path(path), schema, needed, _nothing, digest=False) as (file, read_blocks):
+        with opened_by_schema(Path(path), schema, needed, _nothing, digest=False) as (
+            file,
+            read_blocks,
+        ):
             for block in read_blocks(file, schema, needed, _nothing, unseen):
                 names, places = texts(group, block)
                 groups.add(people.of(names)[places])
     except DataError:
         return None
     return groups.array()
-
-
-def encode_frame(
-    frame: Frame, schema: TableSchema, note: Note | None = None, *, accept_clipped: bool = False
-) -> NDArray[np.float32]:
-    """Encode a data frame as inputs [N, width], as students send them.
-
-    It needs the columns that are features, by name. Of pandas, Polars, Arrow, or a dictionary of
-    equally long columns. Warns and raises as `encode_table`.
-    """
-    held = {_normal(name): name for name in _names(frame)}
-    check_names([_normal(name) for name in _names(frame)], schema.features, "The data frame")
-    columns = {name: np.asarray(frame[held[name]]) for name in schema.features}
-    with _noted(note) as note:
-        return _encode_columns(columns, schema, "The data frame", note, accept_clipped)
-
-
-def _normal(name: Any) -> Any:
-    return normalize(name) if isinstance(name, str) else name
-
-
-def encode_rows(
-    rows: Sequence[Mapping[str, Any]],
-    schema: TableSchema,
-    note: Note | None = None,
-    *,
-    accept_clipped: bool = False,
-) -> NDArray[np.float32]:
-    """Encode rows, each a dictionary with a value for every feature, as inputs [N, width].
-
-    None stands for a missing value. Warns and raises as `encode_table`.
-    """
-    needed = schema.features
-    for place, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise DataError(
-                f"{_row(0, place)} is a {type(row).__name__}; expected a dictionary of columns."
-            )
-        check_names([_normal(name) for name in row], needed, _row(0, place))
-    named = [{_normal(name): value for name, value in row.items()} for row in rows]
-    columns = {
-        name: np.fromiter((row[name] for row in named), dtype=object, count=len(named))
-        for name in needed
-    }
-    with _noted(note) as note:
-        return _encode_columns(columns, schema, "The rows", note, accept_clipped)
 
 
 def encoded_input(schema: TableSchema) -> InputSpec:
@@ -335,92 +233,10 @@ def read_schema(path: Path) -> TableSchema:
         raise DataError(f"{path} is not a table schema: {first_problem(error)}.") from None
 
 
-def _encode_columns(
-    columns: Mapping[str, NDArray[Any]],
-    schema: TableSchema,
-    what: str,
-    note: Note,
-    accept_clipped: bool,
-) -> NDArray[np.float32]:
-    described = [column for column in schema.columns if column.name in columns]
-    rows = len(columns[described[0].name])
-    if any(len(column) != rows for column in columns.values()):
-        raise DataError(f"{what}: the columns are not equally long.")
-    if not rows:
-        raise DataError(f"{what}: there are no rows.")
-    some = rows_at_a_time(len(columns))
-
-    def blocks() -> Iterator[RowBlock]:
-        for start in range(0, rows, some):
-            part = {
-                c.name: _values(columns[c.name][start : start + some], c, what) for c in described
-            }
-            yield RowBlock(part, min(some, rows - start), partial(_row, start))
-
-    return _encoded(blocks(), Encoder(schema, what), note, accept_clipped)
-
-
-def _encoded(
-    blocks: Iterable[RowBlock], encoder: Encoder, note: Note, accept_clipped: bool
-) -> NDArray[np.float32]:
-    encoded = GrowingArray((encoder.width,), np.float32)
-    for block in blocks:
-        encoded.add(encoder.encode(block))
-    encoder.finish(note, accept_clipped)
-    return encoded.array()
-
-
-@contextmanager
-def _opened(
-    path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
-) -> Iterator[tuple[TableFile, Callable[..., Iterator[RowBlock]]]]:
-    """Open a file whose rows are read by a schema; and what reads it, which needs pyarrow."""
-    widths = {len(needed), len(schema.columns)}
-
-    def fits(first: Sequence[str]) -> bool:
-        return len(first) in widths or set(needed) <= set(first)
-
-    with opened_table(path, fits=fits, note=note, digest=digest) as file:
-        from terrine_models.tables.rows import read_blocks
-
-        yield file, read_blocks
-
-
 def _lacks(file: TableFile, schema: TableSchema, name: str) -> bool:
     """Whether a file with all features and the label has not got this column of the schema."""
-    from terrine_models.tables.rows import is_header
+    from terrine_protocol.tables.rows import is_header
 
     if file.delimiter is None or is_header(file.first, schema):
         return name not in file.first
     return len(file.first) == len(schema.features) + 1 < len(schema.columns)
-
-
-def _row(start: int, row: int) -> str:
-    return f"row {start + row}"
-
-
-def _names(frame: Frame) -> list[str]:
-    for attribute in ("column_names", "columns", "keys"):  # Arrow; pandas and Polars; a mapping
-        found = getattr(frame, attribute, None)
-        if found is not None:
-            return list(found() if callable(found) else found)
-    raise DataError(
-        f"A {type(frame).__name__} is not a data frame: expected one of pandas, Polars or Arrow, "
-        "or a dictionary of columns."
-    )
-
-
-def _values(array: NDArray[Any], column: Column, what: str) -> Values:
-    if column.role == "numeric" and array.dtype.kind in "iuf":
-        return array.astype(np.float64)
-    if array.dtype.kind == "M":
-        if column.role == "date":
-            return array.astype("datetime64[s]")
-        array = np.datetime_as_string(array)
-    try:
-        return CodedValues.of(array.tolist())
-    except TypeError:  # not hashable
-        raise DataError(
-            f"{what}: column {column.name} holds lists or the like; expected numbers, text "
-            "or dates."
-        ) from None

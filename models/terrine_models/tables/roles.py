@@ -16,13 +16,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import Progress, unseen
 from terrine_models.tables import column_names
 from terrine_models.tables.column_stats import FEW, ColumnStats, most
-from terrine_models.tables.columns import Note, check_names
-from terrine_models.tables.loading import opened_table, warn
+from terrine_models.tables.loading import warn
 from terrine_protocol.names import ask_whether_one, fold, listed, normalize
 from terrine_protocol.tables import FEATURES, Column, DateOrder, DatePart, PublicSource, TableSchema
+from terrine_protocol.tables.columns import Note, check_names
+from terrine_protocol.tables.encoding import opened_table
+from terrine_protocol.tables.reading import Progress, unseen
 
 MOST_CATEGORIES = 1000
 COMMON = 100
@@ -187,7 +188,7 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
         return features <= set(first) or len(first) == len(columns)
 
     with opened_table(path, fits=fits, digest=False) as file:
-        from terrine_models.tables.rows import coded, is_header
+        from terrine_protocol.tables.rows import coded, is_header
 
         header = file.delimiter is None or is_header(file.first, schema)
         names = file.first if header else columns
@@ -223,8 +224,8 @@ def _counted(
         return label in first if columns is None else len(first) == len(columns)
 
     with opened_table(path, fits=fits, note=note) as file:
-        from terrine_models.tables.files import CsvFile
-        from terrine_models.tables.rows import coded, unread_type
+        from terrine_protocol.tables.files import CsvFile
+        from terrine_protocol.tables.rows import coded, unread_type
 
         if file.delimiter is None and columns is not None:
             raise DataError(f"{path} names its columns itself: leave out --columns.")

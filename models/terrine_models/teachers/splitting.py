@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from terrine_models.data.arrays import DataError, InputSpec, RecordSource
-from terrine_models.data.blocks import GrowingArray
-from terrine_models.data.reading import Progress, unseen
 from terrine_models.storage.manifests import Partition
 from terrine_models.teachers.shards import (
     check_encoding,
@@ -31,6 +29,7 @@ from terrine_models.teachers.shards import (
 )
 from terrine_protocol.files import new_directory, opened, write_atomically
 from terrine_protocol.tables import Record, TableSchema, first_problem
+from terrine_protocol.tables.reading import GrowingArray, Progress, unseen
 
 PARTITION = "partition.json"
 LARGEST = 16 * 2**20

@@ -24,13 +24,14 @@ import numpy as np
 from fastapi.exceptions import RequestValidationError
 
 from terrine_protocol import EnsembleFacts
+from terrine_server.api.named_rows import NamedRows
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 from terrine_server.labeling.queries import check_batch, check_shape
 
 MAX_HEADER = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
-MAX_JSON = 2**20
-"""Bytes of a request in JSON: a number takes some 50 times as long to read as from .npy."""
+MAX_TEXT = 2**20
+"""Bytes of a request in JSON or CSV: a number takes some 50 times as long to read as from .npy."""
 WIDEST = 8
 """Bytes of the widest number."""
 MEMBER = re.compile(r"field `([^`]*)`")
@@ -46,7 +47,9 @@ HEADER = re.compile(rf"\{{\s*(?:{_FIELD}\s*,\s*){{2}}{_FIELD}\s*,?\s*\}}")
 NUMBER = re.compile(r"[<>|=]?(u[1248]|i[1248]|f[248])")
 """Numeric dtypes as a .npy header writes them."""
 
-CONTENT_TYPES = ("application/json", "application/x-npy", "application/x-npz")
+JSON, CSV = "application/json", "text/csv"
+CONTENT_TYPES = (JSON, "application/x-npy", "application/x-npz")
+"""Of any project; those of tables also take CSV."""
 
 ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -62,10 +65,14 @@ ZIP_ERRORS = (
 
 @dataclass(frozen=True)
 class DecodedQueries:
-    """What a student sent: inputs `[B, …]` and, if given, probabilities `[B, m]`."""
+    """What a student sent: inputs `[B, …]` and, if given, probabilities `[B, m]`.
+
+    notes: of rows by name, what the project's schema does not foresee in them.
+    """
 
     inputs: np.ndarray
     probabilities: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,14 @@ class BodyLimits:
     batch: int
 
 
-class RowTexts(msgspec.Struct, forbid_unknown_fields=True):
-    """The texts of a request's rows in JSON, by member."""
+Texts = Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
 
-    inputs: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
+
+class RowTexts(msgspec.Struct, forbid_unknown_fields=True):
+    """The texts of a request's rows in JSON, by member: arrays of numbers, or objects by name."""
+
+    inputs: Texts | msgspec.UnsetType = msgspec.UNSET
+    rows: Texts | msgspec.UnsetType = msgspec.UNSET
     probabilities: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -89,12 +100,13 @@ MEMBERS = msgspec.json.Decoder(RowTexts)
 
 def check_length(content_type: str, size: int, expected: EnsembleFacts, limits: BodyLimits) -> None:
     """Refuse a body by its length alone, before it is there. Raises `PayloadTooLarge`."""
-    if _kind(content_type) == "application/json":
-        if size > MAX_JSON:
+    kind = _kind(content_type)
+    if kind in (JSON, CSV):
+        if size > MAX_TEXT:
             raise PayloadTooLarge(
-                f"A request in JSON has at most {MAX_JSON} bytes; this one has more. Send "
+                f"A request in {kind} has at most {MAX_TEXT} bytes; this one has more. Send "
                 "application/x-npy or application/x-npz, or split the request.",
-                limit=MAX_JSON,
+                limit=MAX_TEXT,
             )
         return
     values = limits.batch * (math.prod(expected.input.shape) + len(expected.classes))
@@ -108,36 +120,49 @@ def check_length(content_type: str, size: int, expected: EnsembleFacts, limits: 
 
 
 def decode(
-    content_type: str, body: bytes, expected: EnsembleFacts, limits: BodyLimits
+    content_type: str,
+    body: bytes,
+    expected: EnsembleFacts,
+    limits: BodyLimits,
+    accept_clipped: bool = False,
 ) -> DecodedQueries:
     """Decode `body` according to its content type into arrays of the shapes that are `expected`.
 
+    accept_clipped: of rows by name, whether much of a column may be outside the schema's range.
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
     `InvalidQuery` (not the arrays that the ensemble takes) or `PayloadTooLarge`.
     """
     check_length(content_type, len(body), expected, limits)
-    match _kind(content_type):
+    schema, named = expected.encoding, None
+    if schema is not None:
+        named = NamedRows(schema, limits.batch, limits.body, accept_clipped)
+    match kind := _kind(content_type):
         case "application/json":
-            return decode_json(body, expected, limits)
+            return decode_json(body, expected, limits, named)
+        case "text/csv" if named is not None:
+            rows = named.of_csv(body)
+            return DecodedQueries(rows.inputs, notes=rows.notes)
         case "application/x-npy":
             header = _checked_header("inputs", body, expected, limits)
             return DecodedQueries(_array("inputs", header, body[header.offset :]))
         case "application/x-npz":
             return decode_npz(body, expected, limits)
-        case kind:
+        case _:
+            taken = CONTENT_TYPES if named is None else (*CONTENT_TYPES, CSV)
             raise UnsupportedMediaType(
-                f"The content type {kind or '(none)'!r} is not one of {', '.join(CONTENT_TYPES)}."
+                f"The content type {kind or '(none)'!r} is not one of {', '.join(taken)}."
                 + _how_rows_are_sent(expected)
             )
 
 
 def _how_rows_are_sent(expected: EnsembleFacts) -> str:
-    """What to do with rows of a table, which are not read here; of other inputs, nothing."""
+    """How rows of a table are sent by name; of other inputs, nothing."""
     if expected.encoding is None:
         return ""
     return (
-        " Rows of a table are sent as numbers, encoded by `ensemble.encoding` of GET /project: "
-        "`Client.label` of terrine_client takes rows, data frames and files, and encodes them."
+        ' Rows of a table are sent by name, in JSON as {"rows": [{"column": value, …}, …]}, or as '
+        "text/csv with a header. `inputs` are their numbers, encoded by `ensemble.encoding` of GET "
+        "/project, as `Client.label` of terrine_client encodes data frames and files."
     )
 
 
@@ -145,8 +170,13 @@ def _kind(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def decode_json(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> DecodedQueries:
-    """Decode the JSON form of `LabelRequest`, a row at a time: other threads run in between."""
+def decode_json(
+    body: bytes, expected: EnsembleFacts, limits: BodyLimits, named: NamedRows | None
+) -> DecodedQueries:
+    """Decode `LabelRequest` or `RowsRequest`, a row at a time: other threads run in between.
+
+    named: how rows by name are read, if the project takes some.
+    """
     shape = tuple(expected.input.shape)
     arrays = (
         f"Inputs are numbers of shape [{', '.join(map(str, ['B', *shape]))}], "
@@ -158,21 +188,36 @@ def decode_json(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Dec
         raise _malformed("JSON is malformed: not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
         if b"NaN" in body or b"Infinity" in body:  # which Python's json writes
-            raise InvalidQuery("Inputs must be finite; NaN or infinity was found.") from None
+            instead = "" if named is None else " What is missing in a row by name is null."
+            raise InvalidQuery(
+                f"Inputs must be finite; NaN or infinity was found.{instead}"
+            ) from None
         found = "Lists are nested too deep" if isinstance(error, RecursionError) else str(error)
         if isinstance(error, msgspec.DecodeError) and "`$." not in found:
             raise _malformed(found) from None
         raise InvalidQuery(f"{found}. {arrays}") from None
-    check_batch(len(sent.inputs), limits.batch)
-    inputs, probabilities = _rows("inputs", sent.inputs, shape, arrays), None
+    quotes, probabilities, notes = body.count(b'"'), None, tuple[str, ...]()
+    if sent.inputs is not msgspec.UNSET and sent.rows is not msgspec.UNSET:
+        raise _malformed("Object has both `inputs` and `rows`")
+    if sent.inputs is not msgspec.UNSET:
+        check_batch(len(sent.inputs), limits.batch)
+        inputs = _rows("inputs", sent.inputs, shape, arrays)
+    elif sent.rows is msgspec.UNSET:
+        raise _malformed("Object missing required field `inputs`")
+    elif named is None:
+        raise InvalidQuery(f"The project takes no rows of a table by name. {arrays}")
+    else:
+        rows = named.of_objects(sent.rows)
+        inputs, notes = rows.inputs, rows.notes
+        quotes -= sum(bytes(text).count(b'"') for text in sent.rows)
     if sent.probabilities is not msgspec.UNSET and sent.probabilities is not None:
         check_batch(len(sent.probabilities), limits.batch)
         classes = (len(expected.classes),)
         probabilities = _rows("probabilities", sent.probabilities, classes, arrays)
     members = 1 + (sent.probabilities is not msgspec.UNSET)
-    if body.count(b'"') != 2 * members:  # the only texts in it are the members' names
+    if quotes != 2 * members:  # the only texts beside rows are the members' names
         raise _malformed("A member is given twice.")
-    return DecodedQueries(inputs, probabilities)
+    return DecodedQueries(inputs, probabilities, notes)
 
 
 def _rows(
@@ -245,7 +290,7 @@ def decode_npz(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Deco
             }
     except ZIP_ERRORS:
         raise InvalidQuery("The body is not a complete .npz archive.") from None
-    return DecodedQueries(**arrays)
+    return DecodedQueries(arrays["inputs"], arrays.get("probabilities"))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from terrine_protocol import PROBLEMS, LabelRequest, Problem
+from terrine_protocol import PROBLEMS, LabelRequest, Problem, RowsRequest
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -54,7 +54,19 @@ LABEL_REQUEST: dict[str, Any] = {
         "required": True,
         "content": {
             "application/json": {
-                "schema": {"$ref": "#/components/schemas/LabelRequest"},
+                "schema": {
+                    "anyOf": [
+                        {"$ref": "#/components/schemas/LabelRequest"},
+                        {"$ref": "#/components/schemas/RowsRequest"},
+                    ]
+                },
+            },
+            "text/csv": {
+                "schema": {
+                    "type": "string",
+                    "description": "Of projects of tables: UTF-8, fields separated by commas, with "
+                    "a header that names every feature of `ensemble.encoding`.",
+                },
             },
             "application/x-npy": {
                 "schema": BINARY | {"description": "`numpy.save` of the inputs, shape [B, …]."}
@@ -95,7 +107,11 @@ def complete(app: FastAPI) -> None:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         if "Problem" not in schemas:
             _, extra = models_json_schema(
-                [(Problem, "serialization"), (LabelRequest, "validation")],
+                [
+                    (Problem, "serialization"),
+                    (LabelRequest, "validation"),
+                    (RowsRequest, "validation"),
+                ],
                 ref_template="#/components/schemas/{model}",
             )
             schemas.update(extra["$defs"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from terrine_protocol import (
@@ -31,6 +33,14 @@ from terrine_server.serving.turns import Turns
 
 router = APIRouter(tags=["students"])
 
+AcceptClipped = Annotated[
+    bool,
+    Query(
+        description="Of rows by name: ask although more than a tenth of a column is outside the "
+        "schema's range, or missing where the schema knows no gaps."
+    ),
+]
+
 CHECKING = Turns(8)
 """Label requests decoded and checked at a time, of each token one. Other routes use a separate
 thread pool."""
@@ -42,7 +52,12 @@ thread pool."""
     openapi_extra=openapi.LABEL_REQUEST,
     responses=openapi.LABEL_RESPONSES,
 )
-async def label(request: Request, services: ServicesDep, project: OwnProject) -> Response:
+async def label(
+    request: Request,
+    services: ServicesDep,
+    project: OwnProject,
+    accept_clipped: AcceptClipped = False,
+) -> Response:
     """Answer a batch of inputs, in order, as far as the budget reaches.
 
     Answers that this project has paid for before are replayed at no cost. If no query of the batch
@@ -50,12 +65,15 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     """
     holder = request.state.principal
     services.replays.take(holder.token_id)
-    decoded = await _received(request, services, project)
+    decoded = await _received(request, services, project, accept_clipped)
 
     def check() -> CheckedRequest:
         with services.metrics.stage("decode"):
             sent = decoded()
-            return services.labeling.check(project, sent.inputs, sent.probabilities, holder.record)
+            checked = services.labeling.check(
+                project, sent.inputs, sent.probabilities, holder.record
+            )
+            return replace(checked, notes=sent.notes)
 
     ask = await CHECKING.run(holder.token_id, check)
     answered = await services.queue.ask(project, ask)
@@ -70,12 +88,17 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     openapi_extra=openapi.INPUTS_REQUEST,
     responses=openapi.problems("invalid-query", "ensemble-unavailable"),
 )
-async def used_up(request: Request, services: ServicesDep, project: OwnProject) -> UsedUp:
+async def used_up(
+    request: Request,
+    services: ServicesDep,
+    project: OwnProject,
+    accept_clipped: AcceptClipped = False,
+) -> UsedUp:
     """Say for a batch of inputs how far people near each are used up, by public rows. Free.
 
     For projects of neighbours. No private record is looked at, and nothing is asked of any.
     """
-    decoded = await _received(request, services, project)
+    decoded = await _received(request, services, project, accept_clipped)
 
     def found() -> list[float]:
         return services.labeling.used_up(project, decoded().inputs)
@@ -84,7 +107,7 @@ async def used_up(request: Request, services: ServicesDep, project: OwnProject) 
 
 
 async def _received(
-    request: Request, services: Services, project: str
+    request: Request, services: Services, project: str, accept_clipped: bool
 ) -> Callable[[], DecodedQueries]:
     """Return what decodes the body, which is there. One that is too long for its project is refused
     by what its head says, or once so much is there."""
@@ -99,7 +122,7 @@ async def _received(
     async for part in request.stream():
         body += part
         check_length(content_type, len(body), expected, limits)
-    return partial(decode, content_type, bytes(body), expected, limits)
+    return partial(decode, content_type, bytes(body), expected, limits, accept_clipped)
 
 
 def answering(
@@ -111,20 +134,21 @@ def answering(
     the event loop every other request would wait for them.
     """
 
-    def body(result: ChargedBatch | Exception) -> LabelReply | Exception:
+    def body(ask: CheckedRequest, result: ChargedBatch | Exception) -> LabelReply | Exception:
         try:
             if not isinstance(result, ChargedBatch):
                 return result
             paid = [r.seq for r in result.results if r.seq is not None and not r.replayed]
             replayed = sum(r.replayed for r in result.results)
             return LabelReply(
-                views.answers(result), replayed, (paid[0], paid[-1]) if paid else None
+                views.answers(result, ask.notes), replayed, (paid[0], paid[-1]) if paid else None
             )
         except Exception as error:  # a defect in one request's body: the others are paid as well
             return error
 
     def answer(project: str, asks: Sequence[CheckedRequest]) -> list[LabelReply | Exception]:
-        return [body(result) for result in labeling.answer(project, asks)]
+        results = labeling.answer(project, asks)
+        return [body(ask, result) for ask, result in zip(asks, results, strict=True)]
 
     return answer
 

@@ -38,7 +38,7 @@ KNOWN = (
     ("terrine_models.storage.manifests", "StoreError"),
     ("terrine_models.teachers.onnx_guard", "VotingError"),
     ("terrine_models.storage.onnx_models", "ModelError"),
-    ("terrine_models.data.arrays", "DataError"),
+    ("terrine_protocol.tables", "DataError"),
     ("terrine_models.teachers.shards", "TrainingError"),
     ("terrine_models.teachers.ray_cluster", "ClusterError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),

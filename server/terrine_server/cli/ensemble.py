@@ -329,8 +329,8 @@ def forget(
           --public wards=census-sample.csv
     """
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import encode_table
     from terrine_models.teachers.people import name_digests
+    from terrine_protocol.tables.encoding import encode_table
     from terrine_server.owner import editions
     from terrine_server.settings import Settings
 

@@ -16,9 +16,9 @@ from terrine_server.cli.votes import VoteSource, check_origin
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_models.tables.columns import Note
     from terrine_models.teachers.agreement import Agreement
     from terrine_models.teachers.manifests import Manifest
+    from terrine_protocol.tables.columns import Note
 
 
 def ensemble_directory(ensemble: str) -> Path:

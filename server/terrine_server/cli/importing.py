@@ -224,7 +224,8 @@ def _of_shards(
 
 def _public(path: Path, declared: Declaration) -> np.ndarray:
     from terrine_models.data.arrays import load_inputs
-    from terrine_models.tables.loading import encode_table, is_table
+    from terrine_models.tables.loading import is_table
+    from terrine_protocol.tables.encoding import encode_table
 
     if not is_table(path):
         return load_inputs(path)

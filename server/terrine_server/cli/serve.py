@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli.console import console, explain, fail
+from terrine_server.cli.console import console, errors, explain, fail
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -153,13 +154,18 @@ def serve(
         from terrine_server.app import create_app
 
         app = create_app(settings, alone=True)
+        chosen = settings.log_format
         for warning in _warnings(settings, listening.connections(settings.max_connections)):
-            logs.say("warning", "may be a mistake", **warning)
+            logs.say("warning", "may be a mistake", chosen=chosen, **warning)
         if not settings.checkpoint_key_path.exists():
-            logs.say("warning", "signs no checkpoints", cause="no key: run `terrine init`")
-        logs.configure(settings.log_level)
+            cause = "no key: run `terrine init`"
+            logs.say("warning", "signs no checkpoints", chosen=chosen, cause=cause)
+        logs.configure(settings.log_level, chosen)
 
         def announce(url: str) -> None:
+            if logs.is_text(chosen):
+                tell_addresses(url, settings)
+                return
             structlog.get_logger("terrine").info(
                 f"Terrine running on {url} (pages for its owner: {url}/admin)"
             )
@@ -173,6 +179,26 @@ def serve(
         )
 
 
+def tell_addresses(url: str, settings: Settings) -> None:
+    """Say at a terminal where the server is, where it keeps what, and how it is stopped."""
+    from sqlalchemy import make_url
+
+    database = make_url(settings.database)
+    is_file = database.drivername.startswith("sqlite")
+    told = {
+        "Address, for students": url,
+        "Pages for its owner": f"{url}/admin",
+        "Ledger": str(database.database)
+        if is_file
+        else database.render_as_string(hide_password=True),
+        "Data directory": str(settings.data_dir.absolute()),
+    }
+    wide = max(map(len, told))
+    lines = ["Terrine is running.", *(f"  {what:{wide}}  {where}" for what, where in told.items())]
+    lines.append("Stop it with Ctrl+C: requests that it has begun are answered first.")
+    errors.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
 @contextmanager
 def _refusing() -> Iterator[None]:
     """Write why the server cannot start as the last line of its log, and end with exit code 1."""
@@ -184,10 +210,10 @@ def _refusing() -> Iterator[None]:
             raise
         from terrine_server import logs
 
+        chosen = os.environ.get("TERRINE_LOG_FORMAT", "auto")  # of settings that may be wrong
         for setting, cause in _causes(error, message):
-            logs.say(
-                "error", "cannot start", cause=cause, **({"setting": setting} if setting else {})
-            )
+            named = {"setting": setting} if setting else {}
+            logs.say("error", "cannot start", chosen=chosen, cause=cause, **named)
         raise typer.Exit(1) from None
 
 

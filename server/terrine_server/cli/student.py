@@ -305,7 +305,8 @@ def known_inputs(path: Path, model: StudentModel) -> tuple[NDArray[np.generic], 
     """Read inputs as a student knows them, and the names of pictures."""
     from terrine_models.data.arrays import load_inputs
     from terrine_models.data.images import list_images, load_images
-    from terrine_models.tables.loading import encode_table, is_table
+    from terrine_models.tables.loading import is_table
+    from terrine_protocol.tables.encoding import encode_table
 
     if not is_table(path):
         if not path.is_dir():

@@ -44,7 +44,8 @@ class StudentFiles:
         """Inputs without labels, and the schema of a table."""
         from terrine_models.data.arrays import load_inputs
         from terrine_models.data.images import load_images
-        from terrine_models.tables.loading import encode_table, is_table
+        from terrine_models.tables.loading import is_table
+        from terrine_protocol.tables.encoding import encode_table
 
         if not is_table(path):
             if path.is_dir():

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from terrine_models.data.arrays import Dataset
-    from terrine_models.data.reading import Progress
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.columns import Note
     from terrine_models.tables.roles import RoleGuess, SchemaProposal
     from terrine_protocol.tables import TableSchema
+    from terrine_protocol.tables.columns import Note
+    from terrine_protocol.tables.reading import Progress
 
 
 MOST_SHOWN = 200
@@ -60,7 +60,8 @@ def load(
     """
     from terrine_models.data.arrays import DataError
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import encode_table, load_groups, load_table
+    from terrine_models.tables.loading import load_groups, load_table
+    from terrine_protocol.tables.encoding import encode_table
 
     schema = required_schema(data, schema_file)
     with stages_bar(console, f"Reading {data.name}") as (progress,):
@@ -93,8 +94,8 @@ def labelled_rows(
     """
     import numpy as np
 
-    from terrine_models.data.reading import unseen
     from terrine_models.tables.loading import load_table
+    from terrine_protocol.tables.reading import unseen
 
     found = load_table(public, schema, note, progress or unseen, public=True)
     group = next((column.name for column in schema.columns if column.role == "group"), None)
@@ -163,7 +164,7 @@ def split(text: str | None) -> list[str] | None:
 
 def edges(text: str | None) -> list[float] | None:
     """Parse --bins A,B,…: increasing numbers."""
-    from terrine_models.tables.columns import number
+    from terrine_protocol.tables.columns import number
 
     if text is None:
         return None

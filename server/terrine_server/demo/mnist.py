@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import stamina
 from rich.progress import Progress, TaskID
+from stamina.instrumentation import RetryDetails, get_on_retry_hooks, set_on_retry_hooks
 
 from terrine_protocol.files import write_atomically
 
@@ -66,7 +69,8 @@ def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
             continue
         try:
             task = bar.add_task(name, total=None, visible=False)
-            data = _unpacked(_downloaded(source, bar, task), size)
+            with _retries_in_words(bar):
+                data = _unpacked(_downloaded(source, bar, task), size)
         except httpx.HTTPStatusError as error:
             status = f"{error.response.status_code} {error.response.reason_phrase}"
             raise FetchError(f"{source} responded with HTTP {status}") from None
@@ -92,6 +96,21 @@ def _is_there(path: Path) -> bool:
         return hashlib.sha256(path.read_bytes()).hexdigest() == FILES[path.name][1]
     except OSError:
         return False
+
+
+@contextmanager
+def _retries_in_words(bar: Progress) -> Iterator[None]:
+    """Say above the bar that a download is tried again, instead of in a line of stamina's own."""
+
+    def say(details: RetryDetails) -> None:
+        bar.console.print(f"{details.caused_by}. Trying again.", highlight=False, markup=False)
+
+    before = get_on_retry_hooks()
+    set_on_retry_hooks([say])
+    try:
+        yield
+    finally:
+        set_on_retry_hooks(before)
 
 
 @stamina.retry(on=httpx.TransportError, attempts=ATTEMPTS)

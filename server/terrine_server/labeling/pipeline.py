@@ -67,7 +67,7 @@ class CheckedRequest:
     """One checked request: canonical inputs `[B, …]`, probabilities and baselines `[B, m]`.
 
     `genesis`: that of the project that it was checked for. `token`: that by which it came, if its
-    row is still to be looked up.
+    row is still to be looked up. `notes`: what is said of its inputs beside their answers.
     """
 
     queries: np.ndarray
@@ -76,6 +76,7 @@ class CheckedRequest:
     digests: Sequence[QueryDigest]
     genesis: str
     token: TokenRecord | None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.queries)

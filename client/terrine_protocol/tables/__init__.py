@@ -26,6 +26,14 @@ Commas = Literal["thousands", "decimal"]
 DatePart = Literal["days", "year", "month", "weekday", "hour"]
 
 
+class DataError(Exception):
+    """Data cannot be used; the message says which file, where in it, and what was expected."""
+
+
+class ClippedError(DataError):
+    """More than a tenth of a column is clipped to the schema's range, or missing."""
+
+
 class Record(Brief):
     """Base of what is stored as well as sent: immutable, finite, with unknown fields forbidden."""
 

@@ -22,19 +22,18 @@ import pyarrow as pa
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
-from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import (
+from terrine_protocol.files import opened
+from terrine_protocol.names import listed, normalize
+from terrine_protocol.tables import DataError, text
+from terrine_protocol.tables.columns import Note, check_names
+from terrine_protocol.tables.reading import (
     Progress,
     files_within,
     rows_at_a_time,
     rows_at_least,
     unseen,
 )
-from terrine_models.tables import text
-from terrine_models.tables.columns import Note, check_names
-from terrine_models.tables.text import TextFile
-from terrine_protocol.files import opened
-from terrine_protocol.names import listed, normalize
+from terrine_protocol.tables.text import TextFile
 
 SAMPLE = 100
 """Records that are read to find the delimiter."""

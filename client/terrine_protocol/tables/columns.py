@@ -18,9 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import DataError
 from terrine_protocol.names import LISTED, fold, listed, normalize, spelled
-from terrine_protocol.tables import FEATURES, Column, DateOrder, TableSchema
+from terrine_protocol.tables import (
+    FEATURES,
+    ClippedError,
+    Column,
+    DataError,
+    DateOrder,
+    TableSchema,
+)
 
 MISSING = frozenset(("", "?", "NA", "NaN"))
 TRUE = ("true", "t", "yes", "y", "1", "1.0")
@@ -28,6 +34,8 @@ FALSE = ("false", "f", "no", "n", "0", "0.0")
 """How a boolean is written, in capitals or not."""
 FEW = 10
 """So many values, none of them known, are no accident where columns are told by their order."""
+LONGEST_SHOWN = 200
+"""Characters of a value that an error quotes."""
 MUCH = 0.1
 """Share of a column's numbers that may be clipped or missing without a word from the student."""
 Note = Callable[[str], object]
@@ -61,9 +69,13 @@ class CodedValues:
     @classmethod
     def of(cls, values: Iterable[Any]) -> CodedValues:
         """One value for each row."""
-        index: dict[Any, int] = {}
-        places = [index.setdefault(value, len(index)) for value in values]
-        return cls(list(index), np.array(places, dtype=np.intp))
+        values = list(values)
+        kinds, index = set(map(type, values)), dict[Any, int]()
+        mixed = bool in kinds and len(kinds) > 1
+        keys = [(type(value), value) for value in values] if mixed else values  # as True == 1
+        places = [index.setdefault(key, len(index)) for key in keys]
+        found = [value for _, value in index] if mixed else list(index)
+        return cls(found, np.array(places, dtype=np.intp))
 
 
 Values = NDArray[Any] | CodedValues
@@ -85,10 +97,6 @@ class RowBlock:
     """Columns with decimal commas."""
     hint: Callable[[str, str], str] = lambda column, text: ""
     """What else to say of a field that is no number."""
-
-
-class ClippedError(DataError):
-    """More than a tenth of a column is clipped to the schema's range, or missing."""
 
 
 @dataclass
@@ -163,7 +171,7 @@ class Encoder:
                 f"{self._what}: of column {', '.join(much)} more than a tenth is outside the "
                 "schema's range, or missing where the schema knows no gaps: labels of such rows "
                 "may be bought for nothing. Is it in the schema's units? To go on as it is: "
-                "--accept-clipped, in Python accept_clipped=True."
+                "--accept-clipped, in Python accept_clipped=True, by HTTP ?accept_clipped=true."
             )
 
 
@@ -430,8 +438,9 @@ def _unexpected(
     text = written(value)
     numeric = column.role == "numeric" or column.edges is not None
     more = f" {block.hint(column.name, text)}".rstrip() if numeric else ""
+    shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
     return DataError(
-        f"{block.where(row)}: column {column.name} holds {text!r}, expected {expected}{more}"
+        f"{block.where(row)}: column {column.name} holds {shown!r}, expected {expected}{more}"
     )
 
 

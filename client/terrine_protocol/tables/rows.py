@@ -11,9 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import Progress
-from terrine_models.tables.columns import (
+from terrine_protocol.tables import Column, DataError, TableSchema
+from terrine_protocol.tables.columns import (
     DECIMAL_COMMA,
     MISSING,
     THOUSANDS,
@@ -23,8 +22,8 @@ from terrine_models.tables.columns import (
     Values,
     check_names,
 )
-from terrine_models.tables.files import CsvFile, TableFile
-from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.tables.files import CsvFile, TableFile
+from terrine_protocol.tables.reading import Progress
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from terrine_models.data.arrays import DataError
-from terrine_models.tables.columns import Note
 from terrine_protocol.files import opened
+from terrine_protocol.tables import DataError
+from terrine_protocol.tables.columns import Note
 
 BLOCK = 2**20
 """Bytes that are read together."""

@@ -1,4 +1,4 @@
-"""What CSV, Parquet and Arrow files share: they are read a block at a time, and must not change."""
+"""What tables in files share: they are read a block at a time, and must not change meanwhile."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from terrine_models.data.arrays import DataError
+import numpy as np
+from numpy.typing import NDArray
+
 from terrine_protocol.files import opened
+from terrine_protocol.tables import DataError
 
 FIELDS = 2**17
 """Fields that are held as text at a time, or those of some rows if a table is wide."""
@@ -18,6 +22,7 @@ ROWS, MOST_FIELDS = 64, 2**21
 fields at most, but for one row."""
 Progress = Callable[[int, int], object]
 """Receives how much of a file has been read, and how much there is."""
+T = TypeVar("T", bound=np.generic)
 
 
 def unseen(done: int, total: int) -> None:
@@ -77,3 +82,27 @@ def _state(path: Path) -> list[tuple[Path, int, int, int]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     return [(each, of.st_ino, of.st_size, of.st_mtime_ns) for each, of in found]
+
+
+class GrowingArray(Generic[T]):
+    """An array [N, *shape] that grows by blocks of rows, and is never held twice."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[T]) -> None:
+        self._array = np.empty((0, *shape), dtype)
+        self._rows = 0
+
+    def add(self, block: NDArray[T]) -> None:
+        """Append rows [b, *shape]. There is room for an eighth more, so that few move the rest."""
+        needed = self._rows + len(block)
+        if needed > len(self._array):
+            # In place, as nobody else knows the array: what is large is not copied, its pages are
+            # moved.
+            shape = (needed + needed // 8, *self._array.shape[1:])
+            self._array.resize(shape, refcheck=False)
+        self._array[self._rows : needed] = block
+        self._rows = needed
+
+    def array(self) -> NDArray[T]:
+        """All rows. Nothing can be added afterwards."""
+        self._array.resize((self._rows, *self._array.shape[1:]), refcheck=False)
+        return self._array

@@ -1,0 +1,242 @@
+"""Rows of a table as numbers, by a public schema: of data frames, dictionaries and files.
+
+Whoever has rows encodes them with this: owners what they train on, students what they ask, and the
+service what it is sent by name. Data frames and dictionaries need NumPy alone; files need pyarrow.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_protocol.names import normalize
+from terrine_protocol.tables import Column, DataError, TableSchema
+from terrine_protocol.tables.columns import (
+    CodedValues,
+    Encoder,
+    Note,
+    RowBlock,
+    Values,
+    check_names,
+)
+from terrine_protocol.tables.reading import (
+    GrowingArray,
+    Progress,
+    rows_at_a_time,
+    unchanged,
+    unseen,
+)
+
+if TYPE_CHECKING:
+    from terrine_protocol.tables.files import TableFile
+
+
+class Frame(Protocol):
+    """A data frame of pandas or Polars, a table of Arrow, or a mapping of names to columns."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def encode_table(
+    path: Path,
+    schema: TableSchema,
+    note: Note | None = None,
+    progress: Progress = unseen,
+    *,
+    accept_clipped: bool = False,
+) -> NDArray[np.float32]:
+    """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
+
+    It needs the columns that are features, in a header, or without one all columns of the schema,
+    or just its features, in order. What the schema does not foresee is said in one warning, or to
+    `note`. Raises DataError, and ClippedError if more than a tenth of a column's numbers are
+    outside the schema's range or missing, unless that is accepted.
+    """
+    path, needed = Path(path), schema.features
+    with (
+        _noted(note) as note,
+        opened_by_schema(path, schema, needed, note, digest=False) as (file, read_blocks),
+    ):
+        blocks = read_blocks(file, schema, needed, note, progress)
+        return _encoded(blocks, Encoder(schema, str(path)), note, accept_clipped)
+
+
+def encode_frame(
+    frame: Frame, schema: TableSchema, note: Note | None = None, *, accept_clipped: bool = False
+) -> NDArray[np.float32]:
+    """Encode a data frame as inputs [N, width], as students send them.
+
+    It needs the columns that are features, by name. Of pandas, Polars, Arrow, or a dictionary of
+    equally long columns. Warns and raises as `encode_table`.
+    """
+    held = {_normal(name): name for name in _names(frame)}
+    check_names([_normal(name) for name in _names(frame)], schema.features, "The data frame")
+    columns = {name: np.asarray(frame[held[name]]) for name in schema.features}
+    with _noted(note) as note:
+        return encode_columns(columns, schema, "The data frame", note, accept_clipped)
+
+
+def _normal(name: Any) -> Any:
+    return normalize(name) if isinstance(name, str) else name
+
+
+def encode_rows(
+    rows: Sequence[Mapping[str, Any]],
+    schema: TableSchema,
+    note: Note | None = None,
+    *,
+    accept_clipped: bool = False,
+) -> NDArray[np.float32]:
+    """Encode rows, each a dictionary with a value for every feature, as inputs [N, width].
+
+    None stands for a missing value. Warns and raises as `encode_table`.
+    """
+    columns = columns_of(rows, schema.features)
+    with _noted(note) as note:
+        return encode_columns(columns, schema, "The rows", note, accept_clipped)
+
+
+def columns_of(
+    rows: Iterable[Mapping[str, Any]], needed: Sequence[str]
+) -> dict[str, NDArray[np.object_]]:
+    """The columns that are needed, each [N], of rows. Raises DataError, which names the row."""
+    columns: dict[str, list[Any]] = {name: [] for name in needed}
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"{_row(0, place)} is a {type(row).__name__}; expected a dictionary of columns."
+            )
+        names = [_normal(name) for name in row]
+        check_names(names, needed, _row(0, place))
+        values = dict(zip(names, row.values(), strict=True))
+        for name, column in columns.items():
+            column.append(values[name])
+    return {
+        name: np.fromiter(column, dtype=object, count=len(column))
+        for name, column in columns.items()
+    }
+
+
+@contextmanager
+def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
+    """Open a file with `files.open_file`, which needs pyarrow. It must not change meanwhile."""
+    try:
+        from terrine_protocol.tables.files import open_file
+    except ImportError:
+        raise DataError(
+            f"{path}: reading tables from files needs pyarrow. In a checkout: pip install "
+            "'.[arrow]'. Data frames are encoded without it."
+        ) from None
+    with unchanged(path), open_file(path, **options) as file:
+        yield file
+
+
+@contextmanager
+def opened_by_schema(
+    path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
+) -> Iterator[tuple[TableFile, Callable[..., Iterator[RowBlock]]]]:
+    """Open a file whose rows are read by a schema; and what reads it, which needs pyarrow."""
+    widths = {len(needed), len(schema.columns)}
+
+    def fits(first: Sequence[str]) -> bool:
+        return len(first) in widths or set(needed) <= set(first)
+
+    with opened_table(path, fits=fits, note=note, digest=digest) as file:
+        from terrine_protocol.tables.rows import read_blocks
+
+        yield file, read_blocks
+
+
+def _row(start: int, row: int) -> str:
+    return f"row {start + row}"
+
+
+def encode_columns(
+    columns: Mapping[str, NDArray[Any]],
+    schema: TableSchema,
+    what: str,
+    note: Note,
+    accept_clipped: bool,
+    where: Callable[[int, int], str] = _row,
+) -> NDArray[np.float32]:
+    """Encode columns [N] by name as inputs [N, width]. Raises DataError, and ClippedError.
+
+    where: names a row in errors, by the first row of its block and its number there.
+    """
+    described = [column for column in schema.columns if column.name in columns]
+    rows = len(columns[described[0].name])
+    if any(len(column) != rows for column in columns.values()):
+        raise DataError(f"{what}: the columns are not equally long.")
+    if not rows:
+        raise DataError(f"{what}: there are no rows.")
+    some = rows_at_a_time(len(columns))
+
+    def blocks() -> Iterator[RowBlock]:
+        for start in range(0, rows, some):
+            part = {
+                c.name: _values(columns[c.name][start : start + some], c, what) for c in described
+            }
+            yield RowBlock(part, min(some, rows - start), partial(where, start))
+
+    return _encoded(blocks(), Encoder(schema, what), note, accept_clipped)
+
+
+def _encoded(
+    blocks: Iterable[RowBlock], encoder: Encoder, note: Note, accept_clipped: bool
+) -> NDArray[np.float32]:
+    encoded = GrowingArray((encoder.width,), np.float32)
+    for block in blocks:
+        encoded.add(encoder.encode(block))
+    encoder.finish(note, accept_clipped)
+    return encoded.array()
+
+
+def _names(frame: Frame) -> list[str]:
+    for attribute in ("column_names", "columns", "keys"):  # Arrow; pandas and Polars; a mapping
+        found = getattr(frame, attribute, None)
+        if found is not None:
+            return list(found() if callable(found) else found)
+    raise DataError(
+        f"A {type(frame).__name__} is not a data frame: expected one of pandas, Polars or Arrow, "
+        "or a dictionary of columns."
+    )
+
+
+def _values(array: NDArray[Any], column: Column, what: str) -> Values:
+    if column.role == "numeric" and array.dtype.kind in "iuf":
+        return array.astype(np.float64)
+    if array.dtype.kind == "M":
+        if column.role == "date":
+            return array.astype("datetime64[s]")
+        array = np.datetime_as_string(array)
+    try:
+        return CodedValues.of(array.tolist())
+    except TypeError:  # not hashable
+        raise DataError(
+            f"{what}: column {column.name} holds lists or the like; expected numbers, text "
+            "or dates."
+        ) from None
+
+
+@contextmanager
+def _noted(note: Note | None) -> Iterator[Note]:
+    """Yield what is to hear how a table was read: if nobody is, one warning of Python says it all.
+
+    For functions that are called by whoever is to be warned.
+    """
+    if note is not None:
+        yield note
+        return
+    sentences: list[str] = []
+    try:
+        yield sentences.append
+    finally:
+        if sentences:
+            warnings.warn("\n".join(sentences), stacklevel=4)
