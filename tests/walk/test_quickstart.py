@@ -392,7 +392,7 @@ def test_whom_a_column_in_doubt_protects_is_asked_and_never_guessed(
     holds(table.run(*TABLE, "--group", "ward").err, "visits-schema.json", "--group", "ward")
     holds(table.run(*TABLE[:5], "ward").err, "visits-schema.json", "--label", "ward")
     schema.unlink()
-    said = table.run(*TABLE, "--yes").fine
+    said = table.run(*TABLE, "--yes", "--verbose").fine
     assert len(asked) == 2, "one of the questions before it makes anything"
     holds(said, "Protects", "2,000", "nr", 4, "--group", "visits-schema.json")
     assert load_manifest(table.data / "ensembles" / "visits").units == 2000
@@ -411,7 +411,7 @@ def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) ->
     said = table.run(*TABLE, "--yes", "--name", "rows").fine
     holds(said, "Protects", "2,000", "Personalnummer", 4, "--group")
     given = (*TABLE, "--group", "Personalnummer", "--yes", "--population", "named", "--disjoint")
-    said = table.run(*given).fine
+    said = table.run(*given, "--verbose").fine
     holds(said, "Protects", "Personalnummer", 500)
     assert re.search(r"balanced accuracy ([\d.]+)%", said), "its students were simulated"
     assert load_manifest(table.data / "ensembles" / "visits").units == 500
@@ -443,7 +443,7 @@ def test_a_quantity_is_cut_into_classes_in_all_files(machine: Machine) -> None:
     holds(machine.run(*words).err, "ort", "'a'", "--bins")
     assert not Path("flats-schema.json").exists()
     given = (*given, "--bins", "500,1000", "--epsilon", 3)
-    said = machine.run(*given).fine
+    said = machine.run(*given, "--verbose").fine
     assert "--bins 500,1000" in said.partition("By hand, this was:")[2]
     manifest = load_manifest(machine.data / "ensembles" / "flats")
     assert manifest.classes == ("under 500", "500 to 1000", "1000 and more")
