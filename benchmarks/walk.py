@@ -268,7 +268,10 @@ def main() -> None:
                 with given.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(found), ensure_ascii=False) + "\n")
     if given.corpus:
-        print("\n".join(["", *table(ended), "", *bars(ended, failed)]))
+        declined = sum(isinstance(each, Declined) for each in ended)
+        print("\n".join(["", *table(ended), ""]))
+        print(f"opened {len(ended) - declined}, declined {declined}, failed {len(failed)}")
+        print("\n".join(map(str, bars(ended, failed))))
 
 
 def read_ended(path: Path, epsilon: float) -> dict[tuple[str, int], Ended]:
@@ -302,40 +305,42 @@ def table(ended: Sequence[Ended]) -> Iterator[str]:
         )
 
 
-def bars(ended: Sequence[Ended], failed: Mapping[str, str]) -> Iterator[str]:
-    """Yield whether each bar is met, and by whom it is not."""
+@dataclass(frozen=True)
+class Bar:
+    """What all walks together must show, and who does not."""
+
+    what: str
+    missed_by: tuple[str, ...]
+    met: bool
+
+    def __str__(self) -> str:
+        named = f": {', '.join(self.missed_by)}" if self.missed_by else ""
+        return f"{'met' if self.met else 'MISSED':7} {self.what}{named}"
+
+
+def bars(ended: Sequence[Ended], failed: Mapping[str, str]) -> Iterator[Bar]:
+    """Yield whether each bar is met."""
     opened = [each for each in ended if isinstance(each, Walk)]
     ranged = [each for each in opened if each.range is not None]
-    outside = [each for each in ranged if not _within(each.student.accuracy, each.range)]
-    within = len(ranged) - len(outside)
-    sides = [
+    outside = tuple(
         f"{each.data} {'below' if each.student.accuracy < low else 'above'}"
-        for each in outside
-        for low, _ in [each.range or (0.0, 1.0)]
-    ]
+        for each in ranged
+        for low, high in [each.range or (0.0, 1.0)]
+        if not low <= each.student.accuracy <= high
+    )
+    within = len(ranged) - len(outside)
     said = f"{within} of {len(ranged)} within the promised range (9 of 10)"
-    yield _bar(10 * within >= 9 * len(ranged), said, sides)
-    behind = [
+    yield Bar(said, outside, 10 * within >= 9 * len(ranged))
+    behind = tuple(
         f"{each.data} ({name})"
         for each in opened
         for name, lead in each.leads.items()
         if lead.clear
-    ]
-    yield _bar(not behind, "no student clearly behind a plain model on the same answers", behind)
-    chance = [each.data for each in opened if not each.above_chance]
-    yield _bar(not chance, "no project opened that ends at chance", chance)
-    declined = [each.data for each in ended if isinstance(each, Declined)]
-    yield f"opened {len(opened)}, declined {len(declined)}: {', '.join(declined)}"
-    yield _bar(not failed, f"failed {len(failed)}", list(failed))
-
-
-def _bar(met: bool, what: str, otherwise: Sequence[str]) -> str:
-    named = f": {', '.join(otherwise)}" if otherwise else ""
-    return f"{'met' if met else 'MISSED':7} {what}{named}"
-
-
-def _within(got: float, between: tuple[float, float] | None) -> bool:
-    return between is not None and between[0] <= got <= between[1]
+    )
+    yield Bar("no student clearly behind a plain model on the same answers", behind, not behind)
+    chance = tuple(each.data for each in opened if not each.above_chance)
+    yield Bar("no project opened that ends at chance", chance, not chance)
+    yield Bar("no walk failed", tuple(failed), not failed)
 
 
 def _range(between: tuple[float, float] | None) -> str:
