@@ -124,14 +124,17 @@ class PublicData:
 
         Raises DataError if they are too many for chance: most likely the private file was given as
         the public one. By chance come 1 %, or as many as would if each had twice as many private
-        rows like it as the repetitions among the public rows foretell. Where these repeat so often
+        rows like it as the repetitions foretell among the public rows, or among the private ones:
+        of few public rows, which hardly repeat, the latter tell more. Where rows repeat so often
         that all are expected among the private ones, a mix-up looks like chance.
         """
         self.check_fits(private.spec)
-        own = row_digests(self.inputs)
-        shared = int(np.isin(own, row_digests(private.inputs)).sum())
-        repeats = np.unique(own, return_counts=True)[1]
-        alike = (repeats * (repeats - 1)).sum() / len(own) * len(private) / len(own)
+        own, others = row_digests(self.inputs), row_digests(private.inputs)
+        shared = int(np.isin(own, others).sum())
+        alike = max(
+            _repetitions(own) / len(own) * len(private) / len(own),
+            _repetitions(others) / len(private),
+        )
         if shared > len(own) * max(MAX_SHARED, -np.expm1(-2 * alike)):
             raise DataError(
                 f"{shared:,} of {len(own):,} rows of the public data {self.source.name} are rows "
@@ -221,6 +224,12 @@ class FeatureMap:
         """The same map on another device."""
         moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return FeatureMap(self.spec, self.inputs, moved, self.backbone)
+
+
+def _repetitions(digests: NDArray[Any]) -> int:
+    """How many ordered pairs of rows are equal."""
+    counts = np.unique(digests, return_counts=True)[1]
+    return int((counts * (counts - 1)).sum())
 
 
 def _filled_up(rows: torch.Tensor, size: int) -> torch.Tensor:
@@ -478,17 +487,13 @@ class ViewPoints:
         bases = dict[Base, torch.Tensor]()
         for view in views:
             name = view.base
-            if name == "identity":
-                public = PublicData.declare("public inputs", x[rows])
-                known = _of_tables(inputs, public, KERNEL_COMPONENTS, whiten=False)
-                points[view] = torch.cat([known(block) for block in blocks])
-                continue
             if name not in bases:
-                found = side_by_side(partial(base_features, name, inputs=inputs), blocks)
-                bases[name] = torch.cat(found)
+                known = side_by_side(partial(base_features, name, inputs=inputs), blocks)
+                bases[name] = torch.cat(known)
             weights = _weights(view, bases[name], inputs)
             tensors = _principal_components(bases[name], KERNEL_COMPONENTS, weights)
-            points[view] = _project(bases[name], tensors)
+            found = (bases[name] - tensors["mean"]) @ tensors["basis"]
+            points[view] = found if name == "identity" else F.normalize(found, dim=1)
         return cls(rows, points)
 
     def best(self, shares: NDArray[np.float64], known: NDArray[np.bool_]) -> View:
