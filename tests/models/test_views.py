@@ -49,7 +49,8 @@ def in_random_colours(x: NDArray[np.uint8]) -> NDArray[np.uint8]:
     random = np.random.default_rng(1)
     dark, light = random.integers(0, 90, (2, len(x), 1, 1, 3))
     share = x[..., None] / 255
-    return ((1 - share) * dark + share * (165 + light)).astype(np.uint8)
+    coloured: NDArray[np.uint8] = ((1 - share) * dark + share * (165 + light)).astype(np.uint8)
+    return coloured
 
 
 def noisy(y: NDArray[np.int64]) -> Answers:
