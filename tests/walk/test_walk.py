@@ -38,6 +38,7 @@ def test_a_walk_gets_what_was_foretold_and_more_than_a_plain_model(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_students_of_pictures_whose_class_is_their_colour_learn_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
