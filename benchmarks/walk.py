@@ -339,7 +339,7 @@ def bars(ended: Sequence[Ended], failed: Mapping[str, str]) -> Iterator[Bar]:
     )
     yield Bar("no student clearly behind a plain model on the same answers", behind, not behind)
     chance = tuple(each.data for each in opened if not each.above_chance)
-    yield Bar("no project opened that ends at chance", chance, not chance)
+    yield Bar("every student is shown to be better than a guess", chance, not chance)
     yield Bar("no walk failed", tuple(failed), not failed)
 
 
