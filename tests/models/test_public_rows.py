@@ -41,6 +41,13 @@ def test_rows_that_coincide_as_public_ones_do_among_themselves_are_chance() -> N
     PublicData.declare("pool", pool).count_private_rows(records)
 
 
+def test_few_public_rows_that_do_not_repeat_are_chance_where_private_ones_do() -> None:
+    records, pool = private(20_000, 600), private(300, 600, seed=1).inputs
+    assert len(np.unique(pool, axis=0)) == len(pool)
+    assert np.isin(pool @ [1000, 1], records.inputs @ [1000, 1]).mean() > 0.01
+    PublicData.declare("pool", pool).count_private_rows(records)
+
+
 @pytest.mark.parametrize("values", [5, 60])
 def test_a_table_of_few_values_is_taken_though_most_public_rows_are_private_ones(
     values: int,

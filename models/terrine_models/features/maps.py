@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -25,13 +26,13 @@ from terrine_models.features.backbones import Backbone
 from terrine_models.features.colours import coloured_gradients, colours_width
 from terrine_models.features.discriminant import COMPONENTS, COPIES, discriminant
 from terrine_models.features.gradients import oriented_gradients
-from terrine_models.features.graph import NEIGHBOURS, embed, extend
+from terrine_models.features.graph import embed, extend
 from terrine_models.features.nystrom import choose_landmarks, nystrom
 from terrine_models.features.pixels import prepare
+from terrine_models.features.views import Base, View, best_view
 from terrine_models.storage.manifests import FeatureSpec
 from terrine_protocol.tables import PublicSource
 
-Base = Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "backbone"]
 Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
 """What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
 directions in which classes differ (`discriminant.py`)."""
@@ -46,11 +47,10 @@ of those with several channels."""
 COLOUR_WEIGHT = 5.0
 """Of colours against gradients, where there are no public pictures to judge by."""
 COLOUR_SHARES = (1.0, 0.5, 0.0)
-"""How much colours may count, where public pictures have labels: 0 if they only distract. Without
-labels they count most: to regressions on MNIST's digits in random colours that makes a difference
-of one percent, and where colours are classes they are all that is worth knowing."""
+"""How much colours may count, where labels or answers tell: 0 if they only distract. Else they
+count most: where colours are classes, they are all that is worth knowing."""
 MOST_JUDGED = 2000
-"""Labelled public pictures by which that is judged, at most."""
+"""Public pictures by which views are judged, at most."""
 MAX_COLOUR_WEIGHT = 100.0
 """Of colours against gradients, at most: what varies less than that makes up for is noise."""
 BLOCK = 128
@@ -124,14 +124,17 @@ class PublicData:
 
         Raises DataError if they are too many for chance: most likely the private file was given as
         the public one. By chance come 1 %, or as many as would if each had twice as many private
-        rows like it as the repetitions among the public rows foretell. Where these repeat so often
+        rows like it as the repetitions foretell among the public rows, or among the private ones:
+        of few public rows, which hardly repeat, the latter tell more. Where rows repeat so often
         that all are expected among the private ones, a mix-up looks like chance.
         """
         self.check_fits(private.spec)
-        own = row_digests(self.inputs)
-        shared = int(np.isin(own, row_digests(private.inputs)).sum())
-        repeats = np.unique(own, return_counts=True)[1]
-        alike = (repeats * (repeats - 1)).sum() / len(own) * len(private) / len(own)
+        own, others = row_digests(self.inputs), row_digests(private.inputs)
+        shared = int(np.isin(own, others).sum())
+        alike = max(
+            _repetitions(own) / len(own) * len(private) / len(own),
+            _repetitions(others) / len(private),
+        )
         if shared > len(own) * max(MAX_SHARED, -np.expm1(-2 * alike)):
             raise DataError(
                 f"{shared:,} of {len(own):,} rows of the public data {self.source.name} are rows "
@@ -223,6 +226,12 @@ class FeatureMap:
         return FeatureMap(self.spec, self.inputs, moved, self.backbone)
 
 
+def _repetitions(digests: NDArray[Any]) -> int:
+    """How many ordered pairs of rows are equal."""
+    counts = np.unique(digests, return_counts=True)[1]
+    return int((counts * (counts - 1)).sum())
+
+
 def _filled_up(rows: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros((size - len(rows), *rows.shape[1:]))])
 
@@ -287,11 +296,13 @@ def public_features(
     *,
     whiten: bool = False,
     backbone: Backbone | None = None,
+    view: View | None = None,
 ) -> FeatureMap:
     """The feature map for inputs of this kind, with at most `width` numbers per input.
 
-    Images get oriented gradients, and of several channels colours too (`base_of`); of these
-    public data decides how much they count (`_weights`). Small images are like tables. With
+    Images get oriented gradients, and of several channels colours too (`base_of`). Small images are
+    like tables. Where public data has labels, they decide how much colours count, and whether
+    larger images, too, are better taken as tables (`ViewPoints`); or `view` says it. With
     public data features of images are reduced to principal components, and a third of the width are
     coordinates on its neighbourhood graph; or, with the kind `nystrom`, they are compared with
     `width` public landmarks by a Gaussian kernel. A `fine_graph` has twice as
@@ -305,8 +316,10 @@ def public_features(
     public data they are kept as they are. `nystrom`, which students have, is for public images and
     no backbone. Raises DataError for `discriminant` without public images or with a backbone.
     """
+    if public is not None and backbone is None:
+        view = view or _view(public, inputs)
     if kind == "discriminant":
-        return _discriminant(inputs, public, width, backbone)
+        return _discriminant(inputs, public, width, backbone, view)
     if backbone is not None and public is None:
         spec = FeatureSpec(
             base="backbone",
@@ -315,7 +328,10 @@ def public_features(
             backbone=backbone.source,
         )
         return FeatureMap(spec, inputs, {}, backbone)
-    name: Base = base_of(inputs) if backbone is None else "backbone"
+    if backbone is not None:
+        view = View("backbone")
+    view = view or View(base_of(inputs))
+    name = view.base
     if name == "identity" and (kind != "nystrom" or public is None):
         return _of_tables(inputs, public, width, whiten)
     if public is None:
@@ -323,8 +339,7 @@ def public_features(
     every = -(-len(public.inputs) // MOST_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
     base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
-    labels = None if public.labels is None else public.labels[::every]
-    weights = _weights(name, base, inputs, labels)
+    weights = _weights(view, base, inputs)
     if kind == "nystrom":
         return _landmarks(inputs, name, base, weights, public.source, width)
     tensors = _principal_components(base, width - width // 3, weights)
@@ -349,19 +364,23 @@ def public_features(
 
 
 def _discriminant(
-    inputs: InputSpec, public: PublicData | None, width: int, backbone: Backbone | None
+    inputs: InputSpec,
+    public: PublicData | None,
+    width: int,
+    backbone: Backbone | None,
+    view: View | None,
 ) -> FeatureMap:
     """The map to at most `width` directions in which public images of other classes differ."""
-    if public is None or len(public.inputs) < FEWEST_POINTS or len(inputs.shape) == 1 or backbone:
+    pictures = public is not None and len(inputs.shape) > 1 and backbone is None
+    if public is None or view is None or not pictures or len(public.inputs) < FEWEST_POINTS:
         raise DataError(
             f"Discriminant features need at least {FEWEST_POINTS} public images, and no backbone."
         )
     every = -(-len(public.inputs) // MOST_POINTS)
     plain = torch.from_numpy(public.inputs[::every])
-    labels = None if public.labels is None else public.labels[::every]
-    rows, name = torch.split(torch.arange(len(plain)), BLOCK), base_of(inputs)
+    rows, name = torch.split(torch.arange(len(plain)), BLOCK), view.base
     base = torch.cat(side_by_side(lambda own: base_features(name, plain[own], inputs), rows))
-    tensors = _principal_components(base, COMPONENTS, _weights(name, base, inputs, labels))
+    tensors = _principal_components(base, COMPONENTS, _weights(view, base, inputs))
     del tensors["deviations"]
 
     def components(of: torch.Tensor) -> torch.Tensor:
@@ -431,41 +450,84 @@ def _of_tables(
     return FeatureMap(spec, inputs, {})
 
 
-def _weights(
-    name: Base, base: torch.Tensor, inputs: InputSpec, labels: NDArray[np.int64] | None
-) -> torch.Tensor | None:
+def views_of(inputs: InputSpec, x: NDArray[Any]) -> tuple[View, ...]:
+    """Return the ways to see public inputs x [N, *shape], the usual one first.
+
+    Pictures whose channels are all the same are grey.
+    """
+    pixels, channels = View("identity"), x.reshape(*x.shape[:3], -1) if x.ndim > 2 else None
+    grey = channels is not None and bool((channels == channels[..., :1]).all())
+    like = inputs.model_copy(update={"shape": inputs.shape[:2]}) if grey else inputs
+    usual = base_of(like)
+    if usual == "identity":
+        return (pixels,)
+    if usual == "oriented_gradients":
+        return View(usual), pixels
+    shares = (View(usual, share) for share in COLOUR_SHARES)
+    return (*shares, View("oriented_gradients"), pixels)
+
+
+@dataclass(frozen=True, eq=False)
+class ViewPoints:
+    """Features of some public inputs in each view, by which views are compared."""
+
+    rows: NDArray[np.int64]
+    """[K], which of the inputs."""
+    points: dict[View, torch.Tensor]
+    """[K, C] each."""
+
+    @classmethod
+    def of(cls, inputs: InputSpec, x: NDArray[Any], rows: NDArray[np.int64]) -> ViewPoints:
+        """Compute them of at most MOST_JUDGED of the `rows` of x [N, *shape]; none of one view."""
+        rows, views = rows[:: -(-len(rows) // MOST_JUDGED)], views_of(inputs, x)
+        if len(views) < 2 or len(rows) < FEWEST_POINTS:
+            return cls(rows, {views[0]: torch.zeros(0)})
+        some = torch.from_numpy(np.ascontiguousarray(x[rows]))
+        blocks, points = torch.split(some, BLOCK), dict[View, torch.Tensor]()
+        bases = dict[Base, torch.Tensor]()
+        for view in views:
+            name = view.base
+            if name not in bases:
+                known = side_by_side(partial(base_features, name, inputs=inputs), blocks)
+                bases[name] = torch.cat(known)
+            weights = _weights(view, bases[name], inputs)
+            tensors = _principal_components(bases[name], KERNEL_COMPONENTS, weights)
+            found = (bases[name] - tensors["mean"]) @ tensors["basis"]
+            points[view] = found if name == "identity" else F.normalize(found, dim=1)
+        return cls(rows, points)
+
+    def best(self, shares: NDArray[np.float64], known: NDArray[np.bool_]) -> View:
+        """Return the view that tells most of shares [N, m], of the rows that are `known` [N]."""
+        usual, own = next(iter(self.points)), known[self.rows]
+        if len(self.points) < 2 or np.count_nonzero(own) < FEWEST_POINTS:
+            return usual
+        points = {view: each[torch.from_numpy(own)] for view, each in self.points.items()}
+        return best_view(points, torch.from_numpy(shares[self.rows[own]]))
+
+
+def _view(public: PublicData, inputs: InputSpec) -> View:
+    """Return how public inputs are seen best, if their labels tell."""
+    if public.labels is None:
+        return views_of(inputs, public.inputs)[0]
+    points = ViewPoints.of(inputs, public.inputs, np.arange(len(public.inputs)))
+    shares = np.eye(int(public.labels.max()) + 1)[public.labels]
+    return points.best(shares, np.ones(len(shares), dtype=bool))
+
+
+def _weights(view: View, base: torch.Tensor, inputs: InputSpec) -> torch.Tensor | None:
     """Weights [D] of the features of public pictures [N, D], None where all are of one kind.
 
-    Colours vary as much as gradients, in sum; of labelled pictures, times the one of
-    COLOUR_SHARES with which most are of the class that their nearest mostly have.
+    Colours vary as much as gradients, in sum, times what the view says.
     """
-    if name != "coloured_gradients":
+    if view.base != "coloured_gradients":
         return None
     colours = colours_width(inputs.shape[2])
     variances = base.var(0, correction=0)
     own, others = variances[-colours:].sum(), variances[:-colours].sum()
+    alike = (others / own.clamp(min=1e-12)).sqrt().clamp(max=MAX_COLOUR_WEIGHT)
     weights = torch.ones(base.shape[1])
-    weights[-colours:] = (others / own.clamp(min=1e-12)).sqrt().clamp(max=MAX_COLOUR_WEIGHT)
-    if labels is None or len(base) < FEWEST_POINTS:
-        return weights
-
-    def weighted(share: float) -> torch.Tensor:
-        found = weights.clone()
-        found[-colours:] *= share
-        return found
-
-    some = base[:: -(-len(base) // MOST_JUDGED)]
-    known = torch.from_numpy(labels[:: -(-len(base) // MOST_JUDGED)])
-    return max((weighted(share) for share in COLOUR_SHARES), key=lambda w: _right(some, known, w))
-
-
-def _right(base: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> int:
-    """How many of the features [N, D] are of the class of most of those nearest to them."""
-    tensors = _principal_components(base, KERNEL_COMPONENTS, weights)
-    points = F.normalize((base - tensors["mean"]) @ tensors["basis"], dim=1)
-    nearest = (points @ points.T).fill_diagonal_(-2.0).topk(NEIGHBOURS, dim=1).indices
-    votes = F.one_hot(labels[nearest], int(labels.max()) + 1).sum(1)
-    return int((votes.argmax(1) == labels).sum())
+    weights[-colours:] = alike * view.colours
+    return weights
 
 
 def _principal_components(

@@ -40,7 +40,7 @@ class Copies:
     def __init__(self, task: Task) -> None:
         x = task.x
         public = PublicData.declare("the student's public inputs", np.asarray(x))
-        self.map = public_features(task.spec, public, LANDMARKS, "nystrom")
+        self.map = public_features(task.spec, public, LANDMARKS, "nystrom", view=task.view)
         copies = max(0, min(COPIES, MOST_ROWS // len(x) - 1))
         random = np.random.Generator(np.random.Philox(task.seed))
         plain = torch.from_numpy(np.asarray(x, dtype=np.float32))

@@ -38,7 +38,7 @@ class Neighbourhoods:
 
     def __init__(self, task: Task) -> None:
         public = PublicData.declare("the student's public inputs", np.asarray(task.x))
-        self.map = public_features(task.spec, public, WIDTH, "discriminant")
+        self.map = public_features(task.spec, public, WIDTH, "discriminant", view=task.view)
         weights = believed(self.map.tensors["between"])
         self.basis = self.map.tensors["basis"] * weights
         found = torch.from_numpy(features_of(self.map, task.x)).float()

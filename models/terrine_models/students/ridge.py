@@ -56,7 +56,7 @@ class Features:
         """Fit the map on the task's inputs."""
         public = PublicData.declare("the student's public inputs", np.asarray(task.x))
         wide = min(OF_A_CLASS * len(task.classes), len(task.x) // 2)
-        known = public_features(task.spec, public, max(WIDTH, wide), kind)
+        known = public_features(task.spec, public, max(WIDTH, wide), kind, view=task.view)
         rows = features_of(known, task.x)
         graph = known.spec.projection == "graph"
         return cls(known, rows, features_of(known, task.x, skip=1) if graph else rows)

