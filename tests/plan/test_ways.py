@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -14,22 +15,28 @@ from refusals import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_server.owner import ways
+from terrine_server.owner.stand_in_units import StandInUnits
 from terrine_server.owner.ways import (
     ForecastChoice,
     ForecastOption,
     _above_chance,
+    _auc_lead,
     _clearly_better,
+    _Draw,
     _forecast,
     _in_full,
+    _Taught,
     _Tested,
+    _trained,
     choose_way,
 )
-from terrine_server.planning.first_project import FirstProject
+from terrine_server.planning.first_project import Setting
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import ParameterError
 from terrine_server.privacy.budget.quoting import cap
 
-FIRST = FirstProject.of(units=4_000, rows=1_000, classes=2, epsilon=1)
+SETTING = Setting.of(units=4_000, rows=1_000, classes=2, epsilon=1)
+FIRST = SETTING.of_teachers(1_000)
 
 
 def public(rows: int, people: int | None = None) -> Dataset:
@@ -44,10 +51,10 @@ def public(rows: int, people: int | None = None) -> Dataset:
 
 
 def chosen(
-    sample: Dataset, first: FirstProject = FIRST, *, labelled: bool = True, people: bool = False
+    sample: Dataset, setting: Setting = SETTING, *, labelled: bool = True, people: bool = False
 ) -> ForecastChoice:
     pool = PublicData.declare("pool", sample.inputs)
-    return choose_way(first, sample, pool, labelled=labelled, people=people)
+    return choose_way(setting, sample, pool, labelled=labelled, people=people)
 
 
 def by_way(found: ForecastChoice) -> dict[str, ForecastOption]:
@@ -112,8 +119,12 @@ def test_confident_answers_are_of_the_price_and_the_budget_of_the_project(
         poor.of_confident(first.spec)
 
 
-def test_noise_that_drowns_the_votes_of_teachers_is_foreseen_and_decides() -> None:
-    found = chosen(public(600), replace(FIRST, sigma=50 * FIRST.sigma))
+def test_noise_that_drowns_the_votes_of_teachers_is_foreseen_and_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noisy = replace(FIRST, sigma=50 * FIRST.sigma)
+    monkeypatch.setattr(ways, "_trained_ways", lambda _: [noisy])
+    found = chosen(public(600))
     trained = by_way(found)["trained teachers"]
     assert trained.forecast is not None
     assert trained.forecast.useless or trained.forecast.balanced_accuracy[0] < 0.5, "only luck"
@@ -140,6 +151,59 @@ def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
     monkeypatch.setattr(ways, "_simulate", simulated)
     monkeypatch.setattr(ways, "_clearly_better", lambda *_: left.pop(0) if left else False)
     assert chosen(SAMPLE).first.way == way
+
+
+def test_of_several_numbers_of_teachers_the_better_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = replace(FIRST, sigma=50 * FIRST.sigma)
+    monkeypatch.setattr(ways, "_trained_ways", lambda _: [replace(FIRST, teachers=400), noisy])
+    assert by_way(chosen(SAMPLE))["trained teachers"].first.teachers == 400
+
+
+def test_a_way_that_is_better_than_a_guess_goes_before_one_that_is_not(
+    simulated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = simulated()
+    guessing = [
+        replace(each, said=np.zeros_like(each.said), scores=np.zeros(len(each.said)))
+        for each in found.ways[0].students
+    ]
+    worse = replace(found, ways=[replace(found.ways[0], students=guessing), *found.ways[1:]])
+    monkeypatch.setattr(ways, "_simulate", lambda *_: worse)
+    monkeypatch.setattr(ways, "_clearly_better", lambda *_: False)
+    assert chosen(SAMPLE).first.way == found.ways[1].first.way
+
+
+def test_where_a_class_is_rare_the_ranking_tells_what_a_threshold_does_not() -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(400) % 20 == 0).astype(np.int64)
+    rows = random.random((3, 400))
+
+    def of(lead: float) -> list[_Tested]:
+        scores = 0.7 * rows + 0.3 * random.random(rows.shape) + lead * labels
+        return [_Tested((each > 0.5).astype(np.int64), labels, 5, each) for each in scores]
+
+    good, poor = of(0.6), of(0.4)
+    assert _clearly_better(good, poor)
+    assert not _clearly_better(poor, good)
+    unranked = [[replace(each, scores=None) for each in way] for way in (good, poor)]
+    assert not _clearly_better(*unranked), "of twenty, few lie between two thresholds"
+
+
+def test_the_lead_of_an_auc_is_as_uncertain_as_draws_show() -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(400) % 10 == 0).astype(np.int64)
+
+    def drawn() -> tuple[float, float]:
+        one, other = (random.normal(0, 1, 400) + lead * labels for lead in (1.2, 0.8))
+        found = [_Tested(labels, labels, 5, each) for each in (one, other)]
+        lead, variance = _auc_lead(*found)
+        assert found[0].auc is not None
+        assert found[1].auc is not None
+        assert lead == pytest.approx(found[0].auc - found[1].auc)
+        return lead, variance
+
+    leads, variances = np.transpose([drawn() for _ in range(400)])
+    assert np.std(leads) == pytest.approx(np.sqrt(np.mean(variances)), rel=0.15)
 
 
 def test_better_by_less_than_two_standard_errors_is_not_clearly_better() -> None:
@@ -191,6 +255,55 @@ def test_who_ranks_well_is_above_chance_though_all_are_called_the_larger_class()
     assert auc[0] < pairs.mean() < auc[1]
 
 
+def test_neighbours_may_be_better_by_what_more_of_them_would_add() -> None:
+    labels = np.arange(1_000) % 2
+
+    def of(right: int) -> list[_Tested]:
+        said = np.where(np.arange(1_000) < right, labels, 1 - labels)
+        return [_Tested(said, labels, 1_000)]
+
+    few = _forecast(of(700))
+    for half, gain in ((650, 0.05), (700, 0), (720, 0)):
+        way = _Taught(replace(FIRST, units=4_000), of(700), of_half=of(half))
+        found = _forecast(of(700), way)
+        for measure in ("accuracy", "balanced_accuracy"):
+            (low, high), (least, most) = getattr(found, measure), getattr(few, measure)
+            assert low == least
+            # A quarter of the units is known: 1 - 1/2 remains, where 1/√2 - 1/2 was gained.
+            assert high - most == pytest.approx(gain * 0.5 / (2**0.5 - 1))
+
+
+def test_a_range_is_wide_where_few_rows_of_a_class_test_it() -> None:
+    def width(every: int) -> float:
+        labels = (np.arange(1_000) % every == 0).astype(np.int64)
+        said = np.where(np.arange(1_000) % 3 == 0, 1 - labels, labels)
+        low, high = _forecast([_Tested(said, labels, 5)]).balanced_accuracy
+        return high - low
+
+    assert width(50) > 3 * width(2)
+
+
+def test_rows_that_stand_in_for_private_ones_do_not_vote_on_themselves() -> None:
+    pool = PublicData.declare("pool", SAMPLE.inputs)
+    placed = StandInUnits.placed(SAMPLE, pool, near=400, units=4_000)
+    rows, own = SAMPLE.inputs[:50], np.arange(50)
+    everyone, others = placed.counts(rows)[0], placed.counts(rows, but=own)[0]
+    assert np.array_equal(everyone - others, np.eye(2)[SAMPLE.labels[:50]])
+    half = placed.counts(rows, one_in=2)
+    assert half[0].sum() < 0.7 * everyone.sum()
+    assert not half[1][1::2].any()
+
+
+def test_every_row_is_asked_about_by_as_many_stand_ins_for_teachers() -> None:
+    draw = _Draw.of(SAMPLE, 0)
+    assert draw is not None
+    poll = _trained(draw, FIRST)
+    assert poll is not None
+    assert poll.votes.sum(axis=1).tolist() == [poll.stand_ins] * len(draw.learned)
+    assert not set(draw.tested.tolist()) & set(draw.own.tolist())
+    assert (poll.votes.argmax(axis=1) == SAMPLE.labels[draw.learned]).mean() > 0.8, "in their order"
+
+
 def test_votes_of_few_stand_ins_are_those_of_all_teachers() -> None:
     votes = np.array([[3, 2, 2], [7, 0, 0]])
     full = _in_full(votes, 100)
@@ -200,7 +313,7 @@ def test_votes_of_few_stand_ins_are_those_of_all_teachers() -> None:
 
 
 def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() -> None:
-    few = replace(FIRST, rows=100)
+    few = replace(SETTING, rows=100)
     for found in (
         chosen(public(100), few),
         chosen(public(1_000), labelled=False),
@@ -211,8 +324,39 @@ def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() ->
             ("trained teachers", False),
             ("neighbours", False),
         ], "√(4,000 · 133) votes against 1,000 teachers"
-    many = chosen(public(1_000), replace(FIRST, teachers=400), labelled=False)
-    assert many.first.neighbours is not None
+    many = Setting.of(units=1_000_000, rows=20_000, classes=2, epsilon=1)
+    assert chosen(public(1_000), many, labelled=False).first.neighbours is not None
+
+
+def test_without_labels_what_noise_drowns_by_every_way_is_refused_and_told_what_would_do() -> None:
+    few = Setting.of(units=341, rows=1_000, classes=2, epsilon=1)
+    with refuses(ParameterError, "small") as refused:
+        chosen(public(1_000), few, labelled=False)
+    told = re.search(
+        r"about ([\d,]+) units at this ε, or an ε of about ([\d.]*\d)", str(refused.value)
+    )
+    assert told is not None, str(refused.value)
+    enough, epsilon = int(told[1].replace(",", "")), float(told[2])
+    assert 341 < enough < 700
+    assert 1 < epsilon < 2
+    for more in (
+        replace(few, units=enough),
+        Setting.of(units=341, rows=1_000, classes=2, epsilon=epsilon),
+    ):
+        assert chosen(public(1_000), more, labelled=False).forecast is None
+
+
+def test_with_labels_nothing_is_refused_that_students_learn_from() -> None:
+    small = Setting.of(units=341, rows=600, classes=2, epsilon=0.5)
+    assert small.of_teachers(small.numbers_of_teachers[-1]).too_noisy
+    assert chosen(SAMPLE, small).forecast is not None
+
+
+def test_where_the_noise_of_teachers_cannot_be_drawn_neighbours_vote() -> None:
+    many = Setting.of(units=1_000_000, rows=50_000, classes=2, epsilon=0.1)
+    with refuses(ParameterError, "rows"):
+        many.of_teachers(8_000)
+    assert [each.first.way for each in chosen(SAMPLE, many).ways] == ["neighbours"]
 
 
 def test_what_is_not_labelled_does_not_matter() -> None:

@@ -81,29 +81,37 @@ def stand_in(public: Dataset, rows: int, config: TeacherSettings, seed: int) -> 
 
 
 def stand_ins(
-    public: Dataset,
-    rows: int,
-    config: TeacherSettings,
-    seed: int,
-    *,
-    most: int = MOST,
-    most_rows: int = MOST_ROWS,
+    public: Dataset, rows: int, config: TeacherSettings, seed: int
 ) -> StandInVotes | None:
-    """Let at most `most` teachers of `rows` public records each vote on other public records.
+    """Let at most `MOST` teachers of `rows` public records each vote on other public records.
 
-    One half of the records is partitioned among them. They vote on at most `most_rows` of the other
+    One half of the records is partitioned among them. They vote on at most `MOST_ROWS` of the other
     half, and the feature map is fitted on those that differ from theirs. None if there are not
     enough records for five teachers, or no others.
     """
     own, others = halves(public, seed)
-    teachers = min(most, len(own) // rows)
+    teachers = min(MOST, len(own) // rows)
     if teachers < LEAST:
         return None
-    own, others = own[: teachers * rows], others[:most_rows]
+    return votes_of(public, own[: teachers * rows], others[:MOST_ROWS], teachers, config, seed)
+
+
+def votes_of(
+    public: Dataset,
+    own: NDArray[np.int64],
+    asked: NDArray[np.int64],
+    teachers: int,
+    config: TeacherSettings,
+    seed: int,
+) -> StandInVotes | None:
+    """Let teachers, among whom the public records `own` are partitioned, vote on `asked`.
+
+    The feature map is fitted on the asked ones that differ from theirs. None if all are alike.
+    """
     sample = Dataset(
         public.inputs[own], public.labels[own], public.classes, public.spec, name=public.name
     )
-    inputs = public.inputs[others]
+    inputs = public.inputs[asked]
     unseen = ~np.isin(row_digests(inputs), row_digests(sample.inputs))
     fresh = inputs[unseen]
     if not len(fresh):
@@ -116,22 +124,27 @@ def stand_ins(
             name=NAME,
             teachers=teachers,
             config=config,
-            public=PublicData.declare(NAME, fresh, labels=public.labels[others][unseen]),
+            public=PublicData.declare(NAME, fresh, labels=public.labels[asked][unseen]),
             seed=seed,
         )
         ensemble = Ensemble.load(out, device="cpu")
         votes = ensemble.votes(inputs)
-    return StandInVotes(teachers, votes, others, ensemble.manifest.teacher.matches_prior)
+    return StandInVotes(teachers, votes, asked, ensemble.manifest.teacher.matches_prior)
 
 
-def halves(public: Dataset, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of half of the records, and of the others: all of a person's in one half."""
+def halves(
+    public: Dataset, seed: int, one_in: int = 2
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of half of the records, and of the others: all of a person's in one part.
+
+    `one_in`: of which share the first part has, another than half.
+    """
     random = np.random.default_rng(seed)
     order = random.permutation(len(public))
     if public.groups is None:
-        return order[: len(public) // 2], order[len(public) // 2 :]
+        return order[: len(public) // one_in], order[len(public) // one_in :]
     people = unit_count(public)
-    first = random.permutation(people) < people // 2
+    first = random.permutation(people) < people // one_in
     return order[first[public.groups[order]]], order[~first[public.groups[order]]]
 
 

@@ -156,7 +156,7 @@ def _for_a_model(given: ways.DataOptions, units: int, epsilon: float, consensus:
     from terrine_models.data.arrays import DataError, distinct
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.loading import is_table
-    from terrine_server.planning.first_project import FirstProject, delta_for, teachers_for
+    from terrine_server.planning.first_project import Setting, delta_for, teachers_for
     from terrine_server.planning.forecast import Consensus, Votes
 
     if not given.public.exists():
@@ -184,14 +184,14 @@ def _for_a_model(given: ways.DataOptions, units: int, epsilon: float, consensus:
         known = Votes.synthetic(levels, teachers=teachers, classes=many)
         _compared([known], epsilon, delta_for(units), "assumed")
         return
-    first = FirstProject.of(
+    setting = Setting.of(
         units=units,
         rows=int(distinct(data.inputs).max()) + 1,
         classes=len(data.classes),
         epsilon=epsilon,
     )
     pool = PublicData.declare(given.public.name, data.inputs, labels=data.labels)
-    ways.show_plan(ways.chosen(first, pool, data, data), data, given)
+    ways.show_plan(ways.chosen(setting, pool, data, data), data, given)
 
 
 def _compared(ensembles: list[Votes], epsilon: float, delta: float, origin: str) -> None:

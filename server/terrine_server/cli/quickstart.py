@@ -200,7 +200,7 @@ def _open(
     from terrine_protocol import ProjectOpen
     from terrine_server.ledger import DEFAULT_POPULATION
     from terrine_server.owner.operations import open_project, register_ensemble
-    from terrine_server.planning.first_project import FirstProject
+    from terrine_server.planning.first_project import Setting
 
     name = register.name
     registered, joined = _population(ledger, register)
@@ -211,14 +211,14 @@ def _open(
         data, given.public, schema, None if schema else given.classes, given.images, read.append
     )
     said.noticed += [preview.private_rows(pool, private), *read]
-    first = FirstProject.of(
+    setting = Setting.of(
         units=unit_count(private),
         rows=int(distinct(pool.inputs).max()) + 1,
         classes=len(private.classes),
         epsilon=epsilon,
         joined=None if joined is None else joined.limit,
     )
-    chosen = ways.chosen(first, pool, labelled, private)
+    chosen = ways.chosen(setting, pool, labelled, private)
     first = chosen.first
     if joined is None:
         cap = {"epsilon": first.cap.epsilon, "delta": first.cap.delta, "rule": first.cap.rule.name}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.roles import SchemaProposal
     from terrine_server.owner.ways import ForecastChoice, ForecastOption, StudentForecast
-    from terrine_server.planning.first_project import FirstProject
+    from terrine_server.planning.first_project import FirstProject, Setting
 
 Note = Callable[[str], None]
 
@@ -109,7 +109,7 @@ def _options(given: dict[str, str | None]) -> list[object]:
 
 
 def chosen(
-    first: FirstProject, pool: PublicData, labelled: Dataset | None, like: Dataset
+    setting: Setting, pool: PublicData, labelled: Dataset | None, like: Dataset
 ) -> ForecastChoice:
     """Choose how records are asked, from public rows. `like`: data with the private ones' kind."""
     import numpy as np
@@ -123,7 +123,7 @@ def chosen(
         sample = Dataset(pool.inputs, unknown, like.classes, like.spec)
     with console.status("Simulating each way on public rows"):
         return choose_way(
-            first, sample, pool, labelled=labelled is not None, people=like.groups is not None
+            setting, sample, pool, labelled=labelled is not None, people=like.groups is not None
         )
 
 
@@ -159,7 +159,8 @@ def why(made: ForecastChoice) -> str:
         said.append(f"clearly better than those of {_and(worse)}")
     if alike := [each for each in others if not each.worse]:
         said.append(f"about as good as those of {_and(alike)}")
-    return f"In trials on public rows its students were {', and '.join(said)}."
+    measure = "balanced accuracy" if made.forecast.auc is None else "AUC"
+    return f"In trials on public rows its students were {', and '.join(said)} (by {measure})."
 
 
 def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
@@ -206,8 +207,9 @@ def check_above_chance(made: ForecastChoice, schema: Path | None, *, anyway: boo
         return
     said = (
         "Stopped before anything was made of the records, or spent: the simulated students are "
-        f"no better than chance (balanced accuracy {_percent(found.balanced_accuracy)}; a guess "
-        f"has {found.chance:.1%})."
+        f"no better than chance, by whatever way the records are asked. Those of the best, "
+        f"{_named(first)}, have a balanced accuracy of {_percent(found.balanced_accuracy)}; a "
+        f"guess has {found.chance:.1%}."
     )
     if found.auc is not None:
         said += f" Their AUC is {found.auc[0]:.2f} to {found.auc[1]:.2f}; that of a guess is 0.50."
@@ -224,8 +226,6 @@ def check_above_chance(made: ForecastChoice, schema: Path | None, *, anyway: boo
         f"{first.epsilon:g}; {fewer}; or teachers that you have already (`terrine ensemble "
         "import`)."
     )
-    if better := [each for each in made.ways[1:] if each.forecast and each.forecast.above_chance]:
-        said += f" By another way, students were better than chance: {_and(better)}."
     fail(f"{said} To open it all the same, add --anyway.")
 
 
@@ -271,9 +271,10 @@ def show(made: ForecastChoice, labelled: Dataset) -> None:
     """Print what students would be by each way, and what there is to compare with."""
     import numpy as np
 
-    table = Table("students of", "right on", "balanced accuracy")
+    measures = ["right on", "balanced accuracy", *(["AUC"] if len(labelled.classes) == 2 else [])]
+    table = Table("students of", *measures)
     for each in made.ways:
-        name = each.first.way
+        name = _named(each.first)
         _row(table, f"[bold]{name}[/]" if each is made.ways[0] else name, each.forecast)
     _row(table, "(true labels of the same rows)", made.truth)
     counts = np.bincount(labelled.labels)
@@ -281,13 +282,20 @@ def show(made: ForecastChoice, labelled: Dataset) -> None:
         "(the largest class alone)",
         f"{counts.max() / len(labelled):.1%}",
         f"{1 / np.count_nonzero(counts):.1%}",
+        *(["0.50"] if len(labelled.classes) == 2 else []),
     )
     console.print(table)
 
 
 def _row(table: Table, name: str, found: StudentForecast | None) -> None:
     if found is not None:
-        table.add_row(name, _percent(found.accuracy), _percent(found.balanced_accuracy))
+        ranked = [] if found.auc is None else [f"{found.auc[0]:.2f} to {found.auc[1]:.2f}"]
+        table.add_row(name, _percent(found.accuracy), _percent(found.balanced_accuracy), *ranked)
+
+
+def _named(first: FirstProject) -> str:
+    """Name the way, with the number of teachers that are trained."""
+    return first.way if first.neighbours else f"{first.way} ({first.teachers:,})"
 
 
 def _percent(between: tuple[float, float]) -> str:

@@ -29,8 +29,8 @@ from terrine_server.demo.owner import DemoOwner
 from terrine_server.demo.process import running_server
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.ways import ForecastChoice, choose_way
-from terrine_server.planning.first_project import FirstProject, right_at_most
+from terrine_server.owner.ways import choose_way
+from terrine_server.planning.first_project import FirstProject, Setting, right_at_most
 from terrine_server.progress import teachers_bar
 
 EPSILON = 1.0
@@ -86,7 +86,7 @@ class Demo:
         )
         self._step("The owner lets the records vote, and opens projects with a budget")
         ledger = self.owner.prepare()
-        ways = [each.first for each in self._ways().ways]
+        ways = self._ways()
         names = [PROJECT, *(f"{PROJECT}-{first.way.replace(' ', '-')}" for first in ways[1:])]
         tokens = [self._open(ledger, first, name) for first, name in zip(ways, names, strict=True)]
         auditor_token = self.owner.token(ledger, Role.AUDITOR, "demo")
@@ -134,10 +134,10 @@ class Demo:
         self._sum_up(figures)
         return figures
 
-    def _ways(self) -> ForecastChoice:
-        """Return the ways to ask the records, the first of which quickstart would take."""
+    def _ways(self) -> list[FirstProject]:
+        """Return two ways to ask the records: that of quickstart, and another."""
         m = self.material
-        first = FirstProject.of(
+        setting = Setting.of(
             units=len(m.private),
             rows=int(distinct(m.public).max()) + 1,
             classes=len(m.private.classes),
@@ -145,7 +145,9 @@ class Demo:
         )
         unknown = np.zeros(len(m.public), np.int64)
         sample = Dataset(m.public, unknown, m.private.classes, m.private.spec)
-        return choose_way(first, sample, self._pool(), labelled=False, people=False)
+        found = choose_way(setting, sample, self._pool(), labelled=False, people=False)
+        first, *others = (each.first for each in found.ways)
+        return [first, next(each for each in others if each.way != first.way)]
 
     def _pool(self) -> PublicData:
         return PublicData.declare("the student's public images", self.material.public)

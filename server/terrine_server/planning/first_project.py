@@ -1,9 +1,10 @@
 """What a first project is opened with, if nobody wants to choose: from public figures alone.
 
-    first = FirstProject.of(units=32_561, rows=13_000, classes=2, epsilon=1)
+    setting = Setting.of(units=32_561, rows=13_000, classes=2, epsilon=1)
+    first = setting.of_teachers(setting.numbers_of_teachers[0])
     first.teachers, first.sigma, first.delta, first.cap
-    first.of_neighbours(plan)
     first.of_confident(spec)
+    setting.of_neighbours(plan)
 
 Noisy counts of the whole public pool, from trained teachers or from neighbours: of all mechanisms
 those whose student depends least on how far teachers agree (docs/results.md). Or labels alone, of
@@ -15,61 +16,60 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from terrine_server.planning.counts import fitted_noise, sigma_for_rows
+from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.grid import Spec
 from terrine_server.planning.neighbour_plan import NeighbourPlan
 from terrine_server.planning.opening import choose
 from terrine_server.planning.remaining import FEW
+from terrine_server.privacy.accounting.conversions import gdp_budget
 from terrine_server.privacy.budget.quoting import Cap, cap, cap_order
 from terrine_server.privacy.budget.terms import Terms
 from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError, check_epsilon
 
-MOST, USUAL = 2_000, 1_000
-"""Teachers. On Adult, 500 to 1,400 of them differ by less than 0.3 points."""
+USUAL, MANY, MOST = 1_000, 2_000, 16_000
+"""Teachers: at small noise, with many units, and where noise is large. On Adult at ε = 1, 500 to
+1,400 of them differ by less than 0.3 points. There, 8,000 train in 12 seconds of a processor."""
 FEWEST_UNITS, MANY_UNITS = 4, 30
-"""Units of a teacher: how few still help if teachers are few, and for more teachers than usual."""
+"""Units of a teacher: how few still help, and for more teachers than usual."""
+CALM = 0.04
+"""Noise of a share of the teachers, fitted to `FEATURES`, above which more and smaller ones are
+better: on Adult, where a teacher of four rows knows little, at ε = 0.1 8,000 of four rows were
+better than 2,000 of sixteen, and at ε = 1 no better than 1,000."""
+FAR = 4
+"""How many times the usual number is so many that one between them is tried, too."""
 CAP = 3.0
 """The cap's ε, in those of the first project."""
 FEATURES = 30
 """Of a model so small that it says little, but something, of most tables."""
 TOO_NOISY = 0.25
-"""Noise of a share of the teachers, fitted to so few features, above which little is learned. At
+"""Noise of a share of the votes, fitted to so few features, above which little is learned. At
 this noise, students of 120 teachers of digits are right on about 7 of 10."""
 
 
 @dataclass(frozen=True)
-class FirstProject:
-    """A project and its ensemble's cap."""
+class Setting:
+    """What a first project has to start from: public figures alone."""
 
     units: int
     rows: int
     """Public rows of which no two are equal: equal ones have one answer, paid for once."""
     classes: int
-    teachers: int
-    """Of neighbours, the units."""
     epsilon: float
     delta: float
-    sigma: float
     cap: Cap
-    share: float
-    """Of the cap, that the project reserves."""
-    neighbours: NeighbourPlan | None = None
-    """None: teachers are trained."""
-    confident: Spec | None = None
-    """Of labels alone; None: noisy counts."""
-    joins: bool = False
+    joins: bool
     """Whether the cap is there already, and is to be shared."""
 
     @classmethod
     def of(
         cls, *, units: int, rows: int, classes: int, epsilon: float, joined: Cap | None = None
-    ) -> FirstProject:
-        """Propose one for private units (records or people), and different public rows, all asked.
+    ) -> Setting:
+        """Return that of private units (records or people), and different public rows, all asked.
 
         `joined`: the cap of the population that these units are of, if it is fixed already. Raises
-        `ParameterError` for what cannot work, which says what would.
+        `ParameterError` for too few rows, whatever votes on them.
         """
         epsilon = check_epsilon(epsilon)
         if rows < FEW * classes:
@@ -77,21 +77,50 @@ class FirstProject:
                 f"Too small: {rows:,} different public rows for {classes:,} classes teach a "
                 f"student nothing. At least {FEW * classes:,} are needed, and thousands are better."
             )
-        teachers, delta, sigma, noise = _counts(units, rows, classes, epsilon)
-        if noise > TOO_NOISY:
-            raise ParameterError(
-                f"Too small: of {units:,} private units, {teachers:,} teachers of "
-                f"{units // teachers} can be trained, and at ε = {epsilon:g} noise would drown "
-                f"their votes. It needs {_enough(units, rows, classes, epsilon)}."
-            )
+        delta = delta_for(units)
         total = cap(min(CAP * epsilon, MAX_EPSILON), delta) if joined is None else joined
-        first = cls(units, rows, classes, teachers, epsilon, delta, sigma, total, share=0)
-        return replace(first, joins=joined is not None)._reserving()
+        return cls(units, rows, classes, epsilon, delta, total, joined is not None)
+
+    @property
+    def numbers_of_teachers(self) -> tuple[int, ...]:
+        """How many teachers are worth a try: as usual, as many as noise asks for, and between."""
+        usual = teachers_for(self.units, self.classes)
+        calm = teachers_for(self.units, self.classes, self.mu)
+        between = [round(math.sqrt(usual * calm))] if calm > FAR * usual else []
+        return tuple(sorted({usual, *between, calm}))
+
+    @property
+    def mu(self) -> float:
+        """The budget in Gaussian DP."""
+        return math.sqrt(gdp_budget(self.epsilon, self.delta))
+
+    def of_teachers(self, teachers: int) -> FirstProject:
+        """Return a project of so many trained teachers, with noisy counts of their votes.
+
+        Raises `ParameterError` if their noise cannot be drawn.
+        """
+        sigma = sigma_for_rows(self.rows, teachers, self.classes, self.epsilon, self.delta)
+        return FirstProject(**vars(self), teachers=teachers, sigma=sigma)._reserving()
 
     def of_neighbours(self, plan: NeighbourPlan) -> FirstProject:
-        """Return the same of units that vote themselves, with nothing trained."""
-        first = replace(self, teachers=self.units, sigma=plan.sigma, neighbours=plan, share=0)
+        """Return a project of units that vote themselves, with nothing trained."""
+        first = FirstProject(**vars(self), teachers=self.units, sigma=plan.sigma, neighbours=plan)
         return first._reserving()
+
+
+@dataclass(frozen=True)
+class FirstProject(Setting):
+    """A project and its ensemble's cap."""
+
+    teachers: int
+    """Of neighbours, the units."""
+    sigma: float
+    share: float = 0
+    """Of the cap, that the project reserves."""
+    neighbours: NeighbourPlan | None = None
+    """None: teachers are trained."""
+    confident: Spec | None = None
+    """Of labels alone; None: noisy counts."""
 
     def of_confident(self, spec: Spec) -> FirstProject:
         """Return the same of teachers that answer, with labels alone, where they mostly agree.
@@ -146,16 +175,23 @@ class FirstProject:
         votes = self.teachers if self.neighbours is None else max(1e-9, self.neighbours.votes)
         return self.sigma / votes / math.sqrt(self.rows)
 
+    @property
+    def too_noisy(self) -> bool:
+        """Whether so much noise is left, fitted to few features, that little is learned."""
+        return self.fitted_noise * math.sqrt(min(FEATURES, self.rows)) > TOO_NOISY
 
-def teachers_for(units: int, classes: int) -> int:
+
+def teachers_for(units: int, classes: int, mu: float = math.inf) -> int:
     """Return how many teachers to train on so many units, at most one for each few of them.
 
     Noise falls with their number, as long as a teacher knows something: so up to 1,000 of four
-    units each, or one for each class; more, up to 2,000, only where each still has thirty.
+    units each, or one for each class; up to 2,000 where each still has thirty; and, of four units
+    each, as many as hold the noise of μ (Gaussian DP) down.
     """
     few = units // max(FEWEST_UNITS, classes)
     many = units // max(MANY_UNITS, classes)
-    return max(1, min(USUAL, few), min(MOST, many))
+    calm = min(MOST, math.ceil(math.sqrt(2 * FEATURES) / (mu * CALM)))
+    return max(1, min(USUAL, few), min(MANY, many), min(calm, few))
 
 
 def delta_for(units: int) -> float:
@@ -176,27 +212,3 @@ def caught_at_most(epsilon: float, delta: float, accused: float = 0.01) -> float
     """
     upper = math.exp(epsilon) * accused + delta
     return min(1.0, upper, 1 - math.exp(-epsilon) * (1 - accused - delta))
-
-
-def _counts(units: int, rows: int, classes: int, epsilon: float) -> tuple[int, float, float, float]:
-    """Return teachers, δ, σ, and the noise of a share that few features are fitted to."""
-    teachers, delta = teachers_for(units, classes), delta_for(units)
-    sigma = sigma_for_rows(rows, teachers, classes, epsilon, delta)
-    return teachers, delta, sigma, fitted_noise(rows, teachers, sigma, FEATURES)
-
-
-def _enough(units: int, rows: int, classes: int, epsilon: float) -> str:
-    """Say how many units, or what ε, would do."""
-    more, larger = float(units), epsilon
-    while _counts(_whole(more), rows, classes, epsilon)[-1] > TOO_NOISY:
-        more *= 1.05
-    while larger <= MAX_EPSILON and _counts(units, rows, classes, larger)[-1] > TOO_NOISY:
-        larger = float(f"{larger * 1.1:.2g}")
-    other = f", or --epsilon {larger:g}" if larger <= MAX_EPSILON else ""
-    return f"about {_whole(more):,} units at this ε{other}"
-
-
-def _whole(number: float) -> int:
-    """Round up to two digits."""
-    step = int(10 ** max(0, math.floor(math.log10(number)) - 1))
-    return math.ceil(number / step) * step
