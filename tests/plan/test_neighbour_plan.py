@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from terrine_server.planning.neighbour_plan import near_for, plan_neighbours
+from terrine_server.planning.neighbour_plan import near_for, plan_neighbours, quieter
 from terrine_server.privacy import ParameterError, build_mechanism, quote
 
 
@@ -48,6 +48,11 @@ def test_smaller_budgets_ask_more_units_and_never_more_than_are_local() -> None:
     assert asked[-1] == 960
     assert near_for(3_000, 20_000, 0.1, 1e-5) == 100
     assert near_for(5, 20_000, 0.1, 1e-5) == 1
+
+
+def test_many_units_have_quieter_votes_than_teachers_and_few_do_not() -> None:
+    assert quieter(60_000, 120, 2_000), "MNIST"
+    assert not quieter(3_300, 110, 825), "aircraft"
 
 
 def test_what_no_noise_allows_is_refused() -> None:

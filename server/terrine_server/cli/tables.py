@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -179,9 +178,11 @@ def edges(text: str | None) -> list[float] | None:
 
 def join(names: Iterable[str]) -> str:
     """Write names as A,B,…, such that `split` reads them."""
-    written = io.StringIO()
-    csv.writer(written, lineterminator="").writerow(names)
-    return written.getvalue()
+    quoted = (
+        f'"{name.replace(chr(34), 2 * chr(34))}"' if set(name) & set(',"\n') else name
+        for name in names
+    )
+    return ",".join(quoted)
 
 
 def required_schema(data: Path, schema: Path | None) -> TableSchema:

@@ -30,7 +30,7 @@ from terrine_server.owner.stand_in_units import StandInUnits
 from terrine_server.planning.first_project import FEATURES, TOO_NOISY, FirstProject, Setting
 from terrine_server.planning.forecast import Votes
 from terrine_server.planning.grid import Grid
-from terrine_server.planning.neighbour_plan import near_for, plan_neighbours
+from terrine_server.planning.neighbour_plan import near_for, plan_neighbours, quieter
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import FEW
 from terrine_server.planning.simulation import simulate
@@ -135,10 +135,10 @@ def choose_way(
     if labelled and (sample.groups is not None or not people):
         found = _simulate(sample, pool, trained, neighbours)
     if found is None:
-        ways = [*([neighbours] if neighbours else []), *trained[-1:]]
-        ways.sort(key=lambda each: each.fitted_noise)
-        if ways[0].too_noisy:
-            raise ParameterError(_too_small(ways[0]))
+        ways = _by_noise(trained[-1:], neighbours)
+        best = min(ways, key=lambda each: each.fitted_noise)
+        if best.too_noisy:
+            raise ParameterError(_too_small(best))
         return ForecastChoice(tuple(ForecastOption(each, None) for each in ways), None)
     able = [each for each in found.ways if _above_chance(each.students)]
     best, *others = able or sorted(found.ways, key=_merit, reverse=True)
@@ -183,6 +183,18 @@ def _neighbours_way(setting: Setting, sample: Dataset, pool: PublicData) -> Firs
         return setting.of_neighbours(plan)
     except ParameterError:
         return None
+
+
+def _by_noise(trained: list[FirstProject], neighbours: FirstProject | None) -> list[FirstProject]:
+    """Return trained teachers and neighbours, those first whose votes should have less noise.
+
+    Not by how many neighbours still take part in the end, of which few stand-ins tell too little.
+    """
+    if neighbours is None or neighbours.neighbours is None:
+        return trained
+    units, near = neighbours.units, neighbours.neighbours.near
+    quiet = not trained or quieter(units, near, trained[-1].teachers)
+    return [neighbours, *trained] if quiet else [*trained, neighbours]
 
 
 def _too_small(best: FirstProject) -> str:

@@ -65,6 +65,14 @@ def near_for(units: int, queries: int, epsilon: float, delta: float) -> int:
     return min(most, max(FEWEST_NEAR, math.ceil(wanted)))
 
 
+def quieter(units: int, near: int, teachers: int) -> bool:
+    """Whether the votes of units have less noise than those of so many trained teachers.
+
+    About √(2Q/(N·k))/μ of the votes against √(2Q)/(n·μ), for whatever Q and μ.
+    """
+    return math.sqrt(units * near) > teachers
+
+
 def plan_neighbours(
     spent: NDArray[np.float64],
     *,
