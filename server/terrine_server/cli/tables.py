@@ -178,10 +178,8 @@ def edges(text: str | None) -> list[float] | None:
 
 def join(names: Iterable[str]) -> str:
     """Write names as A,B,…, such that `split` reads them."""
-    quoted = (
-        f'"{name.replace(chr(34), 2 * chr(34))}"' if set(name) & set(',"\n') else name
-        for name in names
-    )
+    doubled = (name.replace('"', '""') for name in names)
+    quoted = (f'"{name}"' if set(name) & set(',"\n') else name for name in doubled)
     return ",".join(quoted)
 
 

@@ -136,9 +136,9 @@ def choose_way(
         found = _simulate(sample, pool, trained, neighbours)
     if found is None:
         ways = _by_noise(trained[-1:], neighbours)
-        best = min(ways, key=lambda each: each.fitted_noise)
-        if best.too_noisy:
-            raise ParameterError(_too_small(best))
+        calmest = min(ways, key=lambda each: each.fitted_noise)
+        if calmest.too_noisy:
+            raise ParameterError(_too_small(calmest))
         return ForecastChoice(tuple(ForecastOption(each, None) for each in ways), None)
     able = [each for each in found.ways if _above_chance(each.students)]
     best, *others = able or sorted(found.ways, key=_merit, reverse=True)
