@@ -23,10 +23,9 @@ MOST_POINTS, MOST_AROUND = 10_000, 50
 …. That bounds memory, and an average needs no more."""
 FEWEST_VOTES = 0.2
 """Votes on an input at least, relative to their mean: below that, they could not be told from 0."""
-SPREADS, OF_TWO = (1.0, 4.0, 16.0), (0.8,)
-"""Variances of scores (`softmax_shares.SPREAD`) among which answers choose, of several classes: few
-columns that tell classes apart want the largest, many columns the least. Of two classes one is as
-good as chosen: as blurred votes say less, it is more than where nothing is blurred."""
+SPREADS, OF_TWO = (1.0, 4.0, 16.0), (0.2, 0.8)
+"""Variances of scores (`softmax_shares.SPREAD`) among which answers choose, of several classes and
+of two: few columns that tell classes apart want the largest, many columns the least."""
 BLOCK = 512
 
 
@@ -67,7 +66,7 @@ def chosen_spread(features: Floats, answers: Answers, near: csr_array, folds: In
     By squared errors, which noise does not bias. folds: [N], of `Answers.folds`; None: too few.
     """
     spreads = OF_TWO if answers.shares.shape[1] == 2 else SPREADS
-    if folds is None or len(spreads) == 1:
+    if folds is None:
         return spreads[0]
     votes, errors = near_votes(features, answers, near), np.zeros(len(spreads))
     for half in (0, 1):

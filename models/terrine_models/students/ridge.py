@@ -165,7 +165,7 @@ class Ridge(StudentMethod):
     def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
         """Held-out inputs are placed on the graph as new ones would be, by their neighbours."""
         held_out = np.zeros((len(task.x), len(task.classes)))
-        # One choice of three for all folds: it says next to nothing of the answers of any.
+        # One choice of two or three for all folds: it says next to nothing of the answers of any.
         spread = spread_of(task, answers) if by_those_near(task, answers) else None
         for fold in np.unique(folds[folds >= 0]):
             rows = folds == fold
