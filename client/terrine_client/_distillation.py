@@ -280,6 +280,7 @@ def answers_of(
         known=known,
         # Units vote for what their records say, so each class has the votes of its share.
         matches_prior=facts.matches_prior or by_units,
+        voting=min(1.0, teachers / facts.teachers),
     )
 
 

@@ -13,7 +13,7 @@ from terrine_models.students.answers import Answers, figures
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
-from terrine_models.students.thresholds import calibrated, cut
+from terrine_models.students.thresholds import calibrated, confined, cut
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 Floats = NDArray[np.float64]
@@ -154,3 +154,29 @@ def test_the_rarer_class_is_said_less_often_where_features_say_much() -> None:
         at = cut("prior", shares, matching)
         assert at is not None
         assert (yes >= at).mean() == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("rarer", [0, 1])
+def test_the_rarer_class_is_said_only_where_something_is_known_of_it(rarer: int) -> None:
+    """One row in ten is likely of it; of all others, nothing tells which are."""
+    source = np.random.default_rng(8)
+    clear = source.random(20_000) < 0.1
+    rare = np.where(clear, 0.7, 0.2)
+    shown = np.where(clear, 0.7, 0.2 + source.normal(0, 0.01, 20_000))
+    order = slice(None, None, 1 if rarer else -1)
+    shares, said = (np.column_stack([1 - each, each])[:, order] for each in (rare, shown))
+    noisy = np.rint(1000 * (shares + source.normal(0, 0.3, shares.shape))).astype(np.int64)
+    answers = Answers.of_counts(noisy, teachers=1000, sigma=300.0)
+    fewer = confined(said, answers)
+    assert fewer <= 0.6
+    usual, at = (cut("prior", said, answers, share) for share in (1.0, fewer))
+    assert usual is not None
+    assert at is not None
+    often, less = ((said[:, 1] >= each).mean() for each in (usual, at))
+    assert (less < often) == (rarer == 1)
+
+    all_tell = np.column_stack([1 - two_classes(20_000, 9)[0], two_classes(20_000, 9)[0]])
+    counts = np.rint(1000 * all_tell).astype(np.int64)
+    assert confined(all_tell, Answers.of_counts(counts, teachers=1000, sigma=50.0)) == 1
+    labels = Answers.of_labels(all_tell.argmax(axis=1), 2)
+    assert confined(all_tell, labels) == 1

@@ -28,13 +28,15 @@ class Answers:
     """Shares [N, m] of the teachers, where `known` [N]; 0 elsewhere.
 
     `noise`: the standard deviation of each share; 0 for labels. `matches_prior`: whether the
-    teachers of counts, for two classes, choose each as often as their records have it.
+    teachers of counts, for two classes, choose each as often as their records have it. `voting`:
+    the share of the teachers that vote on an input, on average; less than 1 of neighbours.
     """
 
     shares: Floats
     known: Bools
     noise: float = 0.0
     matches_prior: bool = False
+    voting: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise ValueError if nothing is known."""
@@ -56,11 +58,15 @@ class Answers:
         sigma: float,
         known: Bools | None = None,
         matches_prior: bool = False,
+        voting: float = 1.0,
     ) -> Answers:
-        """Counts [N, m] with noise of `sigma` votes, of all rows or of those that are `known`."""
+        """Counts [N, m] with noise of `sigma` votes, of all rows or of those that are `known`.
+
+        teachers: that vote on an input, on average.
+        """
         known = np.ones(len(counts), dtype=bool) if known is None else known
         shares = np.where(known[:, None], counts, 0) / teachers
-        return cls(shares, known, sigma / teachers, matches_prior)
+        return cls(shares, known, sigma / teachers, matches_prior, voting)
 
     @property
     def labels(self) -> Ints:

@@ -10,12 +10,14 @@ features (`shares.py`); of noisy counts they have a link that saturates at 0 and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from scipy.special import softmax
 
 from terrine_models.features.maps import (
@@ -27,6 +29,7 @@ from terrine_models.features.maps import (
 )
 from terrine_models.students.answers import Answers, Floats, Ints
 from terrine_models.students.models import LinearPart, Student, linear_student
+from terrine_models.students.near_votes import around, chosen_spread, fit_near
 from terrine_models.students.shares import fit_shares
 from terrine_models.students.softmax_shares import fit_softmax
 from terrine_models.students.task import StudentMethod, Task
@@ -50,6 +53,15 @@ class Features:
     rows: Floats
     as_new: Floats
     """The same, of each input as if the graph did not have it."""
+    spreads: WeakKeyDictionary[Answers, float] = field(default_factory=WeakKeyDictionary)
+    """What `spread_of` chose."""
+    _around: dict[float, csr_array] = field(default_factory=dict, repr=False)
+
+    def around(self, voting: float) -> csr_array:
+        """The inputs [N, N] around each, of which so many vote (`near_votes.around`)."""
+        if voting not in self._around:
+            self._around[voting] = around(self.rows, voting)
+        return self._around[voting]
 
     @classmethod
     def of(cls, task: Task, kind: Kind) -> Features:
@@ -72,6 +84,21 @@ def fine(task: Task) -> Features:
     return Features.of(task, "graph" if task.is_table else "fine_graph")
 
 
+def by_those_near(task: Task, answers: Answers) -> bool:
+    """Whether answers are those of the units near each row of a table."""
+    return task.is_table and answers.noise > 0 and answers.voting < 1
+
+
+def spread_of(task: Task, answers: Answers) -> float:
+    """Choose, once, how far scores may spread, of answers of the units near each row."""
+    features = task.once(fine)
+    if answers not in features.spreads:
+        folds = answers.folds(task.seed, task.inputs)
+        near = features.around(answers.voting)
+        features.spreads[answers] = chosen_spread(features.rows, answers, near, folds)
+    return features.spreads[answers]
+
+
 @dataclass(frozen=True, eq=False)
 class Regression:
     """Weights [d, m] and biases [m] of scores whose softmax are the shares, on public features."""
@@ -81,9 +108,13 @@ class Regression:
     biases: Floats
 
     @classmethod
-    def of(cls, task: Task, answers: Answers) -> Regression:
-        """Fit it to what is known."""
+    def of(cls, task: Task, answers: Answers, spread: float | None = None) -> Regression:
+        """Fit it to what is known. spread: of the votes of those near, if it is chosen already."""
         features = task.once(fine if answers.noise else usual)
+        if by_those_near(task, answers):
+            spread = spread or spread_of(task, answers)
+            near = features.around(answers.voting)
+            return cls(features, *fit_near(features.rows, answers, near, spread))
         rows, shares = features.rows[answers.known], answers.shares[answers.known]
         if answers.noise:
             return cls(features, *fit_softmax(rows, shares, answers.noise))
@@ -134,9 +165,11 @@ class Ridge(StudentMethod):
     def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
         """Held-out inputs are placed on the graph as new ones would be, by their neighbours."""
         held_out = np.zeros((len(task.x), len(task.classes)))
+        # One choice of two or three for all folds: it says next to nothing of the answers of any.
+        spread = spread_of(task, answers) if by_those_near(task, answers) else None
         for fold in np.unique(folds[folds >= 0]):
             rows = folds == fold
-            regression = Regression.of(task, answers.only(~rows))
+            regression = Regression.of(task, answers.only(~rows), spread)
             held_out[rows] = regression.probabilities(regression.features.as_new[rows])
         return held_out
 

@@ -27,7 +27,7 @@ from terrine_models.students.methods import METHODS, check
 from terrine_models.students.models import Calibration, Student
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
-from terrine_models.students.thresholds import calibrated, cut
+from terrine_models.students.thresholds import calibrated, confined, cut
 
 Tell = Callable[[str], None]
 PLAIN = "ridge"
@@ -93,6 +93,8 @@ class _Trial:
     predicted: Ints
     """[K], of each answer."""
     calibration: Calibration
+    fewer: float
+    """Of two classes: how often the rarer is said, relative to its prior (`confined`)."""
 
 
 def choose(
@@ -131,7 +133,8 @@ def choose(
         student = METHODS[name](training).fit(task, answers)
         if name in trials:
             student = student.with_model(calibration=trials[name].calibration)
-            threshold = cut(training.threshold, student.probabilities(task.x), answers)
+            probabilities = student.probabilities(task.x)
+            threshold = cut(training.threshold, probabilities, answers, trials[name].fewer)
             student = student.with_model(threshold=threshold)
         return student
 
@@ -182,12 +185,13 @@ def _judged(name: str, task: Task, answers: Answers, folds: Ints, training: Trai
     held_out = METHODS[name](training).judge(task, answers, folds)[known]
     calibration = calibrated(held_out, shares)
     probabilities = calibration.probabilities(np.log(np.maximum(held_out, 1e-12)))
-    threshold = cut(training.threshold, probabilities, answers)
+    fewer = confined(probabilities, answers)
+    threshold = cut(training.threshold, probabilities, answers, fewer)
     predicted = probabilities.argmax(axis=1)
     if threshold is not None:
         predicted = (probabilities[:, 1] >= threshold).astype(np.int64)
     found = figures(shares, predicted, probabilities, task.inputs[known])
-    return _Trial(JudgedMethod(name, found), predicted, calibration)
+    return _Trial(JudgedMethod(name, found), predicted, calibration, fewer)
 
 
 def _collapse(

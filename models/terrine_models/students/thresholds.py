@@ -32,6 +32,9 @@ LITTLE, ENOUGH = 0.1, 0.2
 it counts in full. Adult's say 0.23 of it: to say the rarer class less often made 83.8 instead of
 83.3 % right. Those of late flights say 0.13: it would only find fewer of them."""
 
+FEWER = tuple(k / 10 for k in range(3, 10))
+"""Shares of the rows that the rarer class is said of by its prior, to which it may be confined."""
+
 
 def calibrated(probabilities: Floats, shares: Floats) -> Calibration:
     """Return what brings probabilities [K, m] nearest to shares [K, m] that they did not see.
@@ -53,7 +56,32 @@ def calibrated(probabilities: Floats, shares: Floats) -> Calibration:
     return of(minimize(missed, np.zeros(len(bounds)), method="Powell", bounds=bounds).x)
 
 
-def cut(wanted: Threshold, probabilities: Floats, answers: Answers) -> float | None:
+def confined(probabilities: Floats, answers: Answers) -> float:
+    """Return the least share of the rows by the prior of which saying the rarer class is worth it.
+
+    Where all that is known of the rarer class is in a few rows, to say it of others is to guess: it
+    finds as many of one class as it loses of the other, so balanced accuracy stays what it is, and
+    accuracy falls. probabilities: [K, 2], of the answers that are known, which they did not see. 1
+    unless balanced accuracy over these noisy counts is as high with fewer.
+    """
+    at = cut("prior", probabilities, answers)
+    if at is None or not answers.noise:
+        return 1.0
+    shares = answers.shares[answers.known]
+    said = probabilities[:, 1] >= at
+    rarer = 1 if said.mean() <= 1 / 2 else 0
+    gains = (shares / shares.mean(axis=0)) @ ([-1, 1] if rarer else [1, -1])
+    found = gains[np.argsort(-probabilities[:, rarer], kind="stable")].cumsum()
+    rows = int(said.sum() if rarer else (~said).sum())
+    for fewer in FEWER:
+        if found[max(0, round(fewer * rows) - 1)] >= found[max(0, rows - 1)]:
+            return fewer
+    return 1.0
+
+
+def cut(
+    wanted: Threshold, probabilities: Floats, answers: Answers, fewer: float = 1.0
+) -> float | None:
     """Return the probability from which the second class is said; None: the likelier class is said.
 
     `probabilities` [N, m]: calibrated, of public inputs. Of labels their mean is the prior, as
@@ -62,6 +90,7 @@ def cut(wanted: Threshold, probabilities: Floats, answers: Answers) -> float | N
     plurality errs towards the larger class, as each of them is unsure in its own way; one that knew
     all records would say the rarer class less often than the prior only by what features leave
     open, `LABEL_NOISE`. Where features say little, the rarer class is said as often as it is.
+    fewer: of that, the share that is said, as `confined` finds it.
     """
     if wanted == "accuracy" or probabilities.shape[1] != 2:
         return None
@@ -78,4 +107,5 @@ def cut(wanted: Threshold, probabilities: Floats, answers: Answers) -> float | N
         said = float(second.var()) / (prior * (1 - prior))
         open_ = LABEL_NOISE * float(np.clip((said - LITTLE) / (ENOUGH - LITTLE), 0, 1))
         share = normal.cdf(normal.inv_cdf(prior) * (1 + open_) ** 0.5)
+    share = share * fewer if share <= 1 / 2 else 1 - (1 - share) * fewer
     return float(np.clip(np.quantile(second, 1 - share), 1e-9, 1 - 1e-9))

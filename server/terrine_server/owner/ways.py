@@ -389,6 +389,7 @@ class _Draw:
             teachers=max(1, round(of)),
             sigma=sigma,
             matches_prior=poll.matches_prior,
+            voting=min(1.0, of / poll.stand_ins),
         )
 
     def labels(self, poll: _Poll, first: FirstProject) -> Answers | None:
