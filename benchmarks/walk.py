@@ -77,8 +77,8 @@ ADULT = (
 LATE = 15
 """Minutes."""
 WAYS = {
-    "neighbours": "neighbours, with",
-    "confident answers": "else abstain",
+    "neighbours": "neighbours:",
+    "confident answers": "and else nothing",
     "teachers": "teachers",
 }
 """What quickstart says of each way to ask the records."""
