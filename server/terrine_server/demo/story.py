@@ -244,8 +244,8 @@ class Demo:
         for way, accuracy in others:
             table.add_row(f"by {way}", f"{accuracy:.1%}, at the same ε, from the same questions")
         guess = (
-            "somebody who knows all records but one, and must choose between\ntwo equally likely "
-            f"versions of it, is right at most {f.right_at_most:.0%} of the time"
+            "a guess between two versions of a record, by somebody who knows all others, is right "
+            f"at most {f.right_at_most:.0%} of the time"
         )
         rows = {
             "privacy": f"ε = {f.epsilon:g}, δ = {f.delta:g}, {f.asked:,} questions asked",
