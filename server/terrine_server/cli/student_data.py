@@ -100,6 +100,7 @@ def rehearse(
 ) -> Table:
     """Check data and options as the training would, and say what it could cost, for nothing."""
     from terrine_client.distill import check_data, check_training, task_of
+    from terrine_server.cli.student_report import spent_by_whom
 
     project = client.project()
     check_data(inputs, project, examples)
@@ -111,7 +112,11 @@ def rehearse(
     table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
     if examples is not None:
         table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
-    table.add_row("ε spent", f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}")
+    table.add_row(
+        "ε spent",
+        f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}"
+        f"{spent_by_whom(str(project.mechanism.name))}",
+    )
     fits = f"all {wanted:,}" if wanted <= left.affordable else f"at least {left.affordable:,}"
     table.add_row("queries", f"{fits} fit the budget, whatever the answers")
     table.add_row("", "Nothing was sent and nothing was charged.")
