@@ -6,13 +6,12 @@ lacks stops the build here, instead of a command later.
 
 import ast
 import importlib
-import importlib.util
 import pkgutil
 from pathlib import Path
 
 PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
-LEFT_OUT = {"ray", "dp_accounting", "matplotlib"}
-"""What the image may lack: a cluster, others' accountants, and students' pictures."""
+LEFT_OUT = {"ray", "dp_accounting", "matplotlib", "pandas"}
+"""What the image may lack: a cluster, others' accountants, students' pictures and data frames."""
 
 modules = {
     module.name
@@ -29,7 +28,8 @@ for name in modules:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             named.add(node.module)
 for name in sorted(named):
-    package = name.partition(".")[0]
-    if package in LEFT_OUT and importlib.util.find_spec(package) is None:
-        continue
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        if name.partition(".")[0] not in LEFT_OUT:
+            raise

@@ -126,6 +126,13 @@ def test_whoever_gets_a_dossier_checks_it_as_a_witness_would(tmp_path: Path) -> 
     assert "'.[signatures]'" in run(COMMAND, (), *check[:3]).stderr
 
 
+def test_an_image_has_all_that_any_module_imports() -> None:
+    """As its build finds out, which no Docker engine need do here."""
+    script = REPOSITORY / "docker" / "compile_imported.py"
+    done = run(f"{HIDE}exec({script.read_text()!r})", ("server", "onnx", "oidc"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_student_s_program_needs_no_extra() -> None:
     code = HIDE + "import terrine_client; terrine_client.Client('http://127.0.0.1:9', 'terrine_x')"
     done = run(code, ())
