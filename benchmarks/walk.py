@@ -256,7 +256,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory(prefix="walk-") as place:
                     made = deal(Path(place), np.random.default_rng(seed))
                     found = walk(name, made, Path(place), seed, given.epsilon)
-            except Exception as error:
+            except Exception as error:  # one set's failure must not end the walks of all others
                 if not given.corpus:
                     raise
                 failed[f"{name}, seed {seed}"] = f"{type(error).__name__}: {error}"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
+from terrine_client._distillation import answers_of
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students.answers import Answers, figures
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
 from terrine_models.students.task import Task
 from terrine_models.students.thresholds import calibrated, confined, cut
+from terrine_protocol import ProjectInfo
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 Floats = NDArray[np.float64]
@@ -180,3 +185,14 @@ def test_the_rarer_class_is_said_only_where_something_is_known_of_it(rarer: int)
     assert confined(all_tell, Answers.of_counts(counts, teachers=1000, sigma=50.0)) == 1
     labels = Answers.of_labels(all_tell.argmax(axis=1), 2)
     assert confined(all_tell, labels) == 1
+
+
+@pytest.mark.parametrize(("mechanism", "voting"), [("neighbours", 0.05), ("noisy_votes", 1.0)])
+def test_how_many_of_all_units_vote_on_an_input_is_told_to_students(
+    mechanism: str, voting: float
+) -> None:
+    ensemble = SimpleNamespace(classes=["no", "yes"], teachers=1000, matches_prior=False)
+    project = SimpleNamespace(ensemble=ensemble, mechanism=SimpleNamespace(name=mechanism))
+    counts = np.array([[30, 20], [10, 40]])
+    found = answers_of(cast(ProjectInfo, project), np.array([0, 1]), counts, 5.0)
+    assert found.voting == voting

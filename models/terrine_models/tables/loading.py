@@ -45,9 +45,30 @@ if TYPE_CHECKING:
 TEXT = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
 TYPED = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
 FOREIGN = {
-    *(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"),
-    *(".dta", ".sas7bdat", ".xpt", ".sav", ".zsav", ".por", ".rds", ".rda", ".rdata", ".mat"),
-    *(".json", ".jsonl", ".ndjson", ".arff", ".avro", ".sqlite", ".sqlite3", ".pkl", ".pickle"),
+    ".xlsx",
+    ".xlsm",
+    ".xlsb",
+    ".xls",
+    ".ods",
+    ".dta",
+    ".sas7bdat",
+    ".xpt",
+    ".sav",
+    ".zsav",
+    ".por",
+    ".rds",
+    ".rda",
+    ".rdata",
+    ".mat",
+    ".json",
+    ".jsonl",
+    ".ndjson",
+    ".arff",
+    ".avro",
+    ".sqlite",
+    ".sqlite3",
+    ".pkl",
+    ".pickle",
 }
 """Ends of the names of tables, readable or not."""
 

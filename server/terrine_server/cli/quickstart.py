@@ -492,13 +492,14 @@ def _explain(
     from terrine_server.planning.first_project import right_at_most
 
     first = chosen.first
-    unit, units, several = "record", "records", " Whoever has several has more at stake: --group."
+    unit, units = "record", "records"
+    several = " If a person can have several, say which column names the person: --group."
     if private.groups is not None:
         unit = f"{private.group_column or 'person'}, with all its records"
-        units, several = "people, with all their records", ""
+        units, several = "people", ""
     right = right_at_most(first.epsilon, first.delta)
     lines = {
-        "Protects": f"one {unit}, of {first.units:,}.{rows_of_people or several}",
+        "Protects": f"each single {unit}, of {first.units:,}.{rows_of_people or several}",
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
         f"others, and guesses which of two equally likely versions of this one is there, is right "
         f"at most {right:.1%} of the time (50 % without any answer).",

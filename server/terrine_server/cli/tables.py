@@ -179,7 +179,7 @@ def edges(text: str | None) -> list[float] | None:
 def join(names: Iterable[str]) -> str:
     """Write names as A,B,…, such that `split` reads them."""
     doubled = (name.replace('"', '""') for name in names)
-    quoted = (f'"{name}"' if set(name) & set(',"\n') else name for name in doubled)
+    quoted = (f'"{name}"' if set(name) & set(',"\r\n') else name for name in doubled)
     return ",".join(quoted)
 
 

@@ -132,13 +132,13 @@ def way(first: FirstProject, unit: str) -> str:
     noise = f"Random noise (σ = {first.sigma:g}) is added to the number of votes of each class."
     if first.neighbours is not None:
         return (
-            f"neighbours: the {unit} most like a question vote, some "
-            f"{first.neighbours.near:,} of them. {noise} Each has an account, and stops voting "
-            f"when it is spent: {first.neighbours.retired:.0%} of them by the end."
+            f"neighbours: the {unit} most similar to the row that is asked about vote, some "
+            f"{first.neighbours.near:,} of them. {noise} Each has a budget of its own, and stops "
+            f"voting when that is spent: {first.neighbours.retired:.0%} of them by the end."
         )
     teachers = (
         f"{first.teachers:,} teachers: models, each trained on {first.units // first.teachers} or "
-        f"more {unit} of its own."
+        f"more {unit} that no other is trained on."
     )
     if first.confident is not None:
         threshold = int(str(first.confident["threshold"])) / first.teachers
@@ -184,7 +184,7 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
         f"{certain}. In {DRAWS} trials on public rows, of which {found.stand_ins:,} stood in for "
         f"private ones, students were right on {_percent(found.accuracy)}, balanced accuracy "
         f"{_percent(found.balanced_accuracy)} (the average over the classes; a guess has "
-        f"{found.chance:.0%}). Yours will be if private rows are like public ones."
+        f"{found.chance:.0%}). Expect the same if the private rows are like the public ones."
     )
     if found.useless:
         ranked = ""
@@ -194,8 +194,8 @@ def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
     largest = float(np.bincount(labelled.labels).max() / len(labelled))
     if len(labelled.classes) == 2 and found.accuracy[1] < largest:
         said += (
-            f" Always to say the larger class is right more often ({largest:.1%}), and finds "
-            "nobody of the other. A student who wants that: --threshold accuracy."
+            f" Always predicting the larger class would be right more often ({largest:.1%}), but "
+            "would never find the other. Who prefers accuracy trains with --threshold accuracy."
         )
     return said
 
@@ -236,7 +236,7 @@ def bought(first: FirstProject) -> str:
     if first.confident is None:
         said = f"noisy votes on all {first.rows:,} different public rows"
         if first.neighbours is not None:
-            said += " (none, and free, where nobody near has votes left)"
+            said += " (an empty one, and free, where all similar records have stopped voting)"
         return said
     queries = min(first.rows, first.terms.affordable(Account()))
     return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"

@@ -103,10 +103,8 @@ class Demo:
             self._step("The auditor verifies the ledger")
             with Client(url, auditor_token) as auditor:
                 found = [auditor.verify(name) for name in names]
-        intact, problems = (
-            all(each.ok for each in found),
-            [p for each in found for p in each.problems],
-        )
+        intact = all(each.ok for each in found)
+        problems = [problem for each in found for problem in each.problems]
         self._say(
             f"{sum(each.charges for each in found):,} charges recomputed: "
             f"{'intact' if intact else 'NOT INTACT: ' + '; '.join(problems)}."
