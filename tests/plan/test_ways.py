@@ -287,7 +287,7 @@ def test_rows_that_stand_in_for_private_ones_do_not_vote_on_themselves() -> None
     pool = PublicData.declare("pool", SAMPLE.inputs)
     placed = StandInUnits.placed(SAMPLE, pool, near=400, units=4_000)
     rows, own = SAMPLE.inputs[:50], np.arange(50)
-    everyone, others = placed.counts(rows)[0], placed.counts(rows, but=own)[0]
+    everyone, others = placed.counts(rows)[0], placed.counts(rows, excluded=own)[0]
     assert np.array_equal(everyone - others, np.eye(2)[SAMPLE.labels[:50]])
     half = placed.counts(rows, one_in=2)
     assert half[0].sum() < 0.7 * everyone.sum()

@@ -63,12 +63,12 @@ class StandInUnits:
         self,
         asked: NDArray[np.generic],
         allowance: int = UNLIMITED,
-        but: NDArray[np.int64] | None = None,
+        excluded: NDArray[np.int64] | None = None,
         one_in: int = 1,
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """Return what units cast on `asked`, int64[B, m], and what each has spent, uint32[U].
 
-        `but`: int64[B], the unit that does not vote on each, as the row is its own. `one_in`: of so
+        `excluded`: int64[B], the unit that does not vote on each, as the row is its own. `one_in`: of so
         many units only one votes.
         """
         accounts = np.zeros(self.units.count, np.uint32)
@@ -76,7 +76,7 @@ class StandInUnits:
         # Noise and number of queries play no part in casting.
         mechanism = Mechanism(self.units.count, classes, sigma=1.0, queries=1)
         cast = []
-        for weights in self._weights(asked, but, one_in):
+        for weights in self._weights(asked, excluded, one_in):
             counts, accounts = mechanism.cast(weights, self.units, accounts, allowance)
             cast.append(counts)
         return np.concatenate(cast), accounts
@@ -89,13 +89,13 @@ class StandInUnits:
         return self.counts(asked)[1] / (len(asked) * self.denser)
 
     def _weights(
-        self, asked: NDArray[np.generic], but: NDArray[np.int64] | None, one_in: int
+        self, asked: NDArray[np.generic], excluded: NDArray[np.int64] | None, one_in: int
     ) -> Iterator[NDArray[np.uint8]]:
         for start in range(0, len(asked), BLOCK):
             some = slice(start, start + BLOCK)
             weights = self.ensemble.weights(asked[some])
-            if but is not None:
-                weights[self.ensemble.units == but[some, None]] = 0
+            if excluded is not None:
+                weights[self.ensemble.units == excluded[some, None]] = 0
             weights[:, self.ensemble.units % one_in > 0] = 0
             yield weights
 

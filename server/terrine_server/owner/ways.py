@@ -534,7 +534,7 @@ def _units(draw: _Draw, pool: PublicData, first: FirstProject, one_in: int = 1) 
     units = np.arange(len(own)) if own.groups is None else own.groups
     asked = np.unique(which, return_index=True)[1]
     allowance = round(plan.allowance * stand_in.denser * len(rows) / plan.queries)
-    votes = stand_in.counts(rows, max(1, allowance), but=units[asked], one_in=one_in)[0][which]
+    votes = stand_in.counts(rows, max(1, allowance), excluded=units[asked], one_in=one_in)[0][which]
     return _Poll(votes, float(votes.sum(1).mean()), stand_in.units.count, matches_prior=True)
 
 
