@@ -68,8 +68,8 @@ class StandInUnits:
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """Return what units cast on `asked`, int64[B, m], and what each has spent, uint32[U].
 
-        `excluded`: int64[B], the unit that does not vote on each, as the row is its own. `one_in`: of so
-        many units only one votes.
+        `excluded`: int64[B], the unit that does not vote on each, as the row is its own. `one_in`:
+        of so many units only one votes.
         """
         accounts = np.zeros(self.units.count, np.uint32)
         classes = len(self.ensemble.manifest.classes)
