@@ -30,25 +30,21 @@ from reference.data import SHARED
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
-from terrine_models.students.asking import asking_order
-from terrine_models.students.methods import METHODS
-from terrine_models.students.ridge import WIDTH
+from terrine_models.students.models import METHODS, WIDTH, Task
+from terrine_models.students.selection import asking_order
 from terrine_models.students.selection import choose as learn_from
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.planning.counts import sigma_for_rows
+from terrine_server.planning.forecast import sigma_for_rows
 from terrine_server.planning.opening import choose, expected_pass_rate, quick_quote
 from terrine_server.privacy import ParameterError, VoteOutcome
-from terrine_server.privacy.budget.quoting import cap_order, quote
-from terrine_server.privacy.budget.rules import Rule
-from terrine_server.privacy.budget.terms import Account
-from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
-from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
+from terrine_server.privacy.budget import Account, Rule
+from terrine_server.privacy.mechanisms import ConfidentGNMax, NoisyVotes
 from terrine_server.privacy.parameters import MIN_SIGMA
+from terrine_server.privacy.quoting import cap_order, quote
 
 COLUMNS = (
     "age",

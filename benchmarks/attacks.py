@@ -44,12 +44,12 @@ from server import installed
 from terrine_models.teachers.federation import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server import aggregator as aggregators
-from terrine_server.labeling import inference, shares
-from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
+from terrine_server.labeling import remote_voters
+from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import make_checkpoint_key
 from terrine_server.owner.operations import open_project
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 
 LONGEST = 120
 """Seconds after which an attacker ends by itself."""
@@ -306,12 +306,12 @@ def aggregator(home: Path, _: DigitsEnsemble) -> Iterator[Target]:
         more = {
             "Authorization": f"Bearer {token}",
             TERMS: agreed.digest(),
-            shares.SHAPE: shares.shape_of(share),
+            remote_voters.SHAPE: remote_voters.shape_of(share),
         }
 
         def made() -> bytes:
-            path = f"/v1/rounds/{shares.new_round()}/share"
-            return request("PUT", path, shares.write(share), **more)
+            path = f"/v1/rounds/{remote_voters.new_round()}/share"
+            return request("PUT", path, remote_voters.write(share), **more)
 
         return made
 
@@ -336,7 +336,7 @@ def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
 
     def asked(rows: int, bearer: str) -> bytes:
         x = np.resize(ensemble.public, (rows, 8, 8))
-        body, headers = inference.request(x, "input", None, binary=True)
+        body, headers = remote_voters.request(x, "input", None, binary=True)
         more = {"Authorization": f"Bearer {bearer}", **headers}
         return request("POST", "/v2/models/digits/infer", body, **more)
 

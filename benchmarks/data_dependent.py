@@ -25,11 +25,11 @@ from reference.sensitivity import Charged, secret_spend
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.errors import BudgetExhausted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, connect, upgrade
-from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.ledger.accounts import meter_of
 from terrine_server.planning.forecast import Consensus, Votes
-from terrine_server.planning.proposal import propose
+from terrine_server.planning.publishing import propose
 from terrine_server.privacy import GaussianNoisyMax, VoteOutcome, build_mechanism, cap, quote
-from terrine_server.privacy.published.tally import Meter
+from terrine_server.privacy.published import Meter
 
 EXPECTED = (Consensus(0.95, 8), Consensus(0.7, 1.5), Consensus(0.45, 0.5))
 BATCH, DELTA = 64, 1e-6

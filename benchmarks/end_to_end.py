@@ -50,7 +50,7 @@ from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
+from terrine_server.owner.sign_in import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -68,7 +68,7 @@ NOOP = """
 import sys, uvicorn
 from fastapi import FastAPI, Request
 from terrine_server import logs
-from terrine_server.serving.connection import options
+from terrine_server.serving.bounds import options
 from terrine_server.settings import Settings
 
 app = FastAPI()

@@ -19,8 +19,8 @@ from terrine_models.data.arrays import Dataset, load_idx
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_server.privacy import Units
-from terrine_server.privacy.budget.allowances import allowance
-from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
+from terrine_server.privacy.budget import allowance
+from terrine_server.privacy.mechanisms import Neighbours as Mechanism
 
 NEAR, EPSILON, DELTA, BLOCK = 240, 0.1, 1e-5, 250
 

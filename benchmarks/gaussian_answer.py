@@ -15,8 +15,7 @@ import math
 import time
 
 from terrine_server.planning.opening import Quote, choose
-from terrine_server.privacy import ParameterError, Rule, build_mechanism, cap_order, rdp
-from terrine_server.privacy.accounting import gaussian
+from terrine_server.privacy import ParameterError, Rule, build_mechanism, cap_order, gaussian, rdp
 
 DELTA = 1e-5
 EPSILONS = (0.3, 1.0, 2.0)

@@ -21,12 +21,12 @@ from terrine_experiments.neighbours import BLOCK, near, replace_records
 from terrine_experiments.setup import parts, public_part
 from terrine_experiments.sources import Name, Source, load
 from terrine_models.students.answers import Answers
+from terrine_models.students.models import Task
 from terrine_models.students.selection import choose
-from terrine_models.students.task import Task
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
-from terrine_server.planning.neighbour_plan import plan_neighbours
+from terrine_server.planning.first_project import plan_neighbours
 from terrine_server.privacy import Units
-from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
+from terrine_server.privacy.mechanisms import Neighbours as Mechanism
 
 STEPS, FULL = 8, 0.1
 """The largest weight, and the share of the public inputs that would have it. Chosen on training

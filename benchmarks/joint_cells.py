@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from joint_laws import ROUNDING, histograms, label_law, moved, passing, release
 
-from terrine_server.privacy.accounting.joint import (
+from terrine_server.privacy.joint import (
     MAX_EXPONENT,
     costs_up_to,
     counts_excess,

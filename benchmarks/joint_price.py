@@ -21,7 +21,7 @@ from reference.data import recorded
 from terrine_server.planning.forecast import Votes, forecast
 from terrine_server.planning.opening import Quote, choose, quotes
 from terrine_server.privacy import Rule, VoteOutcome, build_mechanism, cap_order, quote
-from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
+from terrine_server.privacy.mechanisms import ConfidentGNMax
 from terrine_server.privacy.parameters import ParameterError
 
 DELTA = 1e-5

@@ -43,10 +43,9 @@ from terrine_server.ledger.chain import (
     hasher,
     iso,
 )
-from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store.database import snapshot
-from terrine_server.ledger.store.tables import projects
-from terrine_server.ledger.verifying.entries import stored
+from terrine_server.ledger.database import snapshot
+from terrine_server.ledger.schema import Seals, projects
+from terrine_server.ledger.verifying import stored
 from terrine_server.privacy import VoteOutcome
 
 # Noise so large that the budget pays for tens of millions of queries.

@@ -38,7 +38,7 @@ from ledger import MECHANISM, fill
 from terrine_protocol import Role, TokenCreate
 from terrine_server.app import create_app
 from terrine_server.ledger import NewProject
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
 
 TARGET = 0.3

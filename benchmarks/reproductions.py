@@ -43,8 +43,13 @@ from terrine_server.privacy import (
     rdp,
 )
 from terrine_server.privacy.noise import discrete_gaussian
-from terrine_server.privacy.published.noisy_max import gnmax_rdp, lnmax_rdp
-from terrine_server.privacy.published.release import ActualCost, BoundRelease, gnss_rdp
+from terrine_server.privacy.published import (
+    ActualCost,
+    BoundRelease,
+    gnmax_rdp,
+    gnss_rdp,
+    lnmax_rdp,
+)
 
 Votes = NDArray[np.int64]
 

@@ -97,7 +97,7 @@ def by_turns(work: dict[str, Callable[[], object]], runs: int) -> dict[str, list
 def reads(work: Callable[[], object], table: Path) -> tuple[int, float]:
     """How often the file is opened, and what share of its bytes is read."""
     from terrine_protocol.files import opened as usual
-    from terrine_protocol.tables import files, text
+    from terrine_protocol.tables import files
 
     found = [0, 0]
 
@@ -111,12 +111,12 @@ def reads(work: Callable[[], object], table: Path) -> tuple[int, float]:
         found[0] += 1
         return io.BufferedReader(Counted(path))
 
-    for module in (files, text):
+    for module in (files, files):
         setattr(module, "opened", opened)  # noqa: B010 - no name that they export
     try:
         work()
     finally:
-        for module in (files, text):
+        for module in (files, files):
             setattr(module, "opened", usual)  # noqa: B010
     return found[0], found[1] / table.stat().st_size
 
@@ -124,7 +124,7 @@ def reads(work: Callable[[], object], table: Path) -> tuple[int, float]:
 def functions(work: Callable[[], object]) -> tuple[int, int]:
     """How many functions of Terrine are called at all, and for each block (comprehensions
     and lambdas left out). pyarrow reads in a thread of its own, which is followed, too."""
-    from terrine_protocol.tables import text
+    from terrine_protocol.tables import files
 
     calls: dict[str, int] = {}
 
@@ -135,23 +135,23 @@ def functions(work: Callable[[], object]) -> tuple[int, int]:
             name = f"{code.co_filename} {code.co_qualname}"
             calls[name] = calls.get(name, 0) + 1
 
-    def read(self: text.TextFile, size: int = -1) -> bytes:
+    def read(self: files.TextFile, size: int = -1) -> bytes:
         sys.setprofile(count)
         return before(self, size)
 
-    before, block = text.TextFile.read, text.BLOCK
-    text.TextFile.read = read  # type: ignore[method-assign]
+    before, block = files.TextFile.read, files.BLOCK
+    files.TextFile.read = read  # type: ignore[method-assign]
     try:
         found = []
         for size in (block, block // 4):
             calls.clear()
-            text.BLOCK = size
+            files.BLOCK = size
             sys.setprofile(count)
             work()
             sys.setprofile(None)
             found.append(dict(calls))
     finally:
-        text.TextFile.read, text.BLOCK = before, block  # type: ignore[method-assign]
+        files.TextFile.read, files.BLOCK = before, block  # type: ignore[method-assign]
     few, many = found
     return len(many), sum(many[name] > few.get(name, 0) for name in many)
 
@@ -188,7 +188,7 @@ def measure(what: str, table: Path, home: Path) -> None:
     import pandas  # noqa: F401 - before it is measured
     import torch  # noqa: F401
 
-    import terrine_protocol.tables.rows  # noqa: F401
+    import terrine_protocol.tables.files  # noqa: F401
 
     before = memory("VmRSS")
     WORK[what](table, home)
@@ -212,7 +212,7 @@ def propose(table: Path, home: Path) -> None:
 
 def deal(table: Path, home: Path) -> None:
     from terrine_models.tables.loading import Table, read_schema
-    from terrine_models.teachers.splitting import split
+    from terrine_models.teachers.shards import split
 
     split(Table(table, read_schema(home / "schema.json")), home / "shards", 250)
 

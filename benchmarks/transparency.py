@@ -30,10 +30,8 @@ from pymerkle import InmemoryTree
 from sqlalchemy import text
 
 from ledger import MECHANISM, databases, fill
-from terrine_protocol.transparency import trees
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Note
-from terrine_protocol.transparency.tiles import WIDTH, Tile, Tiles
+from terrine_protocol import transparency
+from terrine_protocol.transparency import WIDTH, Checkpoint, Note, Tile, Tiles
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
 
@@ -63,7 +61,7 @@ def main() -> bool:
 def peers(entries: int) -> None:
     given = [hashlib.sha256(b"%d" % n).digest() for n in range(entries)]
     hashes = seconds(lambda: [hashlib.sha256(b"\0" + e).digest() for e in given + given])
-    ours = seconds(lambda: trees.root_of(map(trees.leaf_hash, given)))
+    ours = seconds(lambda: transparency.root_of(map(transparency.leaf_hash, given)))
     tree = InmemoryTree(algorithm="sha256")
     theirs = seconds(lambda: (tree.append_entries(given), tree.get_root()))
     print(f"{entries:,} entries in memory, no database")
@@ -104,7 +102,7 @@ def grow(kind: str, url: str, entries: int) -> None:
         return data
 
     tiles = Tiles(size, fetch)
-    path = trees.prove_inclusion(size // 2, size, tiles.perfect)
+    path = transparency.prove_inclusion(size // 2, size, tiles.perfect)
     note = signed(size, root)
     print(
         f"  an inclusion proof: {len(path)} hashes, {32 * len(path):,} bytes, with its checkpoint "
@@ -116,8 +114,8 @@ def grow(kind: str, url: str, entries: int) -> None:
     print(f"  a full tile from the database: {one * 1e3:.2f} ms")
 
     def from_early() -> None:
-        proof = trees.prove_consistency(early, size, Tiles(size, ledger.tile).perfect)
-        trees.check_consistency(early, size, before, root, proof)
+        proof = transparency.prove_consistency(early, size, Tiles(size, ledger.tile).perfect)
+        transparency.check_consistency(early, size, before, root, proof)
         assert Checkpoint.parse(Note.parse(note).text).root == root
 
     print(f"  verified from a checkpoint of {early:,} leaves in {seconds(from_early) * 1e3:.1f} ms")

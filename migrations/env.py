@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from terrine_server.ledger.store.tables import metadata
+from terrine_server.ledger.schema import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,6 +1,6 @@
 """The data-dependent cost of a query at its votes: at most the worst case, often far less.
 
-A reference for `terrine_server.privacy.published.tally`, which instead counts queries by an integer
+A reference for `terrine_server.privacy.published`, which instead counts queries by an integer
 statistic of their votes. A data-dependent cost c(D) bounds D_α(M(D)‖M(D′)) for every
 neighbour D′ of the actual data D. All costs are vectorised over queries × orders, in the log
 domain, and rounded up: never NaN, never negative, and never above the data-independent
@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr
 
-from terrine_server.privacy.accounting.checks import Counts, Floats, check_orders, check_votes
-from terrine_server.privacy.accounting.curves import rdp
-from terrine_server.privacy.accounting.events import (
+from terrine_server.privacy.curves import rdp
+from terrine_server.privacy.events import (
     Composition,
     CostEvent,
     GaussianArgmax,
@@ -29,14 +28,17 @@ from terrine_server.privacy.accounting.events import (
     LaplaceNoisyMax,
     StabilityTest,
 )
+from terrine_server.privacy.numbers import Counts, Floats, check_orders, check_votes
 from terrine_server.privacy.parameters import check_gamma, check_sigma
-from terrine_server.privacy.published.noisy_max import (
+from terrine_server.privacy.published import (
+    bit_table,
     gnmax_rdp,
     laplace_log_tails,
     lnmax_rdp,
+    statistic_of,
+    statistic_range,
     union_bound,
 )
-from terrine_server.privacy.published.statistics import bit_table, statistic_of, statistic_range
 
 ORDERS = np.concatenate(
     [

@@ -18,11 +18,11 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri_exp
 
 from reference.vote_paths import levels_away, levels_towards
-from terrine_server.privacy.accounting.checks import Counts, Floats
-from terrine_server.privacy.accounting.curves import rdp
-from terrine_server.privacy.accounting.events import GaussianNoisyMax, LaplaceNoisyMax
+from terrine_server.privacy.curves import rdp
+from terrine_server.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
+from terrine_server.privacy.numbers import Counts, Floats
 from terrine_server.privacy.parameters import ParameterError, check_gamma, check_sigma
-from terrine_server.privacy.published.noisy_max import (
+from terrine_server.privacy.published import (
     gnmax_terms,
     laplace_log_tails,
     lnmax_terms,

@@ -27,14 +27,7 @@ from reference.local_sensitivity import (
     laplace_curve,
 )
 from reference.vote_paths import distinct_rows
-from terrine_server.privacy.accounting.checks import (
-    MARGIN,
-    Counts,
-    Floats,
-    check_orders,
-    check_votes,
-)
-from terrine_server.privacy.accounting.events import (
+from terrine_server.privacy.events import (
     Composition,
     CostEvent,
     GaussianNoisyMax,
@@ -42,9 +35,21 @@ from terrine_server.privacy.accounting.events import (
     LaplaceNoisyMax,
     StabilityTest,
 )
-from terrine_server.privacy.published.release import ActualCost, check_beta
-from terrine_server.privacy.published.statistics import bit_table, statistic_of, statistic_range
-from terrine_server.privacy.published.tally import FLOOR
+from terrine_server.privacy.numbers import (
+    MARGIN,
+    Counts,
+    Floats,
+    check_orders,
+    check_votes,
+)
+from terrine_server.privacy.published import (
+    FLOOR,
+    ActualCost,
+    bit_table,
+    check_beta,
+    statistic_of,
+    statistic_range,
+)
 
 
 @dataclass(frozen=True)

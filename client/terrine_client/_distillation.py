@@ -21,10 +21,9 @@ from terrine_protocol.mechanisms import COUNTED
 if TYPE_CHECKING:
     from terrine_models.data.arrays import InputSpec
     from terrine_models.students.answers import Answers
-    from terrine_models.students.models import Student
+    from terrine_models.students.models import Student, Task
     from terrine_models.students.selection import TrainedStudent
     from terrine_models.students.settings import Training
-    from terrine_models.students.task import Task
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -78,7 +77,7 @@ class Distillation:
 
     def order(self) -> Ints:
         """All inputs in an order of which any beginning represents the whole."""
-        from terrine_models.students.asking import asking_order
+        from terrine_models.students.selection import asking_order
 
         return asking_order(self.task.x, self.task.spec, self.task.seed)
 

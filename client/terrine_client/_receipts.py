@@ -20,15 +20,19 @@ from typing import Any, TypeVar
 from terrine_client import _calls
 from terrine_client._calls import Call
 from terrine_client.errors import ConfigurationError, NotFound
-from terrine_protocol import LabelResponse, ReceiptPage
+from terrine_protocol import LabelResponse, ReceiptPage, transparency
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.transparency import trees
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.leaves import commitment
-from terrine_protocol.transparency.notes import Note, NoteError
-from terrine_protocol.transparency.policies import Policy, VerifiedCheckpoint
-from terrine_protocol.transparency.proofs import Proof
-from terrine_protocol.transparency.tiles import Tile, Tiles
+from terrine_protocol.transparency import (
+    Checkpoint,
+    Note,
+    NoteError,
+    Policy,
+    Proof,
+    Tile,
+    Tiles,
+    VerifiedCheckpoint,
+    commitment,
+)
 
 FORMAT = "terrine-receipts/1"
 WAIT_SECONDS = 120
@@ -193,14 +197,14 @@ def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[Re
         index = places.get(number)
         if key is None or index is None or index >= checkpoint.size:
             continue
-        leaf = trees.leaf_hash(commitment(key, bytes.fromhex(receipt.hash)))
+        leaf = transparency.leaf_hash(commitment(key, bytes.fromhex(receipt.hash)))
         try:
             path = yield from tiles.of(
                 checkpoint.size,
-                partial(trees.prove_inclusion, index, checkpoint.size),
+                partial(transparency.prove_inclusion, index, checkpoint.size),
             )
-            trees.check_inclusion(leaf, index, checkpoint.size, checkpoint.root, path)
-        except (trees.ProofError, NotFound):
+            transparency.check_inclusion(leaf, index, checkpoint.size, checkpoint.root, path)
+        except (transparency.ProofError, NotFound):
             continue
         opening = {"charge": number, "hash": receipt.hash, "leaf_key": key.hex()}
         extra = json.dumps(opening, separators=(",", ":")).encode()
@@ -235,7 +239,7 @@ class _Fetched:
     def __init__(self) -> None:
         self._kept: dict[Tile, bytes] = {}
 
-    def of(self, size: int, compute: Callable[[trees.Perfect], T]) -> Plan[T]:
+    def of(self, size: int, compute: Callable[[transparency.Perfect], T]) -> Plan[T]:
         """Compute something from the tiles of a tree of this size."""
         while True:
             try:
@@ -270,9 +274,11 @@ def _contradiction(
         return [f"a checkpoint {whose} is of another log, {earlier.origin}"]
     old, new = sorted((earlier, current), key=lambda checkpoint: checkpoint.size)
     try:
-        proof = yield from tiles.of(new.size, partial(trees.prove_consistency, old.size, new.size))
-        trees.check_consistency(old.size, new.size, old.root, new.root, proof)
-    except (trees.ProofError, NotFound):
+        proof = yield from tiles.of(
+            new.size, partial(transparency.prove_consistency, old.size, new.size)
+        )
+        transparency.check_consistency(old.size, new.size, old.root, new.root, proof)
+    except (transparency.ProofError, NotFound):
         return [
             f"TWO HISTORIES: the log signed a checkpoint {whose}, of {earlier.size} entries, that "
             f"the one of {current.size} entries does not agree with. Keep both as evidence:\n"

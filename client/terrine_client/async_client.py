@@ -46,7 +46,7 @@ from terrine_protocol import (
     TokenPage,
     Verification,
 )
-from terrine_protocol.transparency.policies import Policy
+from terrine_protocol.transparency import Policy
 
 T = TypeVar("T")
 Page = TypeVar("Page", LedgerPage, BudgetPage, TokenPage, RequestPage)

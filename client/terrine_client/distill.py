@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from terrine_client._distillation import Distillation, Examples, spec_of
 from terrine_client._notebook import Notebook
-from terrine_client._picture import draw
-from terrine_client._report import Report, Round, choice_lines, continued, round_line
+from terrine_client._report import Report, Round, choice_lines, continued, draw, round_line
 from terrine_client.client import Client
 from terrine_client.errors import TerrineError
 from terrine_protocol import ProjectInfo
@@ -31,9 +30,8 @@ from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
     from terrine_models.students.answers import Answers
-    from terrine_models.students.models import Student
+    from terrine_models.students.models import Student, Task
     from terrine_models.students.settings import Training
-    from terrine_models.students.task import Task
     from terrine_protocol.tables import TableSchema
 
 __all__ = ["DistillError", "Distilled", "Examples", "Report", "Round", "distill"]
@@ -199,7 +197,7 @@ def task_of(
     public: Array, project: ProjectInfo, encoding: TableSchema | None = None, seed: int = 0
 ) -> Task:
     """What a student of this project is to learn from its public inputs."""
-    from terrine_models.students.task import Task
+    from terrine_models.students.models import Task
 
     facts = project.ensemble
     encoding = encoding or facts.encoding
@@ -208,7 +206,7 @@ def task_of(
 
 def check_training(training: Training, task: Task) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
-    from terrine_models.students.methods import check
+    from terrine_models.students.models import check
 
     try:
         check(training.method, task)

@@ -98,7 +98,7 @@ def buy(
     Raises what `Client.label` raises, and before anything is asked ValueError for inputs that the
     project does not take, or DataError for a table that does not fit its schema.
     """
-    from terrine_models.students.asking import asking_order
+    from terrine_models.students.selection import asking_order
 
     if queries is not None and queries < 1:
         raise ValueError(f"queries must be at least 1 or None, got {queries}.")

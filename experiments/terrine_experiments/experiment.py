@@ -32,14 +32,14 @@ from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, 
 from terrine_experiments.sources import Source
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.students.answers import Answers
-from terrine_models.students.asking import asking_order
+from terrine_models.students.selection import asking_order
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
 from terrine_protocol.files import write_atomically
-from terrine_server.audit.world import serving
+from terrine_server.audit.service import serving
 from terrine_server.privacy import VoteOutcome, build_mechanism
-from terrine_server.privacy.published.noisy_max import laplace_log_tails, lnmax_rdp, union_bound
+from terrine_server.privacy.published import laplace_log_tails, lnmax_rdp, union_bound
 
 Ints = NDArray[np.int64]
 

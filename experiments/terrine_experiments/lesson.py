@@ -11,10 +11,9 @@ from rich.console import Console
 from terrine_experiments.setup import Part
 from terrine_experiments.sources import Source
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student
+from terrine_models.students.models import Student, Task
 from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,9 +26,8 @@ from terrine_models.students.answers import Answers
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_server.privacy import Units
-from terrine_server.privacy.budget.allowances import Allowance, allowance
-from terrine_server.privacy.budget.rules import Rule
-from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
+from terrine_server.privacy.budget import Allowance, Rule, allowance
+from terrine_server.privacy.mechanisms import Neighbours as Mechanism
 from terrine_server.privacy.parameters import ParameterError
 
 LASTING = 0.5

@@ -18,7 +18,7 @@ from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
-from terrine_server.demo.owner import DemoOwner
+from terrine_server.demo.story import DemoOwner
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble

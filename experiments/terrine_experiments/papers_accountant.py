@@ -1,6 +1,6 @@
 """ε as the papers' own accountant states it: their curves, and the order that is best afterwards.
 
-Terrine enforces a tighter rule (`privacy/budget/rules.py`). This one is no filter: if students
+Terrine enforces a tighter rule (`privacy/budget.py`). This one is no filter: if students
 adapt, the order must be fixed beforehand. Google's accountants are asked through
 `terrine_server.planning.dp_events`.
 """
@@ -14,7 +14,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.privacy.accounting.events import (
+from terrine_server.privacy.events import (
     Composition,
     ConfidentMax,
     CostEvent,
@@ -27,7 +27,7 @@ from terrine_server.privacy.accounting.events import (
     NeighbourCounts,
     StabilityTest,
 )
-from terrine_server.privacy.budget.quoting import split_delta
+from terrine_server.privacy.quoting import split_delta
 
 Floats = NDArray[np.float64]
 

@@ -197,8 +197,7 @@ def _suited(
     quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
-    from terrine_models.students.methods import check
-    from terrine_models.students.task import Task
+    from terrine_models.students.models import Task, check
     from terrine_models.teachers.kinds import Forests
 
     importlib.import_module("terrine_experiments.students")  # registers its methods

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from terrine_client._picture import accuracy_scale
+from terrine_client._report import accuracy_scale
 from terrine_experiments.interval import half_width, shown
 from terrine_experiments.papers import PAPERS
 from terrine_protocol.files import write_atomically

@@ -17,11 +17,10 @@ import sqlalchemy as sa
 from alembic import op
 
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger.administration import Action
-from terrine_server.ledger.chain import iso
-from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import log
-from terrine_server.ledger.store.transaction import Transaction
+from terrine_server.ledger import log
+from terrine_server.ledger.chain import Action, iso
+from terrine_server.ledger.database import Transaction
+from terrine_server.ledger.schema import Seals
 
 revision = "0007"
 down_revision = "0006"

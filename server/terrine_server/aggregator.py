@@ -30,14 +30,17 @@ from starlette.routing import Route
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.federation import read_token
 from terrine_protocol.files import write_atomically
-from terrine_server.labeling import shares
-from terrine_server.labeling.aggregator_terms import TERMS, AggregatorInfo, AggregatorTerms
-from terrine_server.labeling.inference import ProtocolError
-from terrine_server.labeling.shares import Share
+from terrine_server.labeling import remote_voters
+from terrine_server.labeling.remote_voters import (
+    TERMS,
+    AggregatorInfo,
+    AggregatorTerms,
+    ProtocolError,
+    Share,
+)
 from terrine_server.privacy import Account
 from terrine_server.privacy.noise import discrete_gaussian
-from terrine_server.serving.bounds import Guard
-from terrine_server.serving.limits import Limits, few_callers
+from terrine_server.serving.bounds import Guard, Limits, few_callers
 
 BOOKS, SERVICE, OWNERS = "aggregator.db", "service.token", "owners"
 MEMORY = 2**30
@@ -158,7 +161,7 @@ class Aggregator:
         self.terms = self.count.terms
         self._agreed = self.terms.digest()
         self._keys = Keys.read(directory, self.terms)
-        row = shares.WIDTH * self.terms.classes
+        row = remote_voters.WIDTH * self.terms.classes
         self._waiting = PendingShares(self.terms.owners)
         self._most = min(self._waiting.most, SHARE_ROWS * row)
         self.limits = few_callers(1 + len(self.terms.owners))
@@ -195,7 +198,7 @@ class Aggregator:
         if owner is None:
             return _refused(401, "This needs the token of an owner (Authorization: Bearer).")
         name = request.path_params["round"]
-        if re.fullmatch(shares.ROUND_NAME, name) is None:
+        if re.fullmatch(remote_voters.ROUND_NAME, name) is None:
             return _refused(400, "A round's name is 32 hexadecimal digits.")
         if request.headers.get(TERMS) != self._agreed:
             return _refused(
@@ -207,7 +210,9 @@ class Aggregator:
         if len(body) > self._most:
             return _refused(413, f"A share has at most {self._most} bytes here.")
         try:
-            shares.check(request.headers.get(shares.SHAPE, ""), body, self.terms.classes)
+            remote_voters.check(
+                request.headers.get(remote_voters.SHAPE, ""), body, self.terms.classes
+            )
         except ProtocolError as error:
             return _refused(400, f"The share is refused: {error}.")
         if not self._waiting.put(owner, name, body):
@@ -227,13 +232,15 @@ class Aggregator:
         if len(set(asked.owners)) < len(asked.owners) or len(chosen) < max(1, len(asked.owners)):
             return _refused(409, "Not one share of each of these owners is here. Start anew.")
         try:
-            found = [shares.read(each, asked.rows, self.terms.classes) for each in chosen]
+            found = [
+                remote_voters.parse_share(each, asked.rows, self.terms.classes) for each in chosen
+            ]
         except ProtocolError as error:
             return _refused(409, f"A share of this round does not fit: {error}. Start anew.")
         released = await to_thread.run_sync(self._released, found, limiter=self._releasing)
         if released is None:
             return _refused(403, "This aggregator has released all that its budget pays for.")
-        return Response(shares.write(released), media_type="application/octet-stream")
+        return Response(remote_voters.write(released), media_type="application/octet-stream")
 
     def _released(self, found: Sequence[Share]) -> Share | None:
         """Count, then add up, with noise; None if the budget does not pay for it."""

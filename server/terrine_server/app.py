@@ -13,24 +13,20 @@ from anyio import to_thread
 from fastapi import Depends, FastAPI
 
 from terrine_server import admin
-from terrine_server.api import (
-    health,
-    middleware,
-    openapi,
-    owner,
-    problems,
-    requests,
-    students,
-    transparency,
-)
+from terrine_server.api import health, middleware, openapi, owner, problems, students
 from terrine_server.api import ledger as books
-from terrine_server.api.published import PublishedLog
-from terrine_server.api.readiness import Readiness
-from terrine_server.api.services import Check, Services, bearer, known_parameters
+from terrine_server.api import ledger as transparency
+from terrine_server.api.services import (
+    Check,
+    PublishedLog,
+    Readiness,
+    Services,
+    bearer,
+    known_parameters,
+)
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.any_voters import AnyVoters
-from terrine_server.labeling.pipeline import Labeling
-from terrine_server.labeling.queue import Queue
+from terrine_server.labeling.pipeline import Labeling, Queue
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
 from terrine_server.owner.checkpoints import (
@@ -40,8 +36,7 @@ from terrine_server.owner.checkpoints import (
     load_policy,
 )
 from terrine_server.owner.issuer import Issuer
-from terrine_server.owner.sessions import Sessions
-from terrine_server.owner.tokens import Tokens, load_secret_key
+from terrine_server.owner.sign_in import Sessions, Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 
@@ -138,12 +133,12 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         students.router,
         books.router,
         owner.router,
-        requests.router,
+        owner.requests_router,
         transparency.receipts,
         admin.router,
     ):
         app.include_router(router, dependencies=[Depends(known_parameters)])
-    for router in (health.router, transparency.router, admin.answers):
+    for router in (health.router, transparency.transparency_router, admin.answers):
         app.include_router(router)
     problems.install(app, admin.answer)
     openapi.complete(app)

@@ -26,12 +26,10 @@ from starlette.routing import Route
 
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.onnx_guard import VotingError
-from terrine_server.labeling import inference, shares
-from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
-from terrine_server.labeling.inference import ProtocolError
-from terrine_server.serving.bounds import Guard
-from terrine_server.serving.limits import Limits, few_callers
+from terrine_models.teachers.onnx import VotingError
+from terrine_server.labeling import remote_voters
+from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms, ProtocolError
+from terrine_server.serving.bounds import Guard, Limits, few_callers
 
 log = structlog.get_logger("terrine")
 
@@ -102,7 +100,7 @@ class Teacher:
         spec = self.ensemble.manifest.input
         tensor = {
             "name": "input",
-            "datatype": inference.DATATYPES[spec.dtype],
+            "datatype": remote_voters.DATATYPES[spec.dtype],
             "shape": [-1, *spec.shape],
         }
         label = {"name": "label", "datatype": "INT64", "shape": [-1]}
@@ -116,25 +114,27 @@ class Teacher:
         found = await self._voted(request)
         if isinstance(found, Response):
             return found
-        return Response(inference.response(self.model, found), media_type="application/json")
+        return Response(remote_voters.response(self.model, found), media_type="application/json")
 
     async def _share(self, request: Request) -> Response:
         if self._aggregator is None:
             return _refused(403, "This teacher knows no aggregator to share its votes with.")
-        name = request.headers.get(shares.ROUND, "")
-        if re.fullmatch(shares.ROUND_NAME, name) is None:
-            return _refused(400, f"{shares.ROUND} names no round: expected 32 hexadecimal digits.")
+        name = request.headers.get(remote_voters.ROUND, "")
+        if re.fullmatch(remote_voters.ROUND_NAME, name) is None:
+            return _refused(
+                400, f"{remote_voters.ROUND} names no round: expected 32 hexadecimal digits."
+            )
         found = await self._voted(request)
         if isinstance(found, Response):
             return found
-        ours, aggregators = shares.split(found, len(self.ensemble.manifest.classes))
+        ours, aggregators = remote_voters.split(found, len(self.ensemble.manifest.classes))
         try:
             kept = await self._aggregator.http.put(
                 f"v1/rounds/{name}/share",
-                content=shares.write(aggregators),
+                content=remote_voters.write(aggregators),
                 headers={
                     TERMS: self._terms,
-                    shares.SHAPE: shares.shape_of(aggregators),
+                    remote_voters.SHAPE: remote_voters.shape_of(aggregators),
                 },
                 timeout=AGGREGATOR_SECONDS,
             )
@@ -144,16 +144,16 @@ class Teacher:
             )
         if kept.status_code != 204:
             return _refused(502, f"The aggregator refuses the share: {kept.text[:300]}")
-        return Response(shares.write(ours), media_type="application/octet-stream")
+        return Response(remote_voters.write(ours), media_type="application/octet-stream")
 
     async def _voted(self, request: Request) -> NDArray[np.int64] | Response:
         """Return the labels `[B]` that a request asks for, or its refusal."""
         if not self._allowed(request):
             return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
         body = await request.body()
-        head = request.headers.get(inference.HEADER_LENGTH)
+        head = request.headers.get(remote_voters.HEADER_LENGTH)
         if head is not None and not head.isdecimal():
-            return _refused(400, f"{inference.HEADER_LENGTH} is no number of bytes.")
+            return _refused(400, f"{remote_voters.HEADER_LENGTH} is no number of bytes.")
         length = None if head is None else int(head)
         try:
             return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
@@ -165,7 +165,7 @@ class Teacher:
 
     def _labels(self, body: bytes, header_length: int | None) -> NDArray[np.int64]:
         spec = self.ensemble.manifest.input
-        x = inference.inputs(body, header_length, spec)
+        x = remote_voters.inputs(body, header_length, spec)
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             raise ProtocolError("inputs that are not finite")
         chosen: NDArray[np.int64] = self.ensemble.votes(x.astype(spec.dtype)).argmax(axis=1)

@@ -27,20 +27,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.transparency.checkpoints import Checkpoint, opened
-from terrine_protocol.transparency.notes import (
+from terrine_protocol.transparency import (
+    EMPTY,
     LARGEST,
+    Checkpoint,
     Note,
     NoteError,
+    ProofError,
     SignerKey,
     VerifierKey,
+    check_consistency,
     checked_text,
     decode,
     number,
+    opened,
 )
-from terrine_protocol.transparency.trees import EMPTY, ProofError, check_consistency
-from terrine_server.serving.bounds import Guard
-from terrine_server.serving.limits import Limits
+from terrine_server.serving.bounds import Guard, Limits
 
 MOST_PROOF_LINES = 63
 LIMITS = Limits(

@@ -28,7 +28,7 @@ from digits import train_digits  # noqa: E402
 from server import RunningServer, running_server  # noqa: E402
 
 from terrine_protocol import ProjectStatus, Role, TokenCreate  # noqa: E402
-from terrine_server.owner.tokens import Tokens, load_secret_key  # noqa: E402
+from terrine_server.owner.sign_in import Tokens, load_secret_key  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -52,7 +52,7 @@ WEBP_QUALITY = 70
 
 @contextmanager
 def told(clock: list[datetime]) -> Iterator[None]:
-    with patch("terrine_server.ledger.handle.now", lambda: clock[0]):
+    with patch("terrine_server.ledger.rows.now", lambda: clock[0]):
         yield
 
 

@@ -21,8 +21,8 @@ from terrine_protocol import Role
 from terrine_server.app import create_app
 from terrine_server.errors import Unauthorized
 from terrine_server.ledger import Ledger
-from terrine_server.owner import sessions
-from terrine_server.owner.sessions import IDLE, LONGEST
+from terrine_server.owner import sign_in
+from terrine_server.owner.sign_in import IDLE, LONGEST
 
 SESSION = "__Host-terrine-session"
 ACTS = (
@@ -138,7 +138,7 @@ def test_a_session_ends_unused_and_also_if_it_is_always_used(
         def now(cls, tz: object = None) -> Clock:
             return cls.fromtimestamp(now[0].timestamp(), UTC)
 
-    monkeypatch.setattr(sessions, "datetime", Clock)
+    monkeypatch.setattr(sign_in, "datetime", Clock)
     service = house.app.state.services.sessions
     session = service.sign_in(house.token("admin"), "here")
     for _ in range(steps):

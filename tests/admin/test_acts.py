@@ -22,11 +22,10 @@ from terrine_server.admin.opening import SPECS
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger
 from terrine_server.owner import editions
-from terrine_server.owner.stand_in_units import neighbours_of
-from terrine_server.planning.counts import sigma_for_rows
-from terrine_server.planning.first_project import delta_for, right_at_most
-from terrine_server.planning.neighbour_plan import plan_neighbours
-from terrine_server.planning.remaining import most_queries, too_few
+from terrine_server.owner.ways import neighbours_of
+from terrine_server.planning.first_project import delta_for, plan_neighbours, right_at_most
+from terrine_server.planning.forecast import sigma_for_rows
+from terrine_server.planning.opening import most_queries, too_few
 from terrine_server.privacy import Account, build_mechanism, quote
 
 TERMS = {

@@ -20,8 +20,8 @@ from terrine_protocol import Outcome
 from terrine_server import views
 from terrine_server.admin import charts, rendering
 from terrine_server.dossier import assessment
+from terrine_server.dossier.assessment import unchecked
 from terrine_server.dossier.facts import gather
-from terrine_server.dossier.unchecked import unchecked
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.owner.checkpoints import SignedHistory
 

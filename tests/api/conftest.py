@@ -10,7 +10,7 @@ from digits import DigitsEnsemble
 from impatient import CHEAP, PATIENT, charges, impatient
 from server import RunningServer
 
-from terrine_server.api import readiness
+from terrine_server.api import services
 
 Call = Callable[..., Caller]
 
@@ -18,7 +18,7 @@ Call = Callable[..., Caller]
 @pytest.fixture(autouse=True)
 def _ready_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """`/readyz` finds out anew each time, so that tests need not wait a second."""
-    monkeypatch.setattr(readiness, "SECONDS", 0.0)
+    monkeypatch.setattr(services, "SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from terrine_server.serving.concurrency import ConcurrencyLimit, Share, Slot
+from terrine_server.serving.bounds import ConcurrencyLimit, Share, Slot
 from terrine_server.settings import Settings
 
 

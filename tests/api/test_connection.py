@@ -14,7 +14,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from terrine_server.serving.connection import LEAST_READ, Connection, options
+from terrine_server.serving.bounds import LEAST_READ, Connection, options
 from terrine_server.settings import Settings
 
 LARGE = bytes(4_000_000)

@@ -15,7 +15,7 @@ from server import RunningServer
 
 from terrine_client import BudgetExhausted, Client
 from terrine_protocol import Outcome, ProjectInfo
-from terrine_server.audit.ledger import check_project
+from terrine_server.audit.service import check_project
 from terrine_server.ledger import connect
 
 Call = Callable[..., Caller]

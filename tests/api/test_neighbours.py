@@ -26,12 +26,12 @@ from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_protocol import LabelResponse, Outcome
-from terrine_server.cli.student_report import summary
+from terrine_server.cli.student import summary
 from terrine_server.labeling import voters
+from terrine_server.ledger import accounts as accounts_of
 from terrine_server.ledger import connect
-from terrine_server.ledger.charging import unit_accounts as accounts_of
-from terrine_server.ledger.store.tables import unit_accounts
-from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.ledger.schema import unit_accounts
+from terrine_server.ledger.verifying import verify_export
 from terrine_server.privacy import Neighbours as Mechanism
 from terrine_server.privacy import Units
 
@@ -203,7 +203,7 @@ def test_a_client_gets_noisy_counts_and_forecasts_by_queries(people: People) -> 
 def test_a_server_that_dies_between_the_vote_and_the_answer_leaves_no_account_behind(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = accounts_of.save
+    usual = accounts_of.save_unit_accounts
     people.ask(people.queries[:5])
     for before in (True, False):
 
@@ -212,12 +212,12 @@ def test_a_server_that_dies_between_the_vote_and_the_answer_leaves_no_account_be
                 usual(*given)
             raise RuntimeError("killed")
 
-        monkeypatch.setattr(accounts_of, "save", die)
+        monkeypatch.setattr(accounts_of, "save_unit_accounts", die)
         reply = Caller(people.server, people.server.token()).label(people.queries[5:10])
         assert reply.status_code == 500
         assert people.server.ledger.project("study").charges == 5
         assert people.stored().tolist() == people.expected(people.queries[:5])[1].tolist()
-    monkeypatch.setattr(accounts_of, "save", usual)
+    monkeypatch.setattr(accounts_of, "save_unit_accounts", usual)
     people.ask(people.queries[5:10])
     assert people.stored().tolist() == people.expected(people.queries[:10])[1].tolist()
 

@@ -23,10 +23,10 @@ from server import RunningServer
 from terrine_protocol import LabelResponse, NoisyVotesSpec, ProjectInfo
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import connect
-from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.ledger.verifying import verify_export
 from terrine_server.privacy import VoteOutcome
-from terrine_server.privacy.accounting.events import GaussianNoisyMax
-from terrine_server.privacy.budget.prices import price
+from terrine_server.privacy.budget import price
+from terrine_server.privacy.events import GaussianNoisyMax
 
 Call = Callable[..., Caller]
 COUNTED = {"name": "noisy_votes", "sigma": 4.0}

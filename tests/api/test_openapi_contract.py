@@ -12,7 +12,7 @@ import pytest
 from openapi_contract import breaking_changes
 
 from terrine_server.app import create_app
-from terrine_server.owner.tokens import make_secret_key
+from terrine_server.owner.sign_in import make_secret_key
 from terrine_server.settings import Settings
 
 RELEASED = json.loads((Path(__file__).resolve().parents[2] / "docs" / "openapi.json").read_text())

@@ -17,9 +17,9 @@ from patience import PATIENCE_SECONDS
 from server import RunningServer, running_server
 
 from terrine_server.errors import Overloaded
-from terrine_server.labeling.queue import GROUP_QUERIES, GROUPS, Queue
+from terrine_server.labeling.pipeline import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics
-from terrine_server.serving.turns import Turns
+from terrine_server.serving.bounds import Turns
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,19 @@ import pytest
 from refusals import holds
 from small_worlds import mutated
 
-from terrine_server.audit import noise
-from terrine_server.audit.cases import CASES, Case, Request
+from terrine_server.audit import mechanisms
 from terrine_server.audit.evidence import Promise
-from terrine_server.audit.mechanisms import Aspect, Seen, _suspect, audit_mechanisms, observe
-from terrine_server.audit.noise import audit_noise
+from terrine_server.audit.mechanisms import (
+    CASES,
+    Aspect,
+    Case,
+    Request,
+    Seen,
+    _suspect,
+    audit_mechanisms,
+    audit_noise,
+    observe,
+)
 from terrine_server.findings import AuditFinding
 from terrine_server.privacy import (
     GaussianNoisyCounts,
@@ -36,9 +44,7 @@ from terrine_server.privacy import (
     VoteOutcome,
     quote,
 )
-from terrine_server.privacy.mechanisms import MECHANISMS
-from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
-from terrine_server.privacy.mechanisms.stable import StableArgmax
+from terrine_server.privacy.mechanisms import MECHANISMS, NoisyVotes, StableArgmax
 from terrine_server.privacy.noise import NoiseTable
 
 pytestmark = pytest.mark.statistical
@@ -222,8 +228,8 @@ class TestPlantedDefects:
             return drawn - np.where(chosen, np.sign(drawn), 0)
 
         replace_sampler(monkeypatch, towards_zero)
-        released = [kind for kind in noise.NOISES if kind.draw is not None]
-        monkeypatch.setattr(noise, "NOISES", released)
+        released = [kind for kind in mechanisms.NOISES if kind.draw is not None]
+        monkeypatch.setattr(mechanisms, "NOISES", released)
         assert [finding.verdict for finding in audit_noise(400_000, LEVEL)] == ["exceeded"]
         assert least > 1 or caught("noisy_votes")
 
@@ -374,10 +380,10 @@ class TestTheNoiseItself:
             return NoiseTable(table.words[table.reach - 32 : table.reach + 32])
 
         defective = [
-            noise.NoiseAudit(kind.title, partial(short, kind.table()), kind.weight)
-            for kind in noise.NOISES
+            mechanisms.NoiseAudit(kind.title, partial(short, kind.table()), kind.weight)
+            for kind in mechanisms.NOISES
         ]
-        monkeypatch.setattr(noise, "NOISES", defective)  # 8σ: once in 10¹⁵ draws
+        monkeypatch.setattr(mechanisms, "NOISES", defective)  # 8σ: once in 10¹⁵ draws
         for finding in audit_noise(10_000, LEVEL):
             assert not finding.passed
             holds(finding.evidence, "table", 32)

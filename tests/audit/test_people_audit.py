@@ -18,12 +18,12 @@ import pytest
 from refusals import holds
 from small_worlds import mutated
 
-from terrine_server.audit import people
-from terrine_server.audit.people import audit_people
+from terrine_server.audit import service
+from terrine_server.audit.service import audit_people
 from terrine_server.findings import AuditFinding
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import Neighbourhood
-from terrine_server.ledger.charging import unit_accounts
+from terrine_server.ledger import accounts
 from terrine_server.privacy import Neighbours
 from terrine_server.privacy.noise import NoiseTable
 
@@ -42,8 +42,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 @pytest.fixture
 def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a budget that still allows every person four: fewer students see the same defects."""
-    monkeypatch.setattr(people, "SIGMA", 0.5)
-    monkeypatch.setattr(people, "EPSILON", 45.0)
+    monkeypatch.setattr(service, "SIGMA", 0.5)
+    monkeypatch.setattr(service, "PEOPLE_EPSILON", 45.0)
 
 
 def findings(students: int, level: float) -> list[AuditFinding]:
@@ -87,12 +87,12 @@ def judges_once_a_request(patch: pytest.MonkeyPatch) -> None:
 def rolls_accounts_back(patch: pytest.MonkeyPatch) -> None:
     """The accounts that are written are those from before the charge."""
     opened: dict[int, Any] = {}
-    usual = unit_accounts.save
+    usual = accounts.save_unit_accounts
 
     def save(tx: Any, after: Any, accounts: Any) -> None:
         usual(tx, after, opened.setdefault(after.id, np.zeros_like(accounts)))
 
-    patch.setattr(unit_accounts, "save", save)
+    patch.setattr(accounts, "save_unit_accounts", save)
 
 
 def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,22 @@ from seeded_noise import seed_noise
 
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit import service
-from terrine_server.audit.service import AT_ONCE, MECHANISM, Strategy, audit_service
-from terrine_server.audit.transcripts import Transcripts
-from terrine_server.audit.world import ADVERSARIES, TEACHERS, WORLDS, Adversary, save_world
+from terrine_server.audit.service import (
+    ADVERSARIES,
+    AT_ONCE,
+    MECHANISM,
+    TEACHERS,
+    WORLDS,
+    Adversary,
+    Strategy,
+    Transcripts,
+    audit_service,
+    save_world,
+)
 from terrine_server.findings import AuditFinding
 from terrine_server.planning import opening
 from terrine_server.privacy import Mechanism, Terms, quote
-from terrine_server.privacy.mechanisms.base import VoteOutcome
+from terrine_server.privacy.mechanisms import VoteOutcome
 from terrine_server.privacy.noise import NoiseTable
 
 LEVEL = 1e-9

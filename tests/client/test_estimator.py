@@ -23,15 +23,15 @@ from terrine_client import Client
 from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.students.answers import Answers
+from terrine_models.students.models import Task
 from terrine_models.students.selection import TrainedStudent, choose
-from terrine_models.students.task import Task
 from terrine_models.tables.loading import load_table
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import Column, EnsembleRegister, ProjectOpen, Role, TableSchema, TokenCreate
-from terrine_server.audit.world import serving
+from terrine_server.audit.service import serving
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
 
 WIDTHS = (3, 2, 10, 4, 5, 1, 20)

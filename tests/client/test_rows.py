@@ -35,7 +35,7 @@ from terrine_protocol import (
 )
 from terrine_protocol.tables import ClippedError
 from terrine_protocol.tables.encoding import encode_frame
-from terrine_server.audit.world import serving
+from terrine_server.audit.service import serving
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
 

@@ -23,7 +23,7 @@ from serving import until
 
 from terrine_models.data.arrays import DataError
 from terrine_server.demo.material import choose, mnist
-from terrine_server.demo.process import ServerError, running_server
+from terrine_server.demo.story import ServerError, running_server
 
 TERRINE = [sys.executable, "-m", "terrine_server"]
 

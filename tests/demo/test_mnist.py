@@ -17,8 +17,8 @@ from refusals import holds, refuses
 from rich.console import Console
 from rich.progress import Progress
 
-from terrine_server.demo import mnist
-from terrine_server.demo.mnist import FetchError, cache_directory, cached_mnist
+from terrine_server.demo import material
+from terrine_server.demo.material import FetchError, cache_directory, cached_mnist
 
 
 @dataclass
@@ -43,9 +43,9 @@ def once() -> Iterator[None]:
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     """A local mirror of four small files, whose digests stand in for MNIST's."""
-    contents = {name: (name * 1000).encode() for name in mnist.FILES}
+    contents = {name: (name * 1000).encode() for name in material.FILES}
     digests = {n: (len(b), hashlib.sha256(b).hexdigest()) for n, b in contents.items()}
-    monkeypatch.setattr(mnist, "FILES", digests)
+    monkeypatch.setattr(material, "FILES", digests)
     site = Mirror(files={f"/{name}.gz": gzip.compress(body) for name, body in contents.items()})
 
     class Handler(BaseHTTPRequestHandler):
@@ -83,7 +83,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
 
 def fetch_mnist(url: str, directory: Path) -> Progress:
     bar = Progress(console=Console(quiet=True))
-    mnist.fetch_mnist(url, directory, bar)
+    material.fetch_mnist(url, directory, bar)
     return bar
 
 
@@ -96,9 +96,9 @@ def test_all_four_files_arrive_unpacked_and_are_not_fetched_again(
 ) -> None:
     bar = fetch_mnist(mirror.url, tmp_path / "mnist")
     assert cached_mnist(tmp_path / "mnist")
-    assert leftovers(tmp_path / "mnist") == sorted(mnist.FILES)
+    assert leftovers(tmp_path / "mnist") == sorted(material.FILES)
     assert {task.description: (task.completed, task.total) for task in bar.tasks} == {
-        name: (len(mirror.files[f"/{name}.gz"]),) * 2 for name in mnist.FILES
+        name: (len(mirror.files[f"/{name}.gz"]),) * 2 for name in material.FILES
     }
     served = len(mirror.served)
     fetch_mnist(mirror.url, tmp_path / "mnist")
@@ -142,7 +142,7 @@ def test_a_mirror_that_stalls_is_given_up(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first that is asked for: no other has so little time."""
-    monkeypatch.setattr(mnist, "TIMEOUT", (60, 0.3))
+    monkeypatch.setattr(material, "TIMEOUT", (60, 0.3))
     mirror.stalled.add("/train-images-idx3-ubyte.gz")
     with refuses(FetchError, "images-idx3-ubyte.gz", "timed"):
         fetch_mnist(mirror.url, tmp_path)
@@ -164,7 +164,7 @@ def test_a_download_that_breaks_off_is_tried_once_more_and_that_is_said(
     mirror.cut_once.add("/train-images-idx3-ubyte.gz")
     said = io.StringIO()
     with stamina.set_testing(True, attempts=9, cap=True):
-        mnist.fetch_mnist(mirror.url, tmp_path, Progress(console=Console(file=said)))
+        material.fetch_mnist(mirror.url, tmp_path, Progress(console=Console(file=said)))
     assert cached_mnist(tmp_path)
     assert mirror.served.count("/train-images-idx3-ubyte.gz") == 2
     holds(said.getvalue(), "again")
@@ -202,6 +202,6 @@ def test_the_cache_is_where_the_user_keeps_caches(
 
 
 def test_the_digests_are_those_of_mnist(shared_data: Path) -> None:
-    for name, (size, digest) in mnist.FILES.items():
+    for name, (size, digest) in material.FILES.items():
         data = gzip.decompress((shared_data / "mnist" / f"{name}.gz").read_bytes())
         assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)

@@ -33,12 +33,13 @@ from sqlalchemy import Engine
 
 from terrine_models.teachers.federation import Federation, save_federation
 from terrine_models.teachers.federation import Owner as FederationOwner
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Kind, Note, NoteError, SignerKey
-from terrine_server.dossier import assessment, code, folder, owner_answers, registry, signing, words
+from terrine_protocol.transparency import Checkpoint, Kind, Note, NoteError, SignerKey
+from terrine_server.dossier import assessment, folder, signing, words
+from terrine_server.dossier import facts as code
+from terrine_server.dossier import facts as registry
+from terrine_server.dossier.assessment import unchecked
 from terrine_server.dossier.facts import Facts, TrainingFacts, _trained, gather, read_audit
-from terrine_server.dossier.owner_answers import MARK, QUESTIONS, DossierError
-from terrine_server.dossier.unchecked import unchecked
+from terrine_server.dossier.words import MARK, QUESTIONS, DossierError
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
@@ -101,7 +102,7 @@ class World(Owner):
             for each in of:
                 name = each.key.split(".")[1]
                 lines.append(f"{name} = {json.dumps(answers.get(name, f'told {each.key}'))}")
-        (self.settings.data_dir / owner_answers.FILE).write_text("\n".join(lines))
+        (self.settings.data_dir / words.FILE).write_text("\n".join(lines))
 
 
 @pytest.fixture
@@ -379,8 +380,8 @@ def test_the_owner_is_asked_once_and_marked_until_she_answers(
     world: World, terrine: Terrine, tmp_path: Path
 ) -> None:
     terrine("dossier", "--out", tmp_path / "first").fine  # noqa: B018
-    asked = world.settings.data_dir / owner_answers.FILE
-    assert asked.read_text() == owner_answers.template()
+    asked = world.settings.data_dir / words.FILE
+    assert asked.read_text() == words.template()
     for question in QUESTIONS:
         assert question.asks in asked.read_text()
     html = (tmp_path / "first" / "dossier.html").read_text()
@@ -413,10 +414,10 @@ def test_the_owner_is_asked_once_and_marked_until_she_answers(
     ],
 )
 def test_answers_that_cannot_be_read_are_refused(tmp_path: Path, text: str, why: str) -> None:
-    path = tmp_path / owner_answers.FILE
+    path = tmp_path / words.FILE
     path.write_text(text)
     with refuses(DossierError, *why.split()):
-        owner_answers.load(path)
+        words.load(path)
 
 
 def test_a_unit_is_what_the_manifest_says(world: World) -> None:

@@ -15,10 +15,9 @@ import terrine_experiments.students  # noqa: F401 - which makes the forest a met
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import MODEL, WEIGHTS, Student
+from terrine_models.students.models import MODEL, WEIGHTS, Student, Task
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 from terrine_models.teachers.shards import TrainingError
 
 pytestmark = pytest.mark.nightly
@@ -115,6 +114,6 @@ def test_what_cannot_be_a_forest_is_refused() -> None:
 def test_without_scikit_learn_a_forest_is_refused_and_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("terrine_models.teachers.forests.find_spec", lambda name: None)
+    monkeypatch.setattr("terrine_models.teachers.trees.find_spec", lambda name: None)
     with refuses(TrainingError, ".[forest]"):
         chosen("forest", X, LABELS, SPEC, CLASSES)

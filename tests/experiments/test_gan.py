@@ -19,7 +19,7 @@ from terrine_experiments.students.networks import (
 )
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.data.workers import side_by_side
-from terrine_models.students.asking import asking_order
+from terrine_models.students.selection import asking_order
 
 pytestmark = pytest.mark.nightly
 

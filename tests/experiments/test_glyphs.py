@@ -26,10 +26,10 @@ from terrine_experiments.glyphs.fonts import (
 )
 from terrine_experiments.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
 from terrine_models.data.arrays import load_npz
-from terrine_models.features.discriminant import MANY
+from terrine_models.features.linear import MANY
 from terrine_models.students.answers import Answers
+from terrine_models.students.models import Task
 from terrine_models.students.selection import choose
-from terrine_models.students.task import Task
 
 pytestmark = pytest.mark.nightly
 

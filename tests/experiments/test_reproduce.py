@@ -30,7 +30,7 @@ from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.shards import partition_records
-from terrine_server.demo.owner import DemoOwner
+from terrine_server.demo.story import DemoOwner
 
 pytestmark = pytest.mark.nightly
 

@@ -19,14 +19,13 @@ from terrine_client import Client
 from terrine_models.teachers.federation import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.aggregator import Aggregator, ReleaseCounter, make
-from terrine_server.audit.world import serving
+from terrine_server.audit.service import serving
 from terrine_server.errors import InvalidTerms
-from terrine_server.labeling import inference, shares
-from terrine_server.labeling.aggregator_terms import read_terms
-from terrine_server.labeling.remote_voters import client
+from terrine_server.labeling import remote_voters
+from terrine_server.labeling.remote_voters import client, read_terms
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
 from terrine_server.teacher import AgreedAggregator, Teacher
 
@@ -185,8 +184,11 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
         teacher = Teacher(digits_ensemble.directory, "digits", "secret", agreed)
         with listening(teacher.app()) as asked:
             x = digits_ensemble.public[:8]
-            body, headers = inference.request(x, "input", None, binary=True)
-            headers |= {"Authorization": "Bearer secret", shares.ROUND: shares.new_round()}
+            body, headers = remote_voters.request(x, "input", None, binary=True)
+            headers |= {
+                "Authorization": "Bearer secret",
+                remote_voters.ROUND: remote_voters.new_round(),
+            }
             answer = httpx.post(
                 f"{asked}/v2/models/digits/share", content=body, headers=headers, timeout=60
             )

@@ -31,10 +31,9 @@ from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.labeling.any_voters import AnyVoters
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.ledger import Ledger
-from terrine_server.ledger.charging import unit_accounts
+from terrine_server.ledger import Ledger, accounts
 from terrine_server.ledger.payments import Payments
-from terrine_server.ledger.store.tables import unit_accounts as accounts_table
+from terrine_server.ledger.schema import unit_accounts as accounts_table
 from terrine_server.metrics import Metrics
 from terrine_server.owner import editions
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -224,15 +223,15 @@ def test_nobody_tells_more_of_ada_whatever_editions_come_and_nothing_once_she_le
 
 def empties_accounts(patch: pytest.MonkeyPatch) -> None:
     """A new edition is a new ensemble, whose people have spent nothing."""
-    usual = unit_accounts.move
+    usual = accounts.move
 
     def move(tx: Any, project: Any, edition: Any) -> bool:
         moved = usual(tx, project, edition)
-        empty = unit_accounts._erased(np.zeros(edition.slots, "<u4"), project, edition)
-        unit_accounts._update(tx, project, empty, filled=0)
+        empty = accounts._erased(np.zeros(edition.slots, "<u4"), project, edition)
+        accounts._update(tx, project, empty, filled=0)
         return moved
 
-    patch.setattr(unit_accounts, "move", move)
+    patch.setattr(accounts, "move", move)
 
 
 def adds_a_file_whole_or_not(patch: pytest.MonkeyPatch) -> None:
@@ -259,7 +258,7 @@ def test_accounts_that_survive_an_edition_without_a_check_show(tmp_path: Path) -
     """What was voted on the edition before is charged, with the accounts of then: the next reader
     finds them, and nothing further is answered."""
     with refuses(LedgerCorrupted, "study", "accounts"):
-        worlds(tmp_path, SOME, lambda patch: patch.setattr(unit_accounts, "_check_edition", skip))
+        worlds(tmp_path, SOME, lambda patch: patch.setattr(accounts, "_check_edition", skip))
 
 
 def skip(*_: Any) -> None:

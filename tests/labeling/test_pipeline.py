@@ -41,9 +41,9 @@ from terrine_server.errors import (
 )
 from terrine_server.labeling.pipeline import Labeling, possible
 from terrine_server.ledger import ChargedBatch, NewProject
-from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.ledger.accounts import meter_of
 from terrine_server.metrics import Metrics
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 from terrine_server.privacy import (
     Account,
     BoundRelease,
@@ -51,7 +51,7 @@ from terrine_server.privacy import (
     build_mechanism,
     quote,
 )
-from terrine_server.privacy.budget.quoting import publication_z
+from terrine_server.privacy.quoting import publication_z
 
 PLAIN = {"name": "gnmax", "sigma": 50.0}
 BASED = {**INTERACTIVE, "threshold": 300, "sigma1": 50.0, "sigma2": 50.0}

@@ -29,11 +29,10 @@ from sklearn.datasets import load_digits
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import load_tensors, manifest_digest
-from terrine_models.teachers.importing import Declaration, import_ensemble
 from terrine_models.teachers.kinds import Heads, Networks, load_manifest
 from terrine_models.teachers.manifests import TeacherSettings
-from terrine_models.teachers.ray_cluster import INLINE_BYTES, on_node
-from terrine_models.teachers.ray_training import on_ray
+from terrine_models.teachers.onnx import Declaration, import_ensemble
+from terrine_models.teachers.ray import INLINE_BYTES, on_node, on_ray
 from terrine_models.teachers.training import Trainer, here, train_ensemble
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters

@@ -40,7 +40,7 @@ from terrine_server.privacy import (
     Terms,
     VoteOutcome,
 )
-from terrine_server.privacy.budget.terms import BaselinePrices
+from terrine_server.privacy.budget import BaselinePrices
 
 
 def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:

@@ -21,12 +21,16 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.federation import Federation, federation_digest, save_federation
 from terrine_server.aggregator import SERVICE, Aggregator
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling import shares
-from terrine_server.labeling.aggregator_terms import AggregatorTerms
+from terrine_server.labeling import remote_voters
 from terrine_server.labeling.pipeline import released_shared
-from terrine_server.labeling.remote_voters import probe, stand_in
-from terrine_server.labeling.shared_voters import SharedVoters, plausible
-from terrine_server.labeling.shares import Share
+from terrine_server.labeling.remote_voters import (
+    AggregatorTerms,
+    Share,
+    SharedVoters,
+    plausible,
+    probe,
+    stand_in,
+)
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import NoisyVotes, build_mechanism
@@ -188,24 +192,25 @@ Split = Callable[..., tuple[Share, Share]]
 
 def stale(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
     """Draw the second share once and for ever."""
-    return shares.split(labels, classes, lambda size: b"\x5a" * size)
+    return remote_voters.split(labels, classes, lambda size: b"\x5a" * size)
 
 
 def narrow(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
     """Draw numbers of 8 bits alone."""
-    ours, aggregators = shares.split(labels, classes)
+    ours, aggregators = remote_voters.split(labels, classes)
     return ours + aggregators - (aggregators & 0xFF), aggregators & 0xFF
 
 
 def telling(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
     """Send the vote where the mask belongs."""
-    ours, aggregators = shares.split(labels, classes)
-    return ours, aggregators | shares.one_hot(labels, classes)
+    ours, aggregators = remote_voters.split(labels, classes)
+    return ours, aggregators | remote_voters.one_hot(labels, classes)
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    ("split", "sound"), [(shares.split, True), (stale, False), (narrow, False), (telling, False)]
+    ("split", "sound"),
+    [(remote_voters.split, True), (stale, False), (narrow, False), (telling, False)],
 )
 def test_neither_share_says_anything_of_the_vote(split: Split, sound: bool) -> None:
     """A false alarm once in 10⁹ times; each way of sharing that is not sound is found."""
@@ -251,8 +256,8 @@ def test_an_absent_owner_costs_no_privacy_and_below_the_quorum_an_answer(
     sums = voters.votes(record, x) - drawn[-1].astype(np.uint32)
     expected = tally(digits, x)
     for number in range(len(failing)):
-        expected -= shares.one_hot(choices(digits, x)[:, number], CLASSES)
-        expected += shares.one_hot(stand_in(NAMES[number], x, CLASSES), CLASSES)
+        expected -= remote_voters.one_hot(choices(digits, x)[:, number], CLASSES)
+        expected += remote_voters.one_hot(stand_in(NAMES[number], x, CLASSES), CLASSES)
     assert (sums == expected).all()
 
     before = aggregator.count.released

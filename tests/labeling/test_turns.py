@@ -26,11 +26,9 @@ from terrine_models.teachers.federation import Federation, save_federation
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.aggregator import SERVICE, Aggregator
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.labeling.aggregator_terms import AggregatorTerms
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.labeling.shared_voters import SharedVoters
-from terrine_server.ledger import ChargedBatch, Ledger, connect
-from terrine_server.ledger.store import turns
+from terrine_server.labeling.remote_voters import AggregatorTerms, SharedVoters
+from terrine_server.ledger import ChargedBatch, Ledger, connect, database
 from terrine_server.metrics import Metrics
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.settings import Settings
@@ -136,21 +134,21 @@ def test_a_turn_ends_with_its_process_and_is_of_one_project(
     process = processes.start(take_turn, database_url, 7, str(taken))
     until(taken.exists)
     patient = connect(database_url)
-    with turns.turn(patient, 8):
+    with database.turn(patient, 8):
         pass
-    monkeypatch.setattr(turns, "BUSY_SECONDS", 0.3)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.3)
     engine = connect(database_url, statement_seconds=0.3)
-    with refuses(DatabaseUnavailable, "busy"), turns.turn(engine, 7):
+    with refuses(DatabaseUnavailable, "busy"), database.turn(engine, 7):
         raise AssertionError("two have it")
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    monkeypatch.setattr(turns, "BUSY_SECONDS", 30)
-    with turns.turn(patient, 7):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 30)
+    with database.turn(patient, 7):
         pass
-    with refuses(ValueError, "within"), turns.turn(patient, 7):
+    with refuses(ValueError, "within"), database.turn(patient, 7):
         raise ValueError("within")
-    with turns.turn(patient, 7):
+    with database.turn(patient, 7):
         pass
     for each in (engine, patient):
         each.dispose()
@@ -163,10 +161,10 @@ def test_a_turn_that_cannot_be_given_back_does_not_undo_what_was_charged(
     """The connection that holds it is cut while it is held: the block ends as if nothing was."""
     engine, other = connect(database_url), connect(database_url)
     migrated(database_url).dispose()
-    with turns.turn(engine, 7), other.begin() as connection:
+    with database.turn(engine, 7), other.begin() as connection:
         cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
         connection.exec_driver_sql(cut)
-    with turns.turn(other, 7):
+    with database.turn(other, 7):
         pass
     engine.dispose()
     other.dispose()

@@ -12,10 +12,10 @@ from refusals import refuses
 from terrine_protocol import Outcome
 from terrine_server.labeling.pipeline import possible
 from terrine_server.ledger import RecordedCharges
-from terrine_server.ledger.charging.admission import admit
+from terrine_server.ledger.charging import admit
 from terrine_server.ledger.records import Proposal
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
-from terrine_server.privacy.budget.terms import BaselinePrices
+from terrine_server.privacy.budget import BaselinePrices
 
 PRICED = terms(1, CONFIDENT)
 

@@ -12,7 +12,7 @@ from refusals import refuses
 
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger import Ledger, upgrade
-from terrine_server.ledger.store.schema import differences
+from terrine_server.ledger.migrating import differences
 
 
 def test_ensembles_that_shared_a_cap_become_one_population(

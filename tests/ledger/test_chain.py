@@ -18,8 +18,8 @@ from terrine_server.ledger.chain import (
     hasher,
     iso,
 )
-from terrine_server.ledger.store.tables import charges, ensembles, populations, projects
-from terrine_server.ledger.verifying.entries import is_instant
+from terrine_server.ledger.schema import charges, ensembles, populations, projects
+from terrine_server.ledger.verifying import is_instant
 
 
 def test_the_hash_covers_every_column_of_a_charge() -> None:

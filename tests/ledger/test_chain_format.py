@@ -23,10 +23,9 @@ from wire_examples import MECHANISMS as EXAMPLES
 
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.ledger import connect
-from terrine_server.ledger.administration import START, log_hash
-from terrine_server.ledger.chain import charge_hash, frame
-from terrine_server.ledger.store.roles import RIGHTS
-from terrine_server.ledger.store.tables import metadata
+from terrine_server.ledger.chain import START, charge_hash, frame, log_hash
+from terrine_server.ledger.migrating import RIGHTS
+from terrine_server.ledger.schema import metadata
 from terrine_server.privacy.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,9 +23,8 @@ from terrine_server.errors import (
     LedgerCorrupted,
     NotFound,
 )
-from terrine_server.ledger import Ledger, Proposal, connect
-from terrine_server.ledger.store import rows as ledger_rows
-from terrine_server.ledger.store import searches
+from terrine_server.ledger import Ledger, Proposal, connect, rows
+from terrine_server.ledger import rows as ledger_rows
 from terrine_server.privacy import VoteOutcome
 
 
@@ -111,7 +110,7 @@ def test_a_label_that_is_not_paid_for_is_in_no_error(each_database_url: str) -> 
 
 def test_what_is_read_again_for_a_charge_is_all_that_may_change() -> None:
     """All else is remembered under the genesis, which covers it."""
-    assert set(searches.ACCOUNT) - {"id", "name", "genesis"} == {
+    assert set(rows.ACCOUNT) - {"id", "name", "genesis"} == {
         "status",
         "closed_at",
         "spent",

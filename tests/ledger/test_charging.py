@@ -36,7 +36,7 @@ from terrine_server.errors import (
     ProjectPaused,
 )
 from terrine_server.ledger import Ledger, QueryDigest, RecordedCharges, Result, connect
-from terrine_server.ledger.charging.admission import REFUSED
+from terrine_server.ledger.charging import REFUSED
 
 POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 

@@ -12,9 +12,8 @@ from postgres import as_owner
 from refusals import refuses
 
 from terrine_server.errors import Conflict, SchemaMismatch
-from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.ledger.store import copies
-from terrine_server.ledger.store.schema import differences
+from terrine_server.ledger import Ledger, connect, copies, upgrade
+from terrine_server.ledger.migrating import differences
 
 
 def exported(ledger: Ledger) -> list[object]:

@@ -22,7 +22,7 @@ from sqlalchemy import text
 
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.store import database as database_module
+from terrine_server.ledger import database as database_module
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_server.errors import LedgerCorrupted, SchemaMismatch
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
-from terrine_server.ledger.store.schema import differences
-from terrine_server.ledger.store.tables import metadata
-from terrine_server.owner.verification import verify_log, verify_project
+from terrine_server.ledger.migrating import differences
+from terrine_server.ledger.schema import metadata
+from terrine_server.owner.operations import verify_log, verify_project
 
 SQLITE = pytest.mark.parametrize("each_database_url", ["sqlite"], indirect=True)
 POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)

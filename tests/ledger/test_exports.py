@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 from terrine_protocol import ProjectStatus
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.verifying.archive import ArchiveError
-from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.ledger.verifying import ArchiveError, verify_export
 
 ENTRIES = 6
 

@@ -11,12 +11,10 @@ from forging import kind, rebuild, rows_of
 from sqlalchemy import Connection, select, text, update
 
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger import Ledger
+from terrine_server.ledger import Ledger, rows, verifying
 from terrine_server.ledger.chain import canonical_json, genesis
-from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.tables import populations, projects
-from terrine_server.ledger.verifying import walk
-from terrine_server.ledger.verifying.checks import whole
+from terrine_server.ledger.schema import populations, projects
+from terrine_server.ledger.verifying import whole
 
 
 def reopened(connection: Connection, **changes: int) -> None:
@@ -105,7 +103,7 @@ def test_an_account_is_the_same_however_often_what_was_counted_is_added_up(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.charge(open_project(ledger, 9).id, [answered(i, i) for i in range(9)])
-    monkeypatch.setattr(walk, "_KINDS", 2)
+    monkeypatch.setattr(verifying, "_KINDS", 2)
     assert ledger.verify("study").problems == []
 
 

@@ -16,7 +16,7 @@ from migrated import SECRET_KEY
 from releasing import REPOSITORY
 
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
-from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.ledger.verifying import verify_export
 
 KEPT = json.loads(EXPORTS.read_text())
 

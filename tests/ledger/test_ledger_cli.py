@@ -19,7 +19,7 @@ from terrine_server.cli import app
 from terrine_server.errors import NotFound, SchemaMismatch
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.chain import canonical_json, charge_hash
-from terrine_server.ledger.store.tables import charges
+from terrine_server.ledger.schema import charges
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_verify_fails_on_any_finding(ledger: Ledger, database_url: str) -> None:
 def test_verify_reports_accounts_that_nothing_else_can_read(
     ledger: Ledger, database_url: str
 ) -> None:
-    from terrine_server.ledger.store.tables import projects
+    from terrine_server.ledger.schema import projects
 
     with unguarded(database_url) as connection:
         connection.execute(update(projects).where(projects.c.id == 1).values(terms="{"))

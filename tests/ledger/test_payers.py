@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import connect
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 
 ANNE, BEN, CLAIRE = "a" * 16, "b" * 16, "c" * 16
 

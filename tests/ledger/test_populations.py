@@ -19,8 +19,8 @@ from sqlalchemy import update
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
 from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, connect
-from terrine_server.ledger.store.tables import ensembles
-from terrine_server.owner.cap_advice import gives_back
+from terrine_server.ledger.schema import ensembles
+from terrine_server.owner.operations import gives_back
 from terrine_server.privacy import Cap, Terms, cap
 
 GROUPED = FACTS.model_copy(update={"group_column": "patient"})

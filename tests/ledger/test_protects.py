@@ -18,8 +18,7 @@ from terrine_server import views
 from terrine_server.dossier.facts import gather
 from terrine_server.errors import CapExceeded
 from terrine_server.ledger import Ledger
-from terrine_server.owner.cap_advice import epsilon_that_fits
-from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.operations import epsilon_that_fits, open_project, register_ensemble
 from terrine_server.privacy import cap
 from terrine_server.settings import Settings
 

@@ -26,14 +26,13 @@ from refusals import refuses
 from seeded_noise import seed_noise
 
 from terrine_protocol import Outcome, ProjectStatus
-from terrine_server.audit.ledger import check_project
+from terrine_server.audit.service import check_project
 from terrine_server.errors import BudgetExhausted, Conflict
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, RecordedCharges
-from terrine_server.ledger.charging.admission import Admission, admit
-from terrine_server.ledger.charging.tallies import SecretTally
+from terrine_server.ledger.accounts import SecretTally
+from terrine_server.ledger.charging import Admission, admit
 from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, quote
-from terrine_server.privacy.published.release import ActualCost
-from terrine_server.privacy.published.tally import Meter
+from terrine_server.privacy.published import ActualCost, Meter
 
 TERMS = published_terms()
 WORST_CASE = quote(
@@ -243,7 +242,7 @@ def test_a_charge_that_fails_publishes_nothing(
         raise ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("terrine_server.ledger.charging.tallies.save_tally", dies)
+        patch.setattr("terrine_server.ledger.accounts.save_tally", dies)
         with pytest.raises(ConnectionError):
             each_ledger.charge(project.id, voted(project, ["last"]))
     assert each_ledger.project("study") == before

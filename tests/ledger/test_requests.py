@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from terrine_protocol import ProjectStatus, RequestStatus, Role
 from terrine_server.errors import CapExceeded, Conflict, NotFound, TerrineError
 from terrine_server.ledger import Ledger, NewProject, NewToken, RequestRecord, connect
-from terrine_server.ledger.requests import MOST_OPEN
+from terrine_server.ledger.tokens import MOST_OPEN
 from terrine_server.privacy import Terms
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)

@@ -30,11 +30,10 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import ProjectStatus, Role
-from terrine_server.doctor.database import rights
+from terrine_server.doctor import rights
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, NewProject, NewToken, check_schema, connect, seal, upgrade
-from terrine_server.ledger.store.roles import check_rights, grant
-from terrine_server.ledger.store.schema import differences
+from terrine_server.ledger.migrating import check_rights, differences, grant
 
 pytestmark = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 

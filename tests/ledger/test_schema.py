@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect, upgrade
-from terrine_server.ledger.store.tables import charges, metadata
+from terrine_server.ledger.schema import charges, metadata
 
 
 @pytest.fixture

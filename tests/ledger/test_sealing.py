@@ -20,8 +20,8 @@ from sqlalchemy import Engine, event, text, update
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
 from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal
-from terrine_server.ledger.administration import ABOUT, FACTS
-from terrine_server.ledger.store.tables import (
+from terrine_server.ledger.chain import ABOUT, FACTS
+from terrine_server.ledger.schema import (
     editions,
     ensembles,
     metadata,
@@ -30,7 +30,7 @@ from terrine_server.ledger.store.tables import (
     requests,
     tokens,
 )
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 
 OTHER_KEY = b"o" * 64
 

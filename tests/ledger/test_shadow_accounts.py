@@ -29,7 +29,7 @@ from terrine_server import views
 from terrine_server.errors import BudgetExhausted, LedgerCorrupted
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import ChargedBatch, Ledger, ProjectRecord, connect
-from terrine_server.ledger.store.tables import shadow_accounts, unit_accounts
+from terrine_server.ledger.schema import shadow_accounts, unit_accounts
 from terrine_server.metrics import Metrics
 
 

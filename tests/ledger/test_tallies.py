@@ -15,9 +15,9 @@ from sqlalchemy import delete, select, update
 from terrine_protocol import SecretSpend
 from terrine_server.errors import Conflict, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
-from terrine_server.ledger.store.tables import secret_spends
+from terrine_server.ledger.schema import secret_spends
 from terrine_server.privacy import BoundRelease, Terms, VoteOutcome, build_mechanism, quote
-from terrine_server.privacy.published.tally import Meter
+from terrine_server.privacy.published import Meter
 
 ORDER = CAP.rule.order or 0.0
 RELEASE = BoundRelease(order=ORDER, beta=0.01, sigma=60.0, z=6.0)

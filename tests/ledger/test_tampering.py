@@ -57,8 +57,8 @@ from sqlalchemy import Column, Connection, RowMapping, delete, insert, select, u
 from tampering import ENTRIES, TABLES, Row, World, in_order
 
 from terrine_protocol import ProjectStatus
+from terrine_server import doctor
 from terrine_server.app import create_app
-from terrine_server.doctor import ledger as doctor
 from terrine_server.errors import (
     DatabaseUnavailable,
     LedgerCorrupted,
@@ -67,18 +67,13 @@ from terrine_server.errors import (
     TerrineError,
 )
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect, rows, verifying
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
-from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.rows import KnownProjects
-from terrine_server.ledger.store.searches import ACCOUNT
-from terrine_server.ledger.store.tables import metadata
-from terrine_server.ledger.transparency.checking import check
-from terrine_server.ledger.verifying import archive
-from terrine_server.ledger.verifying.administration import verify_log
-from terrine_server.ledger.verifying.walk import verify_export, verify_project
-from terrine_server.owner.tokens import Tokens
+from terrine_server.ledger.rows import ACCOUNT, KnownProjects
+from terrine_server.ledger.schema import Seals, metadata
+from terrine_server.ledger.transparency import check
+from terrine_server.ledger.verifying import verify_export, verify_log, verify_project
+from terrine_server.owner.sign_in import Tokens
 
 Edit = Callable[[Connection], object]
 NOON = datetime.fromisoformat("2026-01-01T12:00:00+00:00")
@@ -377,7 +372,7 @@ def healthy(ledger: Ledger) -> bool:
 def verifies(file: Path) -> bool:
     try:
         return verify_export(file).ok
-    except archive.ArchiveError:
+    except verifying.ArchiveError:
         return False
 
 
@@ -420,15 +415,15 @@ def exported(world: World, directory: Path) -> Iterator[Path]:
         return file
 
     for number, account in enumerate(accounts):
-        fields = {name: plain(account[name]) for name in archive.ACCOUNT_FIELDS}
+        fields = {name: plain(account[name]) for name in verifying.ACCOUNT_FIELDS}
         mine = [line(entry) for entry in entries if entry["project_id"] == account["id"]]
         yield written(
             f"{number}.jsonl",
-            {"format": archive.FORMAT, "account": fields},
+            {"format": verifying.FORMAT, "account": fields},
             [{"project": account["name"], **entry} for entry in mine],
         )
     first = {name: plain(end[0][name]) if end else None for name in ("entries", "head")}
-    yield written(LOG, {"format": archive.LOG_FORMAT, **first}, list(map(line, log)))
+    yield written(LOG, {"format": verifying.LOG_FORMAT, **first}, list(map(line, log)))
 
 
 def line(entry: RowMapping) -> Row:
@@ -447,7 +442,7 @@ def plain(value: Any) -> Any:
 
 OF_THE_CAP = {"epsilon", "delta", "rdp_order", "cap", "delta_cap"}
 EXPORTED = {
-    "projects": set(archive.ACCOUNT_FIELDS) - {"status", "closed_at"} | {"ensemble_id"},
+    "projects": set(verifying.ACCOUNT_FIELDS) - {"status", "closed_at"} | {"ensemble_id"},
     "populations": OF_THE_CAP | {"id"},
     "ensembles": {n.removeprefix("ensemble__") for n in TERMS_FIELDS if "__" in n} - OF_THE_CAP
     | {"id", "population_id"},

@@ -13,7 +13,7 @@ from refusals import refuses
 from terrine_protocol import Role, TokenCreate
 from terrine_server.errors import Conflict, NotFound, TokenChanged, Unauthorized
 from terrine_server.ledger import Ledger, NewToken, TokenRecord
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 
 LATER = datetime(2100, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 
@@ -111,7 +111,7 @@ def test_an_expired_token_is_refused(ledger: Ledger, monkeypatch: pytest.MonkeyP
         def now(cls, tz: object = None) -> Tomorrow:
             return cls.fromtimestamp(time.time() + 86_401, UTC)
 
-    monkeypatch.setattr("terrine_server.owner.tokens.datetime", Tomorrow)
+    monkeypatch.setattr("terrine_server.owner.sign_in.datetime", Tomorrow)
     with pytest.raises(Unauthorized):
         tokens.authenticate(token)
 
@@ -127,7 +127,7 @@ def test_tokens_are_listed_oldest_first(ledger: Ledger) -> None:
 
 def test_tokens_are_listed_page_by_page(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (3, 2, 2, 2, 1)]
-    monkeypatch.setattr("terrine_server.ledger.handle.now", iter(times).__next__)
+    monkeypatch.setattr("terrine_server.ledger.rows.now", iter(times).__next__)
     for id in "edcba":
         create(ledger, id, Role.ADMIN, None)
     whole = ["a", "b", "c", "d", "e"]  # three of them were made at the same instant

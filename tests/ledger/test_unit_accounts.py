@@ -36,9 +36,9 @@ from terrine_server.ledger import (
     SpentAccounts,
     connect,
 )
-from terrine_server.ledger.charging import unit_accounts as accounts_of
+from terrine_server.ledger import accounts as accounts_of
 from terrine_server.ledger.payments import Payments
-from terrine_server.ledger.store.tables import charges, projects, shadow_accounts, unit_accounts
+from terrine_server.ledger.schema import charges, projects, shadow_accounts, unit_accounts
 from terrine_server.privacy import Neighbours
 
 
@@ -156,15 +156,15 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     if where == "after the draw":
         monkeypatch.setattr(Payments, "charge_group", die)
     elif where == "before the accounts are written":
-        monkeypatch.setattr(accounts_of, "save", die)
+        monkeypatch.setattr(accounts_of, "save_unit_accounts", die)
     elif where == "before the commit":
-        usual = accounts_of.save
+        usual = accounts_of.save_unit_accounts
 
         def save(*given: Any) -> None:
             usual(*given)
             die()
 
-        monkeypatch.setattr(accounts_of, "save", save)
+        monkeypatch.setattr(accounts_of, "save_unit_accounts", save)
     else:
         usual_charge = Payments.charge_group
 

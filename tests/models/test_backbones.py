@@ -28,8 +28,7 @@ from terrine_models.storage.manifests import (
     load_tensors,
     sha256,
 )
-from terrine_models.storage.onnx_check import FileFinding
-from terrine_models.storage.onnx_models import OnnxModel
+from terrine_models.storage.onnx_models import FileFinding, OnnxModel
 from terrine_models.teachers.editions import add
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, load_manifest, verify

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from refusals import refuses
 
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features.bins import fit_bins
+from terrine_models.features.linear import fit_bins
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.storage.manifests import FeatureSpec, load_tensors
 from terrine_models.teachers.ensemble import Ensemble

@@ -12,8 +12,6 @@ from refusals import refuses
 from sklearn.linear_model import LogisticRegression
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.features.colours import coloured_gradients, colours_width
-from terrine_models.features.gradients import oriented_gradients
 from terrine_models.features.maps import (
     FeatureMap,
     PublicData,
@@ -22,10 +20,10 @@ from terrine_models.features.maps import (
     check_channels_last,
     public_features,
 )
+from terrine_models.features.pictures import coloured_gradients, colours_width, oriented_gradients
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student
+from terrine_models.students.models import Student, Task
 from terrine_models.students.selection import choose
-from terrine_models.students.task import Task
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.manifests import TeacherSettings

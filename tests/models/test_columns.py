@@ -22,7 +22,7 @@ from refusals import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import check_table, load_table, read_schema
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import Column, TableSchema, reading
+from terrine_protocol.tables import Column, TableSchema, columns
 from terrine_protocol.tables.encoding import encode_frame, encode_table
 
 DAY = {"role": "date", "since": "2020-01-01", "low": 0, "high": 366}
@@ -131,8 +131,8 @@ def frame() -> pd.DataFrame:
 def test_parquet_and_arrow_files_are_encoded_as_text_is(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "FIELDS", 8)
-    monkeypatch.setattr(reading, "ROWS", 1)
+    monkeypatch.setattr(columns, "FIELDS", 8)
+    monkeypatch.setattr(columns, "ROWS", 1)
     path, table = tmp_path / name, pa.Table.from_pandas(frame())
     if name.endswith((".parquet", ".csv")):
         pa.parquet.write_table(table, path)

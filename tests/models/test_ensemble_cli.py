@@ -17,7 +17,7 @@ from refusals import holds
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.teachers.kinds import load_manifest
-from terrine_server.cli.tables import split
+from terrine_server.cli.reading import split
 
 
 @pytest.fixture

@@ -18,18 +18,17 @@ from refusals import holds, refuses, says
 
 from terrine_models.data.arrays import DataError, InputSpec, load_groups, load_idx, load_npz
 from terrine_models.data.images import class_folders, load_image_classes
-from terrine_models.storage import onnx_check
+from terrine_models.storage import onnx_models
 from terrine_models.storage.manifests import Partition
-from terrine_models.storage.onnx_check import CheckRequest
-from terrine_models.storage.onnx_models import ModelError, indices
-from terrine_models.tables import column_stats
+from terrine_models.storage.onnx_models import CheckRequest, ModelError, indices
+from terrine_models.tables import roles
 from terrine_models.tables.loading import load_people, load_table, read_schema
 from terrine_models.tables.roles import RoleGuess, propose_schema
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.importing import Declaration, import_ensemble
+from terrine_models.teachers.onnx import Declaration, import_ensemble
 from terrine_models.teachers.people import name_digests
+from terrine_protocol.base import fold, numbered
 from terrine_protocol.images import ImageFormat
-from terrine_protocol.names import fold, numbered
 from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.columns import number
 from terrine_protocol.tables.encoding import encode_frame, encode_table
@@ -158,10 +157,10 @@ def test_scores_in_another_order_are_refused(
         output="scores",
     )
     if taken:
-        assert onnx_check.check(path, request, onnx_check.probes(request)).width == 3
+        assert onnx_models.check(path, request, onnx_models.probes(request)).width == 3
         return
     with refuses(ModelError, "order", *classes):
-        onnx_check.check(path, request, onnx_check.probes(request))
+        onnx_models.check(path, request, onnx_models.probes(request))
 
 
 # ------------------------------------------------------------------------ names in either form
@@ -352,7 +351,7 @@ def test_commas_that_the_schema_does_not_know_are_named_with_both_meanings(tmp_p
 def test_commas_beyond_the_values_that_are_counted_are_read_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(column_stats, "MOST", 50)
+    monkeypatch.setattr(roles, "MOST", 50)
     rows = [f'"{1000 + i:,}",{"ab"[i % 2]}' for i in range(300)]
     path = table(tmp_path / "t.csv", "sum,ill", *rows)
     found = propose_schema(path, label="ill", keep=["sum"]).schema.columns[0]

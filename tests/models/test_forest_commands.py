@@ -17,7 +17,7 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.students.models import Student
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_protocol.tables.encoding import encode_table
-from terrine_server.audit.world import serving
+from terrine_server.audit.service import serving
 from terrine_server.settings import Settings
 
 

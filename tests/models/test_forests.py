@@ -21,12 +21,11 @@ from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.forests import as_tensors, fit_forest, rounded_down
 from terrine_models.teachers.kinds import Forests, load_manifest
 from terrine_models.teachers.manifests import Trained, save_manifest
 from terrine_models.teachers.shards import TrainingError, partition_records
 from terrine_models.teachers.training import train_ensemble
-from terrine_models.teachers.trees import DEPTH, Trees
+from terrine_models.teachers.trees import DEPTH, Trees, as_tensors, fit_forest, rounded_down
 
 Floats = NDArray[np.float32]
 FEW = Forests(trees=8)
@@ -241,7 +240,7 @@ def test_images_are_refused(out: Path, digits: Dataset) -> None:
 def test_without_scikit_learn_training_says_what_to_install(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terrine_models.teachers.forests.find_spec", lambda name: None)
+    monkeypatch.setattr("terrine_models.teachers.trees.find_spec", lambda name: None)
     with refuses(TrainingError, ".[forest]"):
         train_ensemble(table(40), out, name="f", teachers=4, config=FEW)
 

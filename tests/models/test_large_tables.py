@@ -19,14 +19,13 @@ from hospital import stays
 from refusals import refuses
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables import column_stats
+from terrine_models.tables import roles
 from terrine_models.tables.loading import Table, encoded_input, load_table
 from terrine_models.tables.roles import propose_schema
-from terrine_models.teachers.splitting import split
-from terrine_protocol.tables import Column, TableSchema, reading, text
-from terrine_protocol.tables.columns import check_names
+from terrine_models.teachers.shards import split
+from terrine_protocol.tables import Column, TableSchema, columns, files
+from terrine_protocol.tables.columns import GrowingArray, check_names, unchanged
 from terrine_protocol.tables.encoding import encode_frame, encode_table
-from terrine_protocol.tables.reading import GrowingArray, unchanged
 
 SCHEMA = TableSchema(
     columns=(
@@ -56,9 +55,9 @@ def written(path: Path, lines: Iterator[str] | Sequence[str]) -> Path:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows at a time."""
-    monkeypatch.setattr(reading, "FIELDS", 64)
-    monkeypatch.setattr(reading, "ROWS", 1)
-    monkeypatch.setattr(text, "BLOCK", 2**10)
+    monkeypatch.setattr(columns, "FIELDS", 64)
+    monkeypatch.setattr(columns, "ROWS", 1)
+    monkeypatch.setattr(files, "BLOCK", 2**10)
 
 
 # ----------------------------------------------------------------------------- the same result
@@ -95,9 +94,9 @@ def test_blocks_change_nothing(
         return schema.to_json(), data.digest(), shards
 
     whole = everything(tmp_path / "whole")
-    monkeypatch.setattr(reading, "FIELDS", 40)
-    monkeypatch.setattr(reading, "ROWS", 1)
-    monkeypatch.setattr(text, "BLOCK", 2**9)
+    monkeypatch.setattr(columns, "FIELDS", 40)
+    monkeypatch.setattr(columns, "ROWS", 1)
+    monkeypatch.setattr(files, "BLOCK", 2**9)
     assert everything(tmp_path / "blocks") == whole
 
 
@@ -170,8 +169,8 @@ def test_a_wide_table_is_read_in_few_steps_for_each_column(
         for k in range(records)
     )
     path = written(tmp_path / "t.csv", [header, *lines])
-    monkeypatch.setattr(text, "BLOCK", 2**13)
-    assert path.stat().st_size > 100 * text.BLOCK, "of one record or two each"
+    monkeypatch.setattr(files, "BLOCK", 2**13)
+    assert path.stat().st_size > 100 * files.BLOCK, "of one record or two each"
     calls = list[str]()
 
     def count(frame: Any, event: str, argument: Any) -> None:
@@ -208,10 +207,10 @@ def peak(work: Callable[[Path], None], path: Path) -> int:
 def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "FIELDS", 2**9)
-    monkeypatch.setattr(reading, "ROWS", 1)
-    monkeypatch.setattr(text, "BLOCK", 2**10)
-    monkeypatch.setattr(column_stats, "MOST", 100)
+    monkeypatch.setattr(columns, "FIELDS", 2**9)
+    monkeypatch.setattr(columns, "ROWS", 1)
+    monkeypatch.setattr(files, "BLOCK", 2**10)
+    monkeypatch.setattr(roles, "MOST", 100)
     few, many = 1_500, 3_000  # both more than is read ahead
     short, long = (written(tmp_path / f"{n}.csv", table(n)) for n in (few, many))
     encoded = 4 * encoded_input(SCHEMA).shape[0]
@@ -382,7 +381,7 @@ def proposed(
 def test_of_many_values_the_first_say_the_role_and_all_the_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
-    monkeypatch.setattr(column_stats, "MOST", 50)
+    monkeypatch.setattr(roles, "MOST", 50)
     rows = 400
     days = pd.date_range("2020-01-01", periods=rows).strftime("%Y-%m-%d").tolist()
     ill = ["no", "yes"] * (rows // 2)
@@ -415,7 +414,7 @@ def test_of_many_values_the_first_say_the_role_and_all_the_range(
 def test_late_decimal_commas_are_seen_in_a_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(column_stats, "MOST", 50)
+    monkeypatch.setattr(roles, "MOST", 50)
     rows = [f"{i};{i % 7};{'ny'[i % 2]}" for i in range(200)]
     path = tmp_path / "public.csv"
     path.write_text("\n".join(["dose;days;ill", *rows, "900,5;1;n"]))
@@ -426,7 +425,7 @@ def test_late_decimal_commas_are_seen_in_a_schema(
 
 
 def test_long_texts_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_stats, "MOST_CHARACTERS", 5_000)
+    monkeypatch.setattr(roles, "MOST_CHARACTERS", 5_000)
     notes = [f"The patient of row {i} was well and went home." for i in range(300)]
     found = proposed(
         tmp_path, {"note": notes, "dose": [i % 7 for i in range(300)], "ill": ["n", "y"] * 150}

@@ -12,7 +12,8 @@ from sklearn.metrics import roc_auc_score
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.students import near_votes
-from terrine_models.students.answers import Answers
+from terrine_models.students.answers import Answers, fit_softmax
+from terrine_models.students.models import Task
 from terrine_models.students.near_votes import (
     SPREADS,
     around,
@@ -21,8 +22,6 @@ from terrine_models.students.near_votes import (
 )
 from terrine_models.students.near_votes import near_votes as votes_of
 from terrine_models.students.selection import choose
-from terrine_models.students.softmax_shares import fit_softmax
-from terrine_models.students.task import Task
 
 Floats = NDArray[np.float64]
 UNITS, VOTERS = 10_000, 100

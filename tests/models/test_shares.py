@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from terrine_models.students.shares import PENALTIES, fit_shares
+from terrine_models.students.answers import PENALTIES, fit_shares
 
 TEACHERS = 500
 

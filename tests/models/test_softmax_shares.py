@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from terrine_models.students.shares import fit_shares
-from terrine_models.students.softmax_shares import OF_TWO, fit_softmax
+from terrine_models.students.answers import OF_TWO, fit_shares, fit_softmax
 
 TEACHERS = 500
 Floats = NDArray[np.float64]

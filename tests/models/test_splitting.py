@@ -16,8 +16,13 @@ from refusals import holds, refuses
 from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.shards import TrainingError, partition_records
-from terrine_models.teachers.splitting import PARTITION, read_partition, split
+from terrine_models.teachers.shards import (
+    PARTITION,
+    TrainingError,
+    partition_records,
+    read_partition,
+    split,
+)
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.owner.operations import _facts
 

@@ -18,7 +18,7 @@ from table_corpus import RECORDED, Case, cases, read
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import files, text
+from terrine_protocol.tables import files
 from terrine_protocol.tables.encoding import encode_table
 
 
@@ -68,7 +68,7 @@ class Reads:
             reads.opened += 1
             return io.BufferedReader(Counted(path))
 
-        for module in (files, text):
+        for module in (files, files):
             monkeypatch.setattr(module, "opened", opened)
 
     def of(self, work: Callable[[], object]) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class Reads:
 def test_a_csv_file_is_read_once_for_a_schema_and_once_to_encode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(text, "BLOCK", 2**12)
+    monkeypatch.setattr(files, "BLOCK", 2**12)
     case = next(each for each in cases(None) if each.name == name)
     path = tmp_path / name
     path.write_bytes(case.content)

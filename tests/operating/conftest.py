@@ -14,7 +14,7 @@ from machine import Machine
 from migrated import SECRET_KEY
 
 from terrine_server.ledger import connect
-from terrine_server.ledger.store.database import sqlite_path
+from terrine_server.ledger.database import sqlite_path
 
 _prepared: dict[str, bytes] = {}
 """Database files of machines, by the rule of the digits' cap."""

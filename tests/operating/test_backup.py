@@ -31,8 +31,7 @@ from serving import serving
 from sqlalchemy import Engine, create_engine, text
 
 from terrine_protocol import ProjectStatus
-from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.store import copies, database, schema
+from terrine_server.ledger import Ledger, connect, copies, database, migrating
 from terrine_server.owner import backup as backups
 from terrine_server.owner import checkpoints
 from terrine_server.owner.editions import records_key
@@ -237,7 +236,7 @@ def test_an_older_backup_is_restored_into_a_newer_schema(service: Service) -> No
     assert after["files"] == before["files"]
     assert after["log"][: len(before["log"])] == before["log"]
     assert after["log"][len(before["log"]) :] == ["project-paused", "ledger-restored"]
-    assert schema.differences(connect(service.owners_url)) == []
+    assert migrating.differences(connect(service.owners_url)) == []
     assert service.machine.wrong() == []
     # What gave way is whole.
     if engine.dialect.name == "sqlite":

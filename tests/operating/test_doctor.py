@@ -20,9 +20,16 @@ from postgres import as_owner
 from refusals import holds, says
 from sqlalchemy import make_url, text
 
-from terrine_server.doctor.database import POSTGRESQL, POSTGRESQL_WAITS, postgresql, skew
-from terrine_server.doctor.files import FULL_DISK, LOW_DISK, disk
-from terrine_server.doctor.ledger import dated
+from terrine_server.doctor import (
+    FULL_DISK,
+    LOW_DISK,
+    POSTGRESQL,
+    POSTGRESQL_WAITS,
+    dated,
+    disk,
+    postgresql,
+    skew,
+)
 from terrine_server.ledger import connect, upgrade
 
 POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -273,7 +280,7 @@ def test_a_charge_from_the_future_is_found(
 ) -> None:
     later = datetime.now(UTC) + timedelta(days=1)
     with monkeypatch.context() as ahead:
-        ahead.setattr("terrine_server.ledger.handle.now", lambda: later)
+        ahead.setattr("terrine_server.ledger.rows.now", lambda: later)
         charge(served_machine, 1)
     ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("clock", "problem")

@@ -18,7 +18,7 @@ from refusals import holds
 from serving import Serving, serving, until
 
 from terrine_protocol import Role
-from terrine_server.serving.connection import SPARE
+from terrine_server.serving.bounds import SPARE
 
 PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100
 """More than sockets take without a reader."""

@@ -17,8 +17,7 @@ from serving import until
 from sqlalchemy import make_url
 
 from terrine_protocol import PROBLEMS, ProjectStatus
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Note
+from terrine_protocol.transparency import Checkpoint, Note
 from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]

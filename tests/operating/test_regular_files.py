@@ -20,15 +20,15 @@ from terrine_models.storage.manifests import StoreError, verified_bytes
 from terrine_models.students.models import Student
 from terrine_models.tables.loading import check_table, read_schema
 from terrine_models.teachers.federation import read_token
-from terrine_models.teachers.splitting import read_partition
+from terrine_models.teachers.shards import read_partition
 from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
 from terrine_protocol.images import ImageFormat
-from terrine_protocol.tables.reading import sha256
-from terrine_server.cli.votes import load_votes
-from terrine_server.ledger.verifying.walk import verify_export
+from terrine_protocol.tables.columns import sha256
+from terrine_server.cli.plan import load_votes
+from terrine_server.ledger.verifying import verify_export
 from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
 from terrine_server.owner.issuer import IssuerError, _secret
-from terrine_server.owner.tokens import SecretKeyError, load_secret_key
+from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
 SAYS = ("regular", "pipe", "device")

@@ -12,8 +12,7 @@ from machine import Machine, question
 from refusals import holds
 from serving import Serving, serving, until
 
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Note
+from terrine_protocol.transparency import Checkpoint, Note
 
 OPEN = ("project", "open", "next", "--ensemble", "digits", "--mechanism", "gnmax:sigma=4")
 BUDGET = ("--epsilon", "5", "--delta", "1e-5")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from terrine_server.planning.neighbour_plan import near_for, plan_neighbours, quieter
+from terrine_server.planning.first_project import near_for, plan_neighbours, quieter
 from terrine_server.privacy import ParameterError, build_mechanism, quote
 
 

@@ -29,10 +29,10 @@ from terrine_server.privacy import (
     VoteOutcome,
     build_mechanism,
     cap_order,
+    joint,
     price,
     quote,
 )
-from terrine_server.privacy.accounting import joint
 
 CAP = Rule("rdp", 17.7)
 DELTA = 1e-5

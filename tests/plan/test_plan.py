@@ -10,16 +10,21 @@ import pytest
 from refusals import refuses
 
 from reference.sensitivity import Charged, secret_spend
-from terrine_server.planning.forecast import Consensus, Votes, forecast
-from terrine_server.planning.grid import default_grid, specifications
+from terrine_server.planning.forecast import (
+    Consensus,
+    Votes,
+    default_grid,
+    forecast,
+    specifications,
+)
 from terrine_server.planning.plan import Plan, plan
 from terrine_server.planning.publishing import DataDependent, PublishingPlan
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
-from terrine_server.privacy.accounting.conversions import rdp_budget
-from terrine_server.privacy.accounting.events import GaussianNoisyMax
-from terrine_server.privacy.accounting.units import COST_UNITS
-from terrine_server.privacy.budget.quoting import PUBLICATION_SHARE as SHARE
+from terrine_server.privacy.curves import rdp_budget
+from terrine_server.privacy.events import GaussianNoisyMax
 from terrine_server.privacy.mechanisms import MECHANISMS
+from terrine_server.privacy.numbers import COST_UNITS
+from terrine_server.privacy.quoting import PUBLICATION_SHARE as SHARE
 
 MIXED = (Consensus(0.95, 6), Consensus(0.8, 3), Consensus(0.5, 1))
 DELTA = 1e-5
@@ -28,7 +33,7 @@ DELTA = 1e-5
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search over less noise and more, of which any parameters will do."""
-    monkeypatch.setattr("terrine_server.planning.grid.SPREADS", (0.02, 0.06, 0.2))
+    monkeypatch.setattr("terrine_server.planning.forecast.SPREADS", (0.02, 0.06, 0.2))
 
 
 def synthetic(teachers: int, *levels: Consensus, classes: int = 10) -> Votes:

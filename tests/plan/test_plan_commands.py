@@ -18,7 +18,7 @@ def terrine(terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     Plans search over less noise and more, of which any parameters will do.
     """
-    monkeypatch.setattr("terrine_server.planning.grid.SPREADS", (0.02, 0.06, 0.2))
+    monkeypatch.setattr("terrine_server.planning.forecast.SPREADS", (0.02, 0.06, 0.2))
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return terrine
@@ -69,7 +69,7 @@ def test_the_parameters_that_are_not_stated_are_searched_for(terrine: Terrine) -
 
 def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
     from terrine_protocol import ProjectOpen
-    from terrine_server.cli.mechanism import parse_mechanism
+    from terrine_server.cli.console import parse_mechanism
     from terrine_server.cli.project import open_project as command
     from terrine_server.planning.opening import choose
     from terrine_server.privacy import Rule, build_mechanism, cap_order

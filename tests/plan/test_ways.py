@@ -15,10 +15,10 @@ from refusals import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_server.owner import ways
-from terrine_server.owner.stand_in_units import StandInUnits
 from terrine_server.owner.ways import (
     ForecastChoice,
     ForecastOption,
+    StandInUnits,
     _above_chance,
     _auc_lead,
     _clearly_better,
@@ -33,7 +33,7 @@ from terrine_server.owner.ways import (
 from terrine_server.planning.first_project import Setting
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import ParameterError
-from terrine_server.privacy.budget.quoting import cap
+from terrine_server.privacy.quoting import cap
 
 SETTING = Setting.of(units=4_000, rows=1_000, classes=2, epsilon=1)
 FIRST = SETTING.of_teachers(1_000)

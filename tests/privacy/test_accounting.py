@@ -36,10 +36,9 @@ from terrine_server.privacy import (
     rdp,
     rdp_budget,
 )
-from terrine_server.privacy.accounting.bits import log_tails
-from terrine_server.privacy.accounting.conversions import gdp_log_delta
-from terrine_server.privacy.accounting.curves import shift_mu
+from terrine_server.privacy.curves import gdp_log_delta, shift_mu
 from terrine_server.privacy.noise import discrete_gaussian
+from terrine_server.privacy.numbers import log_tails
 
 Golden = dict[str, Any]
 

@@ -32,7 +32,7 @@ from terrine_server.privacy import (
     quote,
     rdp,
 )
-from terrine_server.privacy.accounting.events import GaussianThreshold
+from terrine_server.privacy.events import GaussianThreshold
 
 Spec = Mapping[str, Any]
 ORDERS = [1.1, 2.0, 8.0, 64.0]

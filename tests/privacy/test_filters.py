@@ -17,7 +17,7 @@ from terrine_server.privacy import (
     quote,
     rdp_budget,
 )
-from terrine_server.privacy.accounting.conversions import gdp_log_delta
+from terrine_server.privacy.curves import gdp_log_delta
 
 Pair = tuple[float, float]  # probability of an outcome under D and under D'
 

@@ -24,10 +24,10 @@ from terrine_server.privacy import (
     GaussianNoisyMax,
     build_mechanism,
     event_from_json,
+    gaussian,
     gdp_squared,
     rdp,
 )
-from terrine_server.privacy.accounting import gaussian
 
 Floats = NDArray[np.float64]
 ORDERS = np.array([1.1, 2.0, 4.0, 8.0, 15.0, 40.0])

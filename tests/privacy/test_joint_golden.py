@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from joint_laws import passing, release
 
-from terrine_server.privacy.accounting.bits import bernoulli_rdp, complements, log_tails
-from terrine_server.privacy.accounting.joint import (
+from terrine_server.privacy.joint import (
     costs_up_to,
     counts_excess,
     label_excess,
     label_table,
     outcome_costs,
 )
+from terrine_server.privacy.numbers import bernoulli_rdp, complements, log_tails
 
 
 @pytest.mark.parametrize(

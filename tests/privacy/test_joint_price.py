@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from joint_laws import ROUNDING, histograms, moments, moved, release
 from refusals import refuses
 
-from terrine_server.privacy.accounting.curves import rdp
-from terrine_server.privacy.accounting.events import ConfidentMax, event_from_json
-from terrine_server.privacy.accounting.joint import (
+from terrine_server.privacy.curves import rdp
+from terrine_server.privacy.events import ConfidentMax, event_from_json
+from terrine_server.privacy.joint import (
     MAX_EXPONENT,
     counts_excess,
     label_excess,

@@ -14,15 +14,14 @@ from pydantic import TypeAdapter, ValidationError
 from refusals import holds, refuses
 
 from terrine_protocol import MechanismSpec, ProjectOpen
-from terrine_server.cli.verify import _say_missing
+from terrine_server.cli.ledger import _say_missing
 from terrine_server.errors import EnsembleUnavailable, InvalidTerms
 from terrine_server.labeling import pipeline
 from terrine_server.labeling.pipeline import mechanism_of
 from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import open_project
-from terrine_server.owner.verification import verify_project
+from terrine_server.owner.operations import open_project, verify_project
 from terrine_server.planning.dp_events import dp_event, dp_events
-from terrine_server.planning.simulation import simulate
+from terrine_server.planning.opening import simulate
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, cap
 
 PAGE = Path(__file__).parents[2] / "docs/own-mechanisms.md"
@@ -30,9 +29,9 @@ IMPORTS = """
 import os
 from dataclasses import dataclass
 import numpy as np
-from terrine_server.privacy.accounting.events import GaussianNoisyMax
-from terrine_server.privacy.mechanisms.base import Released, VoteOutcome
-from terrine_server.privacy.mechanisms.base import checked_counts, noisy_max
+from terrine_server.privacy.events import GaussianNoisyMax
+from terrine_server.privacy.mechanisms import Released, VoteOutcome
+from terrine_server.privacy.mechanisms import checked_counts, noisy_max
 from terrine_server.privacy.noise import discrete_gaussian
 """
 MISNAMED = """

@@ -50,8 +50,8 @@ from terrine_server.privacy import (
     quote,
     rdp,
 )
-from terrine_server.privacy.accounting.curves import shift_mu
-from terrine_server.privacy.budget.allowances import Allowance, best_order, largest
+from terrine_server.privacy.budget import Allowance, best_order_of_allowance, largest
+from terrine_server.privacy.curves import shift_mu
 
 FALSE_ALARM = 1e-9
 
@@ -103,8 +103,8 @@ DEFECTS: dict[str, tuple[str, str]] = {
     ),
     "rolled back by a crash": ("spent += takes_part * squared", "pass"),
     "divided by how many voted": (
-        "votes, squared = self._votes(cast, units)",
-        "votes, squared = self._votes(cast, units)\n"
+        "votes, squared = self._votes(own, units)",
+        "votes, squared = self._votes(own, units)\n"
         "            votes = 6 * votes // max(1, (squared > 0).sum())\n"
         "            squared = np.add.reduceat(votes * votes, units.firsts)",
     ),
@@ -326,7 +326,7 @@ def test_the_allowance_agrees_with_another_library(sigma: float, epsilon: float)
 @pytest.mark.parametrize("epsilon", [0.03, 0.1, 1.0, 8.0])
 def test_the_allowance_in_zcdp_is_that_of_the_best_order(sigma: float, epsilon: float) -> None:
     delta = 1e-5
-    found = largest(Rule("rdp", best_order(epsilon, delta)), sigma, epsilon, delta)
+    found = largest(Rule("rdp", best_order_of_allowance(epsilon, delta)), sigma, epsilon, delta)
     orders = 1 + np.geomspace(1e-3, 1e5, 2_000_001)
     # Canonne, Kamath & Steinke 2020, Prop. 12, solved for ρ at each order.
     rho = (epsilon + np.log1p(-1 / orders) * -1 + np.log(delta * orders) / (orders - 1)) / orders
@@ -343,7 +343,7 @@ def test_the_better_of_the_two_is_taken_and_named(sigma: float) -> None:
     conversion = terms.split.conversion
     each = [
         largest(rule, sigma, epsilon, conversion)
-        for rule in (GDP, Rule("rdp", best_order(epsilon, conversion)))
+        for rule in (GDP, Rule("rdp", best_order_of_allowance(epsilon, conversion)))
     ]
     assert terms.allowance is not None
     assert terms.allowance.most == max(each)

@@ -20,7 +20,6 @@ from scipy.stats import binomtest, chi2
 from steps import calls
 
 from terrine_server.privacy import ParameterError
-from terrine_server.privacy.accounting.units import DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.privacy.noise import (
     CHUNK,
     POINT,
@@ -29,6 +28,7 @@ from terrine_server.privacy.noise import (
     discrete_gaussian,
     discrete_laplace,
 )
+from terrine_server.privacy.numbers import DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.privacy.parameters import MAX_CLASSES, MAX_EPSILON, MAX_SIGMA, MIN_GAMMA
 
 FALSE_ALARM = 1e-9  # probability that one statistical test here fails by chance

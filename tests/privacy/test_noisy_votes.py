@@ -34,10 +34,9 @@ from terrine_server.privacy import (
     quote,
     rdp,
 )
-from terrine_server.privacy.budget.quoting import check_publishable
-from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
-from terrine_server.privacy.published.noisy_max import gnmax_rdp
-from terrine_server.privacy.published.tally import Meter
+from terrine_server.privacy.mechanisms import NoisyVotes
+from terrine_server.privacy.published import Meter, gnmax_rdp
+from terrine_server.privacy.quoting import check_publishable
 
 CHI_SQUARE = 1e-11
 """Rare cells have a heavier tail than chi-square's: by their exact laws, 4·10⁻¹⁰ for this."""

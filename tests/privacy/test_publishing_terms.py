@@ -27,16 +27,21 @@ from terrine_server.privacy import (
     quote,
     rdp_budget,
 )
-from terrine_server.privacy.budget.prices import price, publication_price
-from terrine_server.privacy.budget.quoting import (
+from terrine_server.privacy.budget import (
+    ConsideredRule,
+    RuleChoice,
+    Schedule,
+    price,
+    publication_price,
+)
+from terrine_server.privacy.published import gnss_rdp
+from terrine_server.privacy.quoting import (
     MAX_PUBLICATIONS,
     PUBLICATION_SHARE,
     check_counts,
     publication_z,
     split_delta,
 )
-from terrine_server.privacy.budget.terms import ConsideredRule, RuleChoice, Schedule
-from terrine_server.privacy.published.release import gnss_rdp
 
 COST, DELTA_UNITS = 10**12, 10**18
 EPSILON, DELTA, ORDER = 2.0, 1e-6, 10.0

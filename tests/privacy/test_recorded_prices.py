@@ -39,23 +39,24 @@ from terrine_server.privacy import (
     rdp,
     rdp_budget,
 )
-from terrine_server.privacy.accounting.bits import bit_rdp, log_tails
-from terrine_server.privacy.accounting.conversions import gdp_log_delta
-from terrine_server.privacy.accounting.joint import (
+from terrine_server.privacy.curves import gdp_log_delta
+from terrine_server.privacy.joint import (
     counts_excess,
     label_table,
     outcome_costs,
     release_cells,
 )
-from terrine_server.privacy.published.noisy_max import (
+from terrine_server.privacy.numbers import bit_rdp, log_tails
+from terrine_server.privacy.published import (
+    BoundRelease,
+    Meter,
     gnmax_rdp,
+    gnss_rdp,
     laplace_log_tails,
     lnmax_rdp,
     noisy_max_order,
     union_bound,
 )
-from terrine_server.privacy.published.release import BoundRelease, gnss_rdp
-from terrine_server.privacy.published.tally import Meter
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "recorded_prices.json"
 DIGITS = 2e-11

@@ -24,8 +24,7 @@ from terrine_server.privacy import (
     StabilityTest,
     rdp,
 )
-from terrine_server.privacy.published.noisy_max import gnmax_rdp, lnmax_rdp
-from terrine_server.privacy.published.tally import FLOOR
+from terrine_server.privacy.published import FLOOR, gnmax_rdp, lnmax_rdp
 
 MAX_VOTES = 400
 

@@ -36,7 +36,7 @@ from terrine_server.privacy import (
     build_mechanism,
     rdp,
 )
-from terrine_server.privacy.published.noisy_max import gnmax_rdp, laplace_log_tails
+from terrine_server.privacy.published import gnmax_rdp, laplace_log_tails
 
 ORDERS = np.array([1.5, 2.0, 4.0, 10.0, 25.0])
 SPECS: list[dict[str, Any]] = [

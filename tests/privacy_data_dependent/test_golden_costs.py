@@ -12,9 +12,8 @@ import pytest
 from scipy.special import log_ndtr
 
 from reference.costs import gnmax_log_q, lnmax_log_q
-from terrine_server.privacy.accounting.bits import bit_rdp
-from terrine_server.privacy.accounting.checks import MARGIN
-from terrine_server.privacy.published.noisy_max import (
+from terrine_server.privacy.numbers import MARGIN, bit_rdp
+from terrine_server.privacy.published import (
     gnmax_rdp,
     laplace_log_tails,
     lnmax_rdp,

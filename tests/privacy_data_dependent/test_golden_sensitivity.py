@@ -20,8 +20,7 @@ from reference.local_sensitivity import (
     gaussian_curve,
 )
 from reference.sensitivity import smooth_sensitivity
-from terrine_server.privacy.published.noisy_max import gnmax_rdp
-from terrine_server.privacy.published.release import BoundRelease, gnss_rdp
+from terrine_server.privacy.published import BoundRelease, gnmax_rdp, gnss_rdp
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from vote_distances import VoteGraph
 from reference.costs import data_dependent_rdp
 from reference.sensitivity import Charged, secret_spend
 from terrine_server.privacy import GaussianNoisyMax, ParameterError, VoteOutcome, build_mechanism
-from terrine_server.privacy.published.tally import FLOOR, Meter
+from terrine_server.privacy.published import FLOOR, Meter
 
 Spec = dict[str, Any]
 SPECS: list[Spec] = [

@@ -23,9 +23,7 @@ from reference.local_sensitivity import (
 )
 from reference.sensitivity import Charged, noisy_max_sensitivity, secret_spend
 from terrine_server.privacy import GaussianNoisyMax, GaussianThreshold, LaplaceNoisyMax, rdp
-from terrine_server.privacy.published.noisy_max import lnmax_rdp
-from terrine_server.privacy.published.release import gnss_rdp
-from terrine_server.privacy.published.statistics import bit_table
+from terrine_server.privacy.published import bit_table, gnss_rdp, lnmax_rdp
 
 ROUNDING = 1e-9
 

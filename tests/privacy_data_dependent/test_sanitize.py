@@ -13,7 +13,7 @@ from refusals import refuses
 from scipy.special import ndtri
 
 from terrine_server.privacy import ParameterError
-from terrine_server.privacy.published.release import GRID, ActualCost, BoundRelease, gnss_rdp
+from terrine_server.privacy.published import GRID, ActualCost, BoundRelease, gnss_rdp
 
 PARAMETERS = [
     (order, share / order, sigma)

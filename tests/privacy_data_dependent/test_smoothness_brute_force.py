@@ -25,7 +25,7 @@ from terrine_server.privacy import (
     LaplaceNoisyMax,
     StabilityTest,
 )
-from terrine_server.privacy.published.tally import FLOOR
+from terrine_server.privacy.published import FLOOR
 
 SIZES = [(1, 2), (2, 3), (5, 3), (9, 2), (12, 2), (12, 3), (12, 4)]
 ROUNDING = 1e-9

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from terrine_server.app import create_app
-from terrine_server.owner.tokens import make_secret_key
+from terrine_server.owner.sign_in import make_secret_key
 from terrine_server.settings import Settings
 
 

@@ -15,10 +15,8 @@ from simulated import CHANCES, simulate
 from sqlalchemy import Connection, Engine
 
 from terrine_server import errors
-from terrine_server.ledger import handle
-from terrine_server.ledger.charging import appending, charge, unit_accounts
+from terrine_server.ledger import accounts, charging, database, rows
 from terrine_server.ledger.records import RecordedCharges, Result
-from terrine_server.ledger.store import database
 
 
 @pytest.mark.parametrize(
@@ -56,16 +54,16 @@ def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
         with suppress(errors.DatabaseUnavailable):
             transaction.__exit__(None, None, None)
 
-    patch.setattr(handle, "appending", careless)
+    patch.setattr(rows, "appending", careless)
     patch.setitem(CHANCES, "error", 0.02)  # a commit must fail for it to matter
 
 
 def deaf_to_a_pause(patch: pytest.MonkeyPatch) -> None:
     """A server that answers whatever the project's status is."""
     guard = " AND status = 'active'"
-    assert guard in appending._MOVE
-    patch.setattr(appending, "_MOVE", appending._MOVE.replace(guard, ""))
-    patch.setattr(charge, "check_active", lambda project: None)
+    assert guard in charging._MOVE
+    patch.setattr(charging, "_MOVE", charging._MOVE.replace(guard, ""))
+    patch.setattr(charging, "check_active", lambda project: None)
 
 
 def forgetful(patch: pytest.MonkeyPatch) -> None:
@@ -95,13 +93,13 @@ def confused(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_accounts(patch: pytest.MonkeyPatch) -> None:
     """A server that now and then charges, and writes the accounts of people as they were."""
-    calls, save = [0], unit_accounts.save
+    calls, save = [0], accounts.save_unit_accounts
 
     def sometimes(tx: Any, after: Any, accounts: Any) -> None:
         calls[0] += 1
         save(tx, after, np.zeros_like(accounts) if calls[0] % 10 == 0 else accounts)
 
-    patch.setattr(unit_accounts, "save", sometimes)
+    patch.setattr(accounts, "save_unit_accounts", sometimes)
 
 
 @pytest.mark.parametrize(

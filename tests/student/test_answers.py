@@ -14,10 +14,9 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from terrine_client._distillation import answers_of
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students.answers import Answers, figures
+from terrine_models.students.models import Task, calibrated, confined, cut
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
-from terrine_models.students.thresholds import calibrated, confined, cut
 from terrine_protocol import ProjectInfo
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)

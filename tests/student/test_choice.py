@@ -18,13 +18,9 @@ from taught import chosen, taught
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.answers import Answers
-from terrine_models.students.asking import asking_order
-from terrine_models.students.methods import METHODS
-from terrine_models.students.models import Student, describe
-from terrine_models.students.ridge import Ridge
-from terrine_models.students.selection import TrainedStudent, choose
+from terrine_models.students.models import METHODS, Ridge, Student, StudentMethod, Task, describe
+from terrine_models.students.selection import TrainedStudent, asking_order, choose
 from terrine_models.students.settings import Training
-from terrine_models.students.task import StudentMethod, Task
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 

@@ -17,13 +17,17 @@ from terrine_client.distill import distill
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.methods import METHODS
-from terrine_models.students.models import Student
-from terrine_models.students.neighbours import NearestNeighbours
-from terrine_models.students.ridge import Ridge, fine, usual
+from terrine_models.students.models import (
+    METHODS,
+    NearestNeighbours,
+    Ridge,
+    Student,
+    Task,
+    fine,
+    usual,
+)
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.owner.operations import open_project, register_ensemble

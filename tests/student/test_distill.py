@@ -22,8 +22,7 @@ from sklearn.neighbors import NearestCentroid
 from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
 from terrine_client import NO_COUNT, Client
-from terrine_client._picture import draw
-from terrine_client._report import Report, Round
+from terrine_client._report import Report, Round, draw
 from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
@@ -34,7 +33,7 @@ from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
-from terrine_server.cli.student_report import summary
+from terrine_server.cli.student import summary
 from terrine_server.owner.operations import open_project, register_ensemble
 
 LITTLE = Training()

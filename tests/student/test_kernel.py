@@ -12,16 +12,11 @@ from sklearn.datasets import load_digits
 from taught import chosen
 
 from terrine_models.data.arrays import DIGITS, InputSpec, load_idx
-from terrine_models.features.augment import DRAWS, distort
-from terrine_models.features.gradients import oriented_gradients
-from terrine_models.features.nystrom import choose_landmarks, nystrom
-from terrine_models.features.pixels import prepare
+from terrine_models.features.linear import choose_landmarks, nystrom
+from terrine_models.features.pictures import DRAWS, distort, oriented_gradients, prepare
 from terrine_models.students.answers import Answers
-from terrine_models.students.kernel import PENALTY, Copies, Kernel
-from terrine_models.students.models import Student
-from terrine_models.students.ridge import Regression, Ridge
+from terrine_models.students.models import PENALTY, Copies, Kernel, Regression, Ridge, Student, Task
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)

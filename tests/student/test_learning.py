@@ -15,11 +15,9 @@ from taught import taught
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
-from terrine_models.students.asking import asking_order
-from terrine_models.students.methods import check
-from terrine_models.students.models import Calibration, Student
+from terrine_models.students.models import Calibration, Student, Task, check
+from terrine_models.students.selection import asking_order
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 
 MOONS = ("upper", "lower")
 PLANE = InputSpec(shape=(2,), dtype="float32", low=-2, high=3)

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terrine_client._picture import draw, picture
-from terrine_client._report import Report, Round
+from terrine_client._report import Report, Round, draw, picture
 from terrine_models.students.selection import Choice
 
 
@@ -55,7 +54,7 @@ def example(accuracies: list[float | None]) -> Report:
 def test_nothing_is_drawn_where_a_server_is_installed_without_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terrine_client._picture.find_spec", lambda _: None)
+    monkeypatch.setattr("terrine_client._report.find_spec", lambda _: None)
     assert not draw(example([0.9]), tmp_path / "accuracy.png")
     assert list(tmp_path.iterdir()) == []
 

@@ -17,10 +17,9 @@ from taught import taught
 
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student
+from terrine_models.students.models import Student, Task
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import TableSchema

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from patience import PATIENCE_SECONDS
 from sqlalchemy import Connection, Engine, event, text
 
-from terrine_server.ledger.store.database import BEGIN
+from terrine_server.ledger.database import BEGIN
 
 
 def come_between(engine: Engine, act: Callable[[], object]) -> None:

@@ -22,16 +22,17 @@ from terrine_server.ledger import (
     ProjectRecord,
     Proposal,
     connect,
+    log,
 )
-from terrine_server.ledger.administration import ABOUT, START, facts_text, log_hash
-from terrine_server.ledger.seals import SEALED, Seals
-from terrine_server.ledger.store import log
-from terrine_server.ledger.store.soundness import UNREADABLE
-from terrine_server.ledger.store.tables import (
+from terrine_server.ledger.chain import ABOUT, START, facts_text, log_hash
+from terrine_server.ledger.log import UNREADABLE
+from terrine_server.ledger.schema import (
+    SEALED,
+    Seals,
     administrative_log,
     metadata,
 )
-from terrine_server.ledger.verifying.administration import rows_of
+from terrine_server.ledger.verifying import rows_of
 from terrine_server.privacy import (
     GDP,
     Account,

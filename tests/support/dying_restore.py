@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
-from terrine_server.ledger.store import database
+from terrine_server.ledger import database
 from terrine_server.owner import backup as backups
 from terrine_server.settings import Settings
 

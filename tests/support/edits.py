@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from terrine_server.ledger.chain import iso
-from terrine_server.ledger.store.tables import metadata
+from terrine_server.ledger.schema import metadata
 
 DEEP = "[" * 100_000
 """JSON nested deeper than Python reads."""

@@ -12,9 +12,8 @@ from books import digest
 from sqlalchemy import Connection, insert, select, update
 
 from terrine_server.ledger.chain import charge_hash
-from terrine_server.ledger.store.tables import charges, projects
-from terrine_server.ledger.verifying.archive import ArchiveError
-from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.ledger.schema import charges, projects
+from terrine_server.ledger.verifying import ArchiveError, verify_export
 
 
 def altered(value: Any) -> Any:

@@ -36,7 +36,7 @@ from terrine_server.ledger import (
     connect,
     upgrade,
 )
-from terrine_server.ledger.store.turns import turn
+from terrine_server.ledger.database import turn
 from terrine_server.privacy import cap
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from migrated import SECRET_KEY
 
-from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.transparency import log as transparency
+from terrine_server.ledger import Ledger, connect, transparency
 
 
 def grow_until(url: str, stop: str, batch: int) -> None:

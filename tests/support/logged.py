@@ -14,14 +14,12 @@ import uvicorn
 from migrated import SECRET_KEY
 from patience import PATIENCE_SECONDS
 
-from terrine_protocol.transparency import trees
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Kind, Note, SignerKey, VerifierKey
-from terrine_protocol.transparency.policies import Policy
+from terrine_protocol import transparency
+from terrine_protocol.transparency import Checkpoint, Kind, Note, Policy, SignerKey, VerifierKey
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
 from terrine_server.serving import listening
-from terrine_server.serving.connection import options
+from terrine_server.serving.bounds import options
 from terrine_server.settings import Settings
 from terrine_server.witness import LIMITS, Witness, serve_app
 
@@ -113,10 +111,10 @@ class History:
 
     def __init__(self, name: str, entries: int, shared: int = 0) -> None:
         texts = [f"{'shared' if n < shared else name} {n}" for n in range(entries)]
-        self._leaves = [trees.leaf_hash(text.encode()) for text in texts]
+        self._leaves = [transparency.leaf_hash(text.encode()) for text in texts]
 
     def root(self, size: int) -> bytes:
-        return trees.root_of(self._leaves[:size])
+        return transparency.root_of(self._leaves[:size])
 
     def note(self, size: int) -> str:
         return signed(size, self.root(size))
@@ -127,10 +125,10 @@ class History:
         return "\n".join(lines).encode()
 
     def proof(self, old: int, size: int) -> list[bytes]:
-        return trees.prove_consistency(old, size, self._perfect)
+        return transparency.prove_consistency(old, size, self._perfect)
 
     def _perfect(self, height: int, index: int) -> bytes:
-        return trees.root_of(self._leaves[index << height : (index + 1) << height])
+        return transparency.root_of(self._leaves[index << height : (index + 1) << height])
 
 
 def _base64(hash: bytes) -> str:

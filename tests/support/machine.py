@@ -15,7 +15,7 @@ from postgres import SERVICE, as_owner
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger, NewProject, connect
-from terrine_server.owner.tokens import Tokens, load_secret_key
+from terrine_server.owner.sign_in import Tokens, load_secret_key
 
 NOISY = {"name": "gnmax", "sigma": 400.0}
 

@@ -14,8 +14,8 @@ from postgres import SERVICE, as_owner
 from sqlalchemy import Engine, event, inspect
 
 from terrine_server.ledger import connect, upgrade
-from terrine_server.ledger.store.database import sqlite_path
-from terrine_server.ledger.store.roles import grant
+from terrine_server.ledger.database import sqlite_path
+from terrine_server.ledger.migrating import grant
 
 SECRET_KEY = b"k" * 64
 """The secret key that the ledgers of the tests are sealed with."""

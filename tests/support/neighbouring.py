@@ -20,7 +20,7 @@ from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queries import input_digests
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, ProjectRecord, connect
-from terrine_server.ledger.store.tables import unit_accounts
+from terrine_server.ledger.schema import unit_accounts
 from terrine_server.metrics import Metrics
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import Neighbours, Terms, Units, build_mechanism, cap

@@ -15,8 +15,8 @@ from migrated import SECRET_KEY
 from sqlalchemy import Connection, DateTime, Engine, MetaData, insert, select
 
 from terrine_server.ledger import connect
-from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store.schema import _config
+from terrine_server.ledger.migrating import _config
+from terrine_server.ledger.schema import Seals
 
 BEFORE = "0006"
 CAP = ("epsilon", "delta", "rdp_order", "cap", "delta_cap")

@@ -26,7 +26,7 @@ POSTGRES_VERSION = 16  # the version that docker-compose.yml runs
 
 
 SERVICE = "terrine_service"
-"""The role that a server has, whose rights are those of `ledger/store/roles.py`."""
+"""The role that a server has, whose rights are those of `ledger/migrating.py`."""
 
 
 def as_owner(url: str) -> str:

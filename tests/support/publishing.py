@@ -10,9 +10,9 @@ from books import FACTS, RECORDS, digest
 from migrated import SECRET_KEY, migrated
 
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal
-from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.ledger.accounts import meter_of
 from terrine_server.planning.forecast import Consensus, Votes
-from terrine_server.planning.proposal import propose
+from terrine_server.planning.publishing import propose
 from terrine_server.privacy import Terms, VoteOutcome, build_mechanism, cap, quote
 
 TEACHERS, CLASSES, ORDER = 1000, 10, 10.0

@@ -21,7 +21,7 @@ from sqlalchemy import Engine
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger, NewProject
-from terrine_server.owner.tokens import Tokens, load_secret_key
+from terrine_server.owner.sign_in import Tokens, load_secret_key
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import build_mechanism
 from terrine_server.settings import Settings

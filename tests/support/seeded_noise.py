@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from terrine_server.privacy import noise
-from terrine_server.privacy.published.release import ActualCost, BoundRelease
+from terrine_server.privacy.published import ActualCost, BoundRelease
 
 SEED = "TESTS_NOISE_SEED"
 REPEATED = {SEED: "0", "PYTHONPATH": str(Path(__file__).parent / "seeded")}

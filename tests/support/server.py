@@ -14,10 +14,10 @@ from migrated import SECRET_KEY, migrated
 from sqlalchemy import Engine
 
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
-from terrine_server.audit.world import serving
+from terrine_server.audit.service import serving
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
 
 CAP_EPSILON, CAP_DELTA = 50.0, 5e-4

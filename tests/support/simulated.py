@@ -44,8 +44,8 @@ from sqlalchemy import Connection, Engine, event, exc
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.ledger import Ledger, NewProject, Proposal, QueryDigest, connect, handle
-from terrine_server.ledger.store.database import BEGIN
+from terrine_server.ledger import Ledger, NewProject, Proposal, QueryDigest, connect, rows
+from terrine_server.ledger.database import BEGIN
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import VoteOutcome
 
@@ -90,7 +90,7 @@ class World:
         self.voters, self.metrics = TheirVoters(People(spare=True)), Metrics()
         self.taken: set[int] = set()
         """Projects whose turn somebody has."""
-        patch.setattr(handle, "now", lambda: self.now)
+        patch.setattr(rows, "now", lambda: self.now)
         patch.setattr(Ledger, "turn", lambda ledger, project_id: self.turn(ledger, project_id))
         patch.setattr(Labeling, "_drawn", self.witnessed(Labeling._drawn))
         seed_noise(patch, seed)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_server.privacy import Neighbours, Units
-from terrine_server.privacy.mechanisms import neighbours as source
+from terrine_server.privacy import mechanisms as source
 
 QUERIES, CLASSES, SIGMA, NORM, ORDER = 3, 2, 2.0, 2, 2
 """At order 2 an integer shift of discrete noise costs exactly what it would cost of Gaussian."""

@@ -21,7 +21,7 @@ from terrine_protocol import (
 )
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
 
 SCHEMA = TableSchema(

@@ -29,9 +29,9 @@ from sqlalchemy import select
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord
-from terrine_server.ledger.store.tables import metadata
+from terrine_server.ledger.schema import metadata
 from terrine_server.metrics import Metrics
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 
 Row = dict[str, Any]
 TREE = ("tree_leaves", "tree_nodes", "tree_head")

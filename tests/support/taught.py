@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.students.answers import Answers, Ints
-from terrine_models.students.methods import METHODS
-from terrine_models.students.models import Student
+from terrine_models.students.models import METHODS, Student, Task
 from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 
 
 def taught(

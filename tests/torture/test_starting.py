@@ -24,7 +24,7 @@ from postgres import Database
 from processes import command, die_before_call, in_processes, start
 
 from terrine_protocol.files import write_secret
-from terrine_server.owner.tokens import load_secret_key
+from terrine_server.owner.sign_in import load_secret_key
 
 if TYPE_CHECKING:
     from digits import DigitsEnsemble

@@ -18,12 +18,10 @@ from refusals import refuses
 from serving import until
 from sqlalchemy import Connection, text, update
 
-from terrine_protocol.transparency.checkpoints import Checkpoint, opened
-from terrine_protocol.transparency.notes import Kind, Note, SignerKey
-from terrine_protocol.transparency.policies import Policy
+from terrine_protocol.transparency import Checkpoint, Kind, Note, Policy, SignerKey, opened
 from terrine_server.errors import LedgerRestored, TerrineError
 from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.store.tables import tree_head, tree_leaves, tree_nodes
+from terrine_server.ledger.schema import tree_head, tree_leaves, tree_nodes
 from terrine_server.owner import checkpoints
 from terrine_server.owner.checkpoints import (
     CheckpointError,

@@ -24,15 +24,13 @@ from sqlalchemy import Connection, select, text, update
 
 from terrine_client import Client
 from terrine_protocol import LabelResponse, LabelResult, Outcome, Role, TokenCreate
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Note
+from terrine_protocol.transparency import Checkpoint, Note
 from terrine_server import views
-from terrine_server.audit.world import serving
+from terrine_server.audit.service import serving
 from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves, tree_nodes
+from terrine_server.ledger.schema import Seals, projects, tree_head, tree_leaves, tree_nodes
 from terrine_server.owner.checkpoints import log_state
-from terrine_server.owner.tokens import Tokens
+from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
 
 pytestmark = pytest.mark.slow

@@ -25,15 +25,13 @@ from processes import start
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
-from terrine_protocol.transparency import trees
-from terrine_protocol.transparency.leaves import commitment
-from terrine_protocol.transparency.tiles import WIDTH, Tile, Tiles, entries_in, tile_of
-from terrine_server.api import published
-from terrine_server.api.published import PublishedLog
+from terrine_protocol import transparency as trees
+from terrine_protocol.transparency import WIDTH, Tile, Tiles, commitment, entries_in, tile_of
+from terrine_server.api import services
+from terrine_server.api.services import PublishedLog
 from terrine_server.errors import DatabaseUnavailable, NotFound
-from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.store.tables import administrative_log, charges, projects, tree_leaves
-from terrine_server.ledger.transparency import log as transparency
+from terrine_server.ledger import Ledger, connect, transparency
+from terrine_server.ledger.schema import administrative_log, charges, projects, tree_leaves
 
 TABLES = ("tree_leaves", "tree_nodes", "tree_head")
 
@@ -256,7 +254,7 @@ def test_strangers_read_the_log_from_memory(
         notes = await asyncio.gather(*[log.checkpoint() for _ in range(50)])
         assert (set(notes), asked) == ({"signed"}, [None])
         asked.clear()
-        monkeypatch.setattr(published, "MOST_TILES", 1)
+        monkeypatch.setattr(services, "MOST_TILES", 1)
         few = PublishedLog(ledger)
         for level in (0, None, 0):
             await few.tile(Tile(level, 0, size))

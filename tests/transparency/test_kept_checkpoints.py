@@ -15,14 +15,13 @@ from sqlalchemy import Connection, delete, update
 from typer.testing import CliRunner, Result
 
 from terrine_protocol import ProjectStatus
-from terrine_protocol.transparency.notes import Note
+from terrine_protocol.transparency import Note
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store.tables import populations, projects
-from terrine_server.ledger.transparency.checking import check
-from terrine_server.ledger.verifying.walk import verify_project
+from terrine_server.ledger.schema import Seals, populations, projects
+from terrine_server.ledger.transparency import check
+from terrine_server.ledger.verifying import verify_project
 from terrine_server.owner import checkpoints
 from terrine_server.owner.checkpoints import CheckpointError
 

@@ -21,8 +21,7 @@ from serving import until
 
 from terrine_client import AsyncClient, Client, ConfigurationError, Receipts
 from terrine_client._receipts import WAIT_SECONDS, Receipt
-from terrine_protocol.transparency.notes import Kind, SignerKey
-from terrine_protocol.transparency.proofs import Proof
+from terrine_protocol.transparency import Kind, Proof, SignerKey
 
 if TYPE_CHECKING:
     from digits import DigitsEnsemble

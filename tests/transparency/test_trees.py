@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pymerkle import InmemoryTree
 
-from terrine_protocol.transparency import trees
-from terrine_protocol.transparency.tiles import WIDTH, Tile, Tiles, bundle_of, entries_in, tile_of
+from terrine_protocol import transparency
+from terrine_protocol.transparency import WIDTH, Tile, Tiles, bundle_of, entries_in, tile_of
 
 ENTRIES = [hashlib.sha256(n.to_bytes(4, "big")).digest() for n in range(70_000)]
-LEAVES = [trees.leaf_hash(entry) for entry in ENTRIES]
+LEAVES = [transparency.leaf_hash(entry) for entry in ENTRIES]
 SMALL = 70
 
 
@@ -26,7 +26,7 @@ def tiles_of(size: int) -> Tiles:
         span = WIDTH**tile.level
         starts = [(tile.index * WIDTH + i) * span for i in range(tile.width)]
         assert starts[-1] + span <= size
-        return b"".join(trees.root_of(LEAVES[start : start + span]) for start in starts)
+        return b"".join(transparency.root_of(LEAVES[start : start + span]) for start in starts)
 
     return Tiles(size, fetch)
 
@@ -39,20 +39,24 @@ def other() -> InmemoryTree:
 
 
 def test_roots_are_the_same(other: InmemoryTree) -> None:
-    grown = trees.Frontier()
+    grown = transparency.Frontier()
     for size in range(1, SMALL + 1):
         grown.append(LEAVES[size - 1])
-        assert grown.root == other.get_root(size) == trees.subtree(0, size, tiles_of(size).perfect)
+        assert (
+            grown.root
+            == other.get_root(size)
+            == transparency.subtree(0, size, tiles_of(size).perfect)
+        )
 
 
 def test_inclusion_proofs_are_the_same(other: InmemoryTree) -> None:
     for size in range(1, SMALL + 1):
         root, perfect = other.get_root(size), tiles_of(size).perfect
         for index in range(size):
-            proof = trees.prove_inclusion(index, size, perfect)
+            proof = transparency.prove_inclusion(index, size, perfect)
             theirs = list(other.prove_inclusion(index + 1, size).path)
             assert sorted(proof) == sorted(h for h in theirs if h != LEAVES[index])
-            trees.check_inclusion(LEAVES[index], index, size, root, proof)
+            transparency.check_inclusion(LEAVES[index], index, size, root, proof)
 
 
 def test_consistency_proofs_prove_it_and_nothing_else(other: InmemoryTree) -> None:
@@ -60,11 +64,11 @@ def test_consistency_proofs_prove_it_and_nothing_else(other: InmemoryTree) -> No
     for size in roots:
         perfect = tiles_of(size).perfect
         for old in range(1, size + 1):
-            proof = trees.prove_consistency(old, size, perfect)
-            trees.check_consistency(old, size, roots[old], roots[size], proof)
+            proof = transparency.prove_consistency(old, size, perfect)
+            transparency.check_consistency(old, size, roots[old], roots[size], proof)
             forked = hashlib.sha256(roots[old]).digest()
-            with pytest.raises(trees.ProofError):
-                trees.check_consistency(old, size, forked, roots[size], proof)
+            with pytest.raises(transparency.ProofError):
+                transparency.check_consistency(old, size, forked, roots[size], proof)
 
 
 def test_a_large_tree_is_proven_from_its_tiles_alone() -> None:
@@ -72,20 +76,20 @@ def test_a_large_tree_is_proven_from_its_tiles_alone() -> None:
     tiles = tiles_of(size)
     fetch = tiles._fetch
     tiles._fetch = lambda tile: asked.append(tile) or fetch(tile)  # type: ignore[func-returns-value]
-    root = trees.root_of(LEAVES)
-    assert trees.subtree(0, size, tiles.perfect) == root
+    root = transparency.root_of(LEAVES)
+    assert transparency.subtree(0, size, tiles.perfect) == root
     for index in (0, 255, 256, 65_535, 65_536, 69_999):
-        proof = trees.prove_inclusion(index, size, tiles.perfect)
-        trees.check_inclusion(LEAVES[index], index, size, root, proof)
+        proof = transparency.prove_inclusion(index, size, tiles.perfect)
+        transparency.check_inclusion(LEAVES[index], index, size, root, proof)
     for old in (1, 255, 256, 257, 65_535, 65_536, 69_999):
-        proof = trees.prove_consistency(old, size, tiles.perfect)
-        trees.check_consistency(old, size, trees.root_of(LEAVES[:old]), root, proof)
+        proof = transparency.prove_consistency(old, size, tiles.perfect)
+        transparency.check_consistency(old, size, transparency.root_of(LEAVES[:old]), root, proof)
     assert len(set(asked)) == len(asked) < 12
     assert all(tile == tile_of(size, tile.level or 0, tile.index) for tile in asked)
 
 
 def test_a_tile_that_is_cut_off_proves_nothing() -> None:
-    with pytest.raises(trees.ProofError):
+    with pytest.raises(transparency.ProofError):
         Tiles(300, lambda tile: bytes(32 * tile.width - 1)).perfect(0, 0)
 
 

@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 from refusals import refuses
 
-from terrine_protocol.transparency import checkpoints, trees
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Kind, Note, NoteError, SignerKey, VerifierKey
-from terrine_protocol.transparency.policies import Policy, QuorumMissing
-from terrine_protocol.transparency.proofs import Proof
-from terrine_protocol.transparency.tiles import Tile, tile_of
+from terrine_protocol import transparency
+from terrine_protocol.transparency import (
+    Checkpoint,
+    Kind,
+    Note,
+    NoteError,
+    Policy,
+    Proof,
+    QuorumMissing,
+    SignerKey,
+    Tile,
+    VerifierKey,
+    tile_of,
+)
 
 # golang.org/x/mod/sumdb/note, note.go and note_test.go.
 PETER = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
@@ -136,18 +144,20 @@ CONSISTENCY = [
 SOME = bytes.fromhex("abacaba000000000000000000000000000000000000000000060061e00123456")
 
 
-def perfect_of(leaves: list[bytes]) -> trees.Perfect:
+def perfect_of(leaves: list[bytes]) -> transparency.Perfect:
     """Straight from the definition in RFC 6962, section 2.1."""
 
     def perfect(height: int, index: int) -> bytes:
         if height == 0:
             return leaves[index]
-        return trees.node_hash(perfect(height - 1, 2 * index), perfect(height - 1, 2 * index + 1))
+        return transparency.node_hash(
+            perfect(height - 1, 2 * index), perfect(height - 1, 2 * index + 1)
+        )
 
     return perfect
 
 
-HASHES = [trees.leaf_hash(leaf) for leaf in LEAVES]
+HASHES = [transparency.leaf_hash(leaf) for leaf in LEAVES]
 PERFECT = perfect_of(HASHES)
 
 
@@ -245,7 +255,7 @@ def test_cosignatures_of_the_public_network_are_verified() -> None:
     found = policy.opened(ARCHE)
     assert found.checkpoint.size == 1432088532
     assert found.cosigned == dict.fromkeys(ARCHE_WITNESSES, 0x6A122120)
-    assert checkpoints.opened(ARCHE, policy.logs[0].key) == found.checkpoint
+    assert transparency.opened(ARCHE, policy.logs[0].key) == found.checkpoint
     with pytest.raises(NoteError):
         policy.opened(ARCHE.replace("1432088532", "1432088531"))
     fewer = "".join(line for line in ARCHE.splitlines(True) if "remora" not in line)
@@ -283,17 +293,17 @@ def test_what_is_no_checkpoint_is_refused(text: str) -> None:
 
 
 def test_the_roots_are_those_of_others() -> None:
-    assert trees.root_of([]) == trees.EMPTY
+    assert transparency.root_of([]) == transparency.EMPTY
     for size, root in enumerate(ROOTS, start=1):
-        assert trees.root_of(HASHES[:size]) == root
-        assert trees.subtree(0, size, PERFECT) == root
+        assert transparency.root_of(HASHES[:size]) == root
+        assert transparency.subtree(0, size, PERFECT) == root
 
 
 @pytest.mark.parametrize(("place", "size", "proof"), INCLUSION)
 def test_inclusion_is_proven_as_by_others(place: int, size: int, proof: list[bytes]) -> None:
     index, root, leaf = place - 1, ROOTS[size - 1], HASHES[place - 1]
-    assert trees.prove_inclusion(index, size, PERFECT) == proof
-    trees.check_inclusion(leaf, index, size, root, proof)
+    assert transparency.prove_inclusion(index, size, PERFECT) == proof
+    transparency.check_inclusion(leaf, index, size, root, proof)
     wrong: list[Any] = [
         (leaf, index - 1, size, root, proof),
         (leaf, index + 1, size, root, proof),
@@ -301,7 +311,7 @@ def test_inclusion_is_proven_as_by_others(place: int, size: int, proof: list[byt
         (leaf, index, size * 2, root, proof),
         (leaf, index, size // 2, root, proof),
         (b"WrongLeaf", index, size, root, proof),
-        (leaf, index, size, trees.EMPTY, proof),
+        (leaf, index, size, transparency.EMPTY, proof),
         (leaf, index, size, SOME, proof),
         (leaf, index, size, root, [*proof, b""]),
         (leaf, index, size, root, [*proof, root]),
@@ -312,15 +322,15 @@ def test_inclusion_is_proven_as_by_others(place: int, size: int, proof: list[byt
         *([(leaf, index, size, root, [proof[0], SOME, *proof[1:]])] if len(proof) > 1 else []),
     ]
     for case in wrong:
-        with pytest.raises(trees.ProofError):
-            trees.check_inclusion(*case)
+        with pytest.raises(transparency.ProofError):
+            transparency.check_inclusion(*case)
 
 
 @pytest.mark.parametrize(("old", "size", "proof"), CONSISTENCY)
 def test_consistency_is_proven_as_by_others(old: int, size: int, proof: list[bytes]) -> None:
     before, after = ROOTS[old - 1], ROOTS[size - 1]
-    assert trees.prove_consistency(old, size, PERFECT) == proof
-    trees.check_consistency(old, size, before, after, proof)
+    assert transparency.prove_consistency(old, size, PERFECT) == proof
+    transparency.check_consistency(old, size, before, after, proof)
     if not proof:
         return
     wrong: list[Any] = [
@@ -344,28 +354,28 @@ def test_consistency_is_proven_as_by_others(old: int, size: int, proof: list[byt
         *((old, size, before, after, flipped(proof, at)) for at in range(len(proof))),
     ]
     for case in wrong:
-        with pytest.raises(trees.ProofError):
-            trees.check_consistency(*case)
+        with pytest.raises(transparency.ProofError):
+            transparency.check_consistency(*case)
 
 
 def test_small_and_equal_trees_are_consistent_only_if_they_are_the_same() -> None:
     # As in verify_test.go, but that a tree of no leaves has one root (RFC 6962, section 2.1).
-    trees.check_consistency(0, 0, trees.EMPTY, trees.EMPTY, [])
-    trees.check_consistency(0, 1, trees.EMPTY, SOME, [])
-    trees.check_consistency(1, 1, SOME, SOME, [])
+    transparency.check_consistency(0, 0, transparency.EMPTY, transparency.EMPTY, [])
+    transparency.check_consistency(0, 1, transparency.EMPTY, SOME, [])
+    transparency.check_consistency(1, 1, SOME, SOME, [])
     for old, size, before, after, proof in [
         (1, 1, ROOTS[0], SOME, []),
         (0, 1, SOME, ROOTS[0], []),
-        (1, 0, ROOTS[0], trees.EMPTY, []),
+        (1, 0, ROOTS[0], transparency.EMPTY, []),
         (2, 1, ROOTS[1], ROOTS[0], []),
         (1, 2, ROOTS[0], ROOTS[1], []),
-        (0, 0, trees.EMPTY, SOME, []),
-        (0, 0, trees.EMPTY, trees.EMPTY, [SOME]),
-        (0, 1, trees.EMPTY, trees.EMPTY, [SOME]),
+        (0, 0, transparency.EMPTY, SOME, []),
+        (0, 0, transparency.EMPTY, transparency.EMPTY, [SOME]),
+        (0, 1, transparency.EMPTY, transparency.EMPTY, [SOME]),
         (1, 1, SOME, SOME, [SOME]),
     ]:
-        with pytest.raises(trees.ProofError):
-            trees.check_consistency(old, size, before, after, proof)
+        with pytest.raises(transparency.ProofError):
+            transparency.check_consistency(old, size, before, after, proof)
 
 
 def test_tiles_have_the_paths_and_widths_of_the_specification() -> None:
@@ -378,7 +388,7 @@ def test_tiles_have_the_paths_and_widths_of_the_specification() -> None:
     assert tile_of(size, 2, 0) == Tile(2, 0, 1)
     assert tile_of(256, 1, 0) == Tile(1, 0, 1)
     for level, index in [(0, 274), (1, 2), (2, 1), (3, 0)]:
-        with pytest.raises(trees.ProofError):
+        with pytest.raises(transparency.ProofError):
             tile_of(size, level, index)
 
 
@@ -457,7 +467,7 @@ def test_a_proof_is_checked_with_its_checkpoint() -> None:
     policy = Policy.parse(f"log {log.verifier}\nquorum none\n".encode())
     proof = Proof.parse(str(Proof(5, (D, E, F), note)))
     assert proof.check(LEAVES[5], policy).size == 8
-    with pytest.raises(trees.ProofError):
+    with pytest.raises(transparency.ProofError):
         proof.check(LEAVES[4], policy)
     other = Policy.parse(f"log {FOO}\nquorum none\n".encode())
     with pytest.raises(NoteError):

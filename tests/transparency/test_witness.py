@@ -24,9 +24,8 @@ from logged import LOG, History, signed, witness_key, witnessing
 from patience import PATIENCE_SECONDS
 from refusals import refuses
 
-from terrine_protocol.transparency import trees
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Kind, Note, Signature, SignerKey
+from terrine_protocol import transparency
+from terrine_protocol.transparency import Checkpoint, Kind, Note, Signature, SignerKey
 from terrine_server.witness import Witness, WitnessError
 
 ONE, OTHER = History("one", 40, shared=10), History("other", 40, shared=10)
@@ -330,4 +329,4 @@ def test_a_witness_loads_neither_database_nor_learning() -> None:
 def test_trees_of_the_two_histories_differ_only_later() -> None:
     assert ONE.root(10) == OTHER.root(10)
     assert ONE.root(11) != OTHER.root(11)
-    trees.check_consistency(10, 40, ONE.root(10), OTHER.root(40), OTHER.proof(10, 40))
+    transparency.check_consistency(10, 40, ONE.root(10), OTHER.root(40), OTHER.proof(10, 40))

@@ -27,7 +27,7 @@ from wording import Wording
 from terrine_models.teachers.kinds import load_manifest
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner import ways
-from terrine_server.owner.tokens import load_secret_key
+from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.privacy import Account
 
 EPSILON = 3
@@ -223,7 +223,7 @@ def test_what_is_made_of_the_same_people_shares_their_cap(digits: Machine) -> No
 
 OPERATIONS = "terrine_server.owner.operations"
 STEPS = [
-    (("terrine_server.owner.tokens", "make_secret_key"), True),
+    (("terrine_server.owner.sign_in", "make_secret_key"), True),
     (("terrine_models.teachers.neighbours", "save_tensors"), True),
     (("terrine_models.teachers.neighbours", "save_manifest"), False),
     ((OPERATIONS, "register_ensemble"), False),

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from terrine_protocol.base import Brief, absent
-from terrine_protocol.names import normalize
+from terrine_protocol.base import Brief, absent, normalize
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_protocol.names import normalize
+from terrine_protocol.base import normalize
 from terrine_protocol.tables import Column, DataError, TableSchema
 from terrine_protocol.tables.columns import (
     CodedValues,
     Encoder,
+    GrowingArray,
     Note,
+    Progress,
     RowBlock,
     Values,
     check_names,
-)
-from terrine_protocol.tables.reading import (
-    GrowingArray,
-    Progress,
     rows_at_a_time,
     unchanged,
     unseen,
@@ -149,7 +147,7 @@ def opened_by_schema(
         return len(first) in widths or set(needed) <= set(first)
 
     with opened_table(path, fits=fits, note=note, digest=digest) as file:
-        from terrine_protocol.tables.rows import read_blocks
+        from terrine_protocol.tables.files import read_blocks
 
         yield file, read_blocks
 

@@ -10,13 +10,11 @@ from torch import nn
 
 from terrine_experiments.students.networks import labels_to_teach
 from terrine_models.data.arrays import InputSpec
-from terrine_models.features.pixels import prepare
+from terrine_models.features.pictures import prepare
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student, StudentModel, describe
-from terrine_models.students.task import StudentMethod, Task
-from terrine_models.teachers.forests import fit_forest, require_scikit_learn
-from terrine_models.teachers.trees import Trees
+from terrine_models.students.models import Student, StudentMethod, StudentModel, Task, describe
+from terrine_models.teachers.trees import Trees, fit_forest, require_scikit_learn
 
 TREES = 100
 

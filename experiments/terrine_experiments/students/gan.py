@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from terrine_experiments.students.networks import EdgeCNN, Network, NetworkTraining, initialise
-from terrine_models.students.task import Task
+from terrine_models.students.models import Task
 
 NOISE, HIDDEN = 100, 500
 """Numbers that an image is generated from, and the width of the generator's two layers."""

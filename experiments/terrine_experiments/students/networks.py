@@ -17,15 +17,19 @@ from torch import nn
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.augment import DRAWS, distort
-from terrine_models.features.pixels import prepare
+from terrine_models.features.pictures import DRAWS, distort, prepare
 from terrine_models.storage.manifests import CONFIG
 from terrine_models.students.answers import Answers, Ints
-from terrine_models.students.models import Student, StudentModel, describe
-from terrine_models.students.ridge import Regression
+from terrine_models.students.models import (
+    Regression,
+    Student,
+    StudentMethod,
+    StudentModel,
+    Task,
+    describe,
+)
 from terrine_models.students.settings import Training
-from terrine_models.students.task import StudentMethod, Task
-from terrine_models.teachers.architectures import MLP
+from terrine_models.teachers.networks import MLP
 
 SMALL = 16  # images with a side under SMALL pixels are not shrunk before the first convolution
 

@@ -23,9 +23,14 @@ from terrine_models.storage.manifests import (
     sha256,
     verified_bytes,
 )
-from terrine_models.storage.onnx_check import CheckRequest, FileFinding
-from terrine_models.storage.onnx_files import checked
-from terrine_models.storage.onnx_models import ModelError, OnnxModel, pass_on_exhaustion
+from terrine_models.storage.onnx_models import (
+    CheckRequest,
+    FileFinding,
+    ModelError,
+    OnnxModel,
+    checked,
+    pass_on_exhaustion,
+)
 from terrine_protocol.files import read
 
 

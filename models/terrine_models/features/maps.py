@@ -20,16 +20,28 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, outside, row_digests
 from terrine_models.data.workers import side_by_side
-from terrine_models.features import bins
-from terrine_models.features.augment import distorted, draws_for
+from terrine_models.features import linear
 from terrine_models.features.backbones import Backbone
-from terrine_models.features.colours import coloured_gradients, colours_width
-from terrine_models.features.discriminant import COMPONENTS, COPIES, discriminant
-from terrine_models.features.gradients import oriented_gradients
-from terrine_models.features.graph import embed, extend
-from terrine_models.features.nystrom import choose_landmarks, nystrom
-from terrine_models.features.pixels import prepare
-from terrine_models.features.views import Base, View, best_view
+from terrine_models.features.linear import (
+    COMPONENTS,
+    COPIES,
+    choose_landmarks,
+    discriminant,
+    embed,
+    extend,
+    nystrom,
+)
+from terrine_models.features.pictures import (
+    Base,
+    View,
+    best_view,
+    coloured_gradients,
+    colours_width,
+    distorted,
+    draws_for,
+    oriented_gradients,
+    prepare,
+)
 from terrine_models.storage.manifests import FeatureSpec
 from terrine_protocol.tables import PublicSource
 
@@ -192,7 +204,7 @@ class FeatureMap:
         if self.spec.projection == "discriminant":
             return (base - self.tensors["mean"]) @ self.tensors["basis"]
         if self.spec.base == "bins":
-            binned = bins.Bins(self.tensors)(base)
+            binned = linear.Bins(self.tensors)(base)
             return (binned - self.tensors["mean"]) @ self.tensors["basis"]
         points = _project(base, self.tensors)
         if self.spec.projection != "graph":
@@ -206,7 +218,7 @@ class FeatureMap:
             return {}
         spec = self.spec
         if spec.base == "bins":
-            return bins.shapes(spec.steps, spec.ranks, spec.components)
+            return linear.shapes(spec.steps, spec.ranks, spec.components)
         size = spec.backbone.width if spec.backbone else _base_size(spec.base, self.inputs)
         shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
         if spec.projection == "graph":
@@ -433,9 +445,9 @@ def _of_tables(
     if public is not None:
         every = -(-len(public.inputs) // MOST_ROWS)
         rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
-        tensors = bins.fit_bins(rows, width, whiten=whiten)
+        tensors = linear.fit_bins(rows, width, whiten=whiten)
         if tensors is None and len(inputs.shape) > 1:  # pixels are many: too few rows for steps
-            tensors = bins.fit_bins(rows, width, whiten=whiten, ranks_alone=True)
+            tensors = linear.fit_bins(rows, width, whiten=whiten, ranks_alone=True)
         if tensors is not None:
             spec = FeatureSpec(
                 base="bins",

@@ -10,20 +10,41 @@ post-processing: whoever holds them learns nothing about the private data beyond
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from statistics import NormalDist
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
+from scipy.optimize import minimize
+from scipy.sparse import csr_array
 from scipy.special import softmax
 from torch import nn
 
-from terrine_models.data.arrays import DataError, InputSpec
-from terrine_models.features.maps import FeatureMap, prepared_features
-from terrine_models.features.pixels import prepare
+from terrine_models.data.arrays import DataError, InputSpec, distinct
+from terrine_models.data.workers import side_by_side
+from terrine_models.features.linear import GRAPH_NEIGHBOURS, MANY, believed, extend, neighbourhood
+from terrine_models.features.maps import (
+    BLOCK,
+    FEWEST_POINTS,
+    FeatureMap,
+    Kind,
+    PublicData,
+    ViewPoints,
+    base_features,
+    prepared_features,
+    public_features,
+)
+from terrine_models.features.pictures import DRAWS, View, distort, prepare, to_images
 from terrine_models.storage.manifests import (
     FeatureSpec,
     StoreError,
@@ -31,6 +52,9 @@ from terrine_models.storage.manifests import (
     save_tensors,
     versions,
 )
+from terrine_models.students.answers import Answers, Bools, Floats, Ints, fit_shares, fit_softmax
+from terrine_models.students.near_votes import around, chosen_spread, fit_near
+from terrine_models.students.settings import Threshold, Training
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
@@ -38,7 +62,7 @@ from terrine_protocol.tables.encoding import Frame, encode_frame
 
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
-BLOCK = 512
+ROWS_AT_A_TIME = 512
 
 
 class Calibration(Record):
@@ -148,10 +172,10 @@ class Student:
             )
         out = np.empty((len(x), len(self.model.classes)))
         with torch.inference_mode():
-            for at in range(0, len(x), BLOCK):
-                block = torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))
+            for at in range(0, len(x), ROWS_AT_A_TIME):
+                block = torch.from_numpy(np.asarray(x[at : at + ROWS_AT_A_TIME], dtype=np.float32))
                 scores = self.network(prepare(block, self.model.input))
-                out[at : at + BLOCK] = scores.double().numpy()
+                out[at : at + ROWS_AT_A_TIME] = scores.double().numpy()
         return self.model.calibration.probabilities(out)
 
     def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -276,3 +300,649 @@ def linear_student(
         state.update({f"parts.{number}.{name}": each for name, each in tensors.items()})
     network.load_state_dict(state)
     return Student(network, describe(inputs, classes, training, encoding, features))
+
+
+T = TypeVar("T")
+LARGE = 20
+"""Side in pixels from which distorted images teach more than small perturbations."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Public inputs x [N, *shape], what they look like, and the classes that they may be in."""
+
+    x: NDArray[np.generic]
+    spec: InputSpec
+    classes: tuple[str, ...]
+    encoding: TableSchema | None = None
+    """Of a table: how its rows became inputs."""
+    seed: int = 0
+    view: View | None = None
+    """How pictures are seen. None: as is usual."""
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if the inputs are not as `spec` says."""
+        if self.x.shape[1:] != self.spec.shape:
+            raise ValueError(
+                f"inputs have shape {self.x.shape}, expected {(len(self.x), *self.spec.shape)}"
+            )
+
+    @property
+    def is_table(self) -> bool:
+        """Whether inputs are rows of a table, not images."""
+        return len(self.spec.shape) == 1
+
+    @property
+    def has_large_images(self) -> bool:
+        """Whether inputs are images from some 20 pixels a side."""
+        return not self.is_table and min(self.spec.shape[:2]) >= LARGE
+
+    @property
+    def inputs(self) -> Ints:
+        """Which of the distinct inputs each row [N] is: in a table of few values, rows repeat."""
+        return self.once(_distinct)
+
+    def seen_for(self, answers: Answers) -> Task:
+        """The same task, whose pictures are seen as the answers are learned best."""
+        if self.is_table:
+            return self
+        view = self.once(_view_points).best(answers.shares, answers.known)
+        seen: Task = self._made.setdefault(view, replace(self, view=view, _made={}))
+        return seen
+
+    def once(self, make: Callable[[Task], T]) -> T:
+        """What `make` computes of the inputs alone: it is computed once, for all students."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: T = self._made[make]
+        return found
+
+
+def _view_points(task: Task) -> ViewPoints:
+    first = np.unique(task.inputs, return_index=True)[1]
+    return ViewPoints.of(task.spec, np.asarray(task.x), np.sort(first))
+
+
+def _distinct(task: Task) -> Ints:
+    return distinct(np.asarray(task.x))
+
+
+class StudentMethod(ABC):
+    """One way to train a student. A subclass says whom it suits and how it is fitted."""
+
+    wants: ClassVar[str] = "any inputs"
+    """What it is for, in an error message."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    @classmethod
+    def can(cls, task: Task) -> bool:
+        """Whether it learns anything from such inputs."""
+        return True
+
+    @classmethod
+    def suits(cls, task: Task) -> bool:
+        """Whether `auto` takes it for such inputs, by public facts alone."""
+        return False
+
+    @abstractmethod
+    def fit(self, task: Task, answers: Answers) -> Student:
+        """Train a student on what is known of the inputs. Raises ValueError if nothing is."""
+
+    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+        """Probabilities [N, m] of inputs by students that did not see the answers of their fold.
+
+        folds: [N], -1 where an input is never held out; its row is 0.
+        """
+        held_out = np.zeros((len(task.x), len(task.classes)))
+        for fold in np.unique(folds[folds >= 0]):
+            rows = folds == fold
+            student = self.fit(task, answers.only(~rows))
+            held_out[rows] = student.probabilities(task.x[rows])
+        return held_out
+
+
+WIDTH, OF_A_CLASS = 150, 3
+"""Features of an image: as many as teachers' heads have by default, or more where there are many
+classes. A third of them are coordinates on the graph, and a class needs one of its own: with 150
+classes, 450 features fit noisy counts right on 52 % of the inputs, 150 on 43 %."""
+LINEAR = 4.0
+"""A linear share times this has a softmax that is about a probability."""
+CLEAR = 0.97
+"""Share of the inputs that a class wins, the clearest first, that teach it to others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """A public map, and the features [N, d] of the inputs that it was fitted on."""
+
+    map: FeatureMap
+    rows: Floats
+    as_new: Floats
+    """The same, of each input as if the graph did not have it."""
+    spreads: WeakKeyDictionary[Answers, float] = field(default_factory=WeakKeyDictionary)
+    """What `spread_of` chose."""
+    _around: dict[float, csr_array] = field(default_factory=dict, repr=False)
+
+    def around(self, voting: float) -> csr_array:
+        """The inputs [N, N] around each, of which so many vote (`near_votes.around`)."""
+        if voting not in self._around:
+            self._around[voting] = around(self.rows, voting)
+        return self._around[voting]
+
+    @classmethod
+    def of(cls, task: Task, kind: Kind) -> Features:
+        """Fit the map on the task's inputs."""
+        public = PublicData.declare("the student's public inputs", np.asarray(task.x))
+        wide = min(OF_A_CLASS * len(task.classes), len(task.x) // 2)
+        known = public_features(task.spec, public, max(WIDTH, wide), kind, view=task.view)
+        rows = features_of(known, task.x)
+        graph = known.spec.projection == "graph"
+        return cls(known, rows, features_of(known, task.x, skip=1) if graph else rows)
+
+
+def usual(task: Task) -> Features:
+    """Features for a regression that is linear."""
+    return Features.of(task, "graph")
+
+
+def fine(task: Task) -> Features:
+    """Features for one with a link."""
+    return Features.of(task, "graph" if task.is_table else "fine_graph")
+
+
+def by_those_near(task: Task, answers: Answers) -> bool:
+    """Whether answers are those of the units near each row of a table."""
+    return task.is_table and answers.noise > 0 and answers.voting < 1
+
+
+def spread_of(task: Task, answers: Answers) -> float:
+    """Choose, once, how far scores may spread, of answers of the units near each row."""
+    features = task.once(fine)
+    if answers not in features.spreads:
+        folds = answers.folds(task.seed, task.inputs)
+        near = features.around(answers.voting)
+        features.spreads[answers] = chosen_spread(features.rows, answers, near, folds)
+    return features.spreads[answers]
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """Weights [d, m] and biases [m] of scores whose softmax are the shares, on public features."""
+
+    features: Features
+    weights: Floats
+    biases: Floats
+
+    @classmethod
+    def of(cls, task: Task, answers: Answers, spread: float | None = None) -> Regression:
+        """Fit it to what is known. spread: of the votes of those near, if it is chosen already."""
+        features = task.once(fine if answers.noise else usual)
+        if by_those_near(task, answers):
+            spread = spread or spread_of(task, answers)
+            near = features.around(answers.voting)
+            return cls(features, *fit_near(features.rows, answers, near, spread))
+        rows, shares = features.rows[answers.known], answers.shares[answers.known]
+        if answers.noise:
+            return cls(features, *fit_softmax(rows, shares, answers.noise))
+        weights, biases = fit_shares(rows, shares)
+        return cls(features, LINEAR * weights, LINEAR * biases)
+
+    @property
+    def part(self) -> LinearPart:
+        """It, as a part of a student."""
+        weights, biases = (torch.from_numpy(each).float() for each in (self.weights, self.biases))
+        return LinearPart(self.features.map, weights, biases)
+
+    def scores(self, features: Floats) -> Floats:
+        """Scores [B, m] of features [B, d]."""
+        return features @ self.weights + self.biases
+
+    def probabilities(self, features: Floats) -> Floats:
+        """Shares [B, m] of features [B, d]."""
+        found: Floats = softmax(self.scores(features), axis=1)
+        return found
+
+    def labels(self) -> Ints:
+        """Labels [N] of all inputs, -1 for those of each class that are least clear."""
+        shares = self.probabilities(self.features.rows)
+        winners = shares.argmax(axis=1)
+        second, first = np.partition(shares, -2, axis=1)[:, -2:].T
+        labels = np.full(len(shares), -1)
+        for winner in np.unique(winners):
+            rows = np.flatnonzero(winners == winner)
+            rows = rows[np.argsort((second - first)[rows], kind="stable")]
+            labels[rows[: math.ceil(CLEAR * len(rows))]] = winner
+        return labels
+
+
+class Ridge(StudentMethod):
+    """Regression on public features."""
+
+    @classmethod
+    def suits(cls, task: Task) -> bool:
+        """Everywhere: it is what others are compared with."""
+        return True
+
+    def fit(self, task: Task, answers: Answers) -> Student:
+        """The student of all that is known."""
+        parts = [Regression.of(task, answers).part]
+        return linear_student(task.spec, task.classes, {"method": "ridge"}, parts, task.encoding)
+
+    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+        """Held-out inputs are placed on the graph as new ones would be, by their neighbours."""
+        held_out = np.zeros((len(task.x), len(task.classes)))
+        # One choice of two or three for all folds: it says next to nothing of the answers of any.
+        spread = spread_of(task, answers) if by_those_near(task, answers) else None
+        for fold in np.unique(folds[folds >= 0]):
+            rows = folds == fold
+            regression = Regression.of(task, answers.only(~rows), spread)
+            held_out[rows] = regression.probabilities(regression.features.as_new[rows])
+        return held_out
+
+
+def features_of(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
+    """Features [N, d] of inputs [N, *shape]; on a graph, leave out the nearest `skip` inputs."""
+    blocks = []
+    for at in range(0, len(x), ROWS_AT_A_TIME):
+        block = torch.from_numpy(np.asarray(x[at : at + ROWS_AT_A_TIME], dtype=np.float32))
+        base = base_features(known.spec.base, block, known.inputs)
+        blocks.append(known.of_base(base, skip=skip))
+    features: Floats = torch.cat(blocks).double().numpy()
+    return features
+
+
+LANDMARKS = 1500
+COPIES, MOST_ROWS = 3, 40_000
+"""Distorted copies of each input; fewer where there would be more rows than that."""
+PENALTY = 1e-3
+"""Relative to the mean variance of a feature. From 1e-4 to 1e-2 it matters little."""
+WEIGHT = 3.0
+"""Of the kernel's scores, in the sum. From 2, which is better for clothes, to 6, which is better
+for digits, it matters by 0.3 points at most, on the training images of both."""
+FEWEST = 100
+"""Inputs below which there are too few for a kernel."""
+
+
+class Copies:
+    """Nyström features of public images and of their distorted copies."""
+
+    def __init__(self, task: Task) -> None:
+        x = task.x
+        public = PublicData.declare("the student's public inputs", np.asarray(x))
+        self.map = public_features(task.spec, public, LANDMARKS, "nystrom", view=task.view)
+        copies = max(0, min(COPIES, MOST_ROWS // len(x) - 1))
+        random = np.random.Generator(np.random.Philox(task.seed))
+        plain = torch.from_numpy(np.asarray(x, dtype=np.float32))
+        parts = [_features(self.map, plain)]
+        for _ in range(copies):
+            draws = torch.from_numpy(random.random((len(x), DRAWS), dtype=np.float32) * 2 - 1)
+            parts.append(_features(self.map, plain, draws))
+        self.rows = torch.stack(parts)
+        """[1 + copies, N, L], centred; the first are the inputs as they are."""
+        self.centre = self.rows.mean((0, 1))
+        self.rows -= self.centre
+        self.all = self.gram(torch.arange(len(x)))
+
+    def fit(
+        self, chosen: torch.Tensor, labels: torch.Tensor, classes: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [L, m] and biases [m] by least squares on ±1 targets of the rows `chosen` [K]."""
+        targets = 2 * F.one_hot(labels, classes).float() - 1
+        level = targets.mean(0)
+        left_out = torch.ones(self.rows.shape[1], dtype=torch.bool)
+        left_out[chosen] = False
+        others = left_out.nonzero().squeeze(1)
+        gram = self.all - self.gram(others) if len(others) < len(chosen) else self.gram(chosen)
+        mean = torch.zeros(self.rows.shape[2])
+        cross = torch.zeros((self.rows.shape[2], targets.shape[1]))
+        for copy in self.rows:
+            rows = copy[chosen]
+            mean += rows.mean(0) / len(self.rows)
+            cross += rows.T @ (targets - level)
+        centre = mean.double()
+        gram -= len(self.rows) * len(chosen) * torch.outer(centre, centre)
+        unit = float(gram.diagonal().mean())
+        penalised = gram + torch.eye(len(gram), dtype=gram.dtype) * (PENALTY * unit + 1e-9)
+        factor = torch.linalg.cholesky(penalised)
+        weights = torch.cholesky_solve(cross.double(), factor).float()
+        return weights, level - mean @ weights
+
+    def gram(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Products [L, L] of the features of some rows and of their copies."""
+        gram = torch.zeros((self.rows.shape[2],) * 2, dtype=torch.float64)
+        for copy in self.rows:
+            rows = copy[chosen]
+            gram += rows.T @ rows
+        return gram
+
+
+class Kernel(StudentMethod):
+    """Kernel students."""
+
+    wants = "images"
+
+    @classmethod
+    def can(cls, task: Task) -> bool:
+        """Images alone."""
+        return not task.is_table
+
+    @classmethod
+    def suits(cls, task: Task) -> bool:
+        """Images from some 20 pixels a side, of which there are enough for a kernel."""
+        return task.has_large_images and len(task.x) >= FEWEST
+
+    def fit(self, task: Task, answers: Answers) -> Student:
+        """Learn from the answers and from what the regression says of the other inputs."""
+        copies, regression = task.once(Copies), Regression.of(task, answers)
+        weights, biases = self._learned(copies, answers, regression)
+        kernel = LinearPart(
+            copies.map, WEIGHT * weights, WEIGHT * (biases - copies.centre @ weights)
+        )
+        how: dict[str, int | float | str] = {"method": "kernel", "copies": len(copies.rows) - 1}
+        return linear_student(task.spec, task.classes, how, [regression.part, kernel])
+
+    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+        """Held-out inputs teach nothing, not even by what the regression says of them."""
+        copies = task.once(Copies)
+        held_out = np.zeros((len(task.x), len(task.classes)))
+        for fold in np.unique(folds[folds >= 0]):
+            own = folds == fold
+            rest = answers.only(~own)
+            regression = Regression.of(task, rest)
+            weights, biases = self._learned(copies, rest, regression, own)
+            kernel = (copies.rows[0, torch.from_numpy(own)] @ weights + biases).double().numpy()
+            scores = regression.scores(regression.features.as_new[own]) + WEIGHT * kernel
+            held_out[own] = softmax(scores, axis=1)
+        return held_out
+
+    @staticmethod
+    def _learned(
+        copies: Copies, answers: Answers, regression: Regression, but: Bools | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = regression.labels()
+        if not answers.noise:
+            labels = np.where(answers.known, answers.labels, labels)
+        if but is not None:
+            labels = np.where(but, -1, labels)
+        known = torch.from_numpy(np.flatnonzero(labels >= 0))
+        return copies.fit(known, torch.from_numpy(labels)[known], answers.shares.shape[1])
+
+
+def _features(
+    known: FeatureMap, x: torch.Tensor, draws: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Features [N, L] of inputs [N, *shape], distorted by `draws` [N, DRAWS] if there are any."""
+
+    def compute(rows: torch.Tensor) -> torch.Tensor:
+        block = x[rows]
+        if draws is not None:
+            low = known.inputs.low
+            bent = distort(to_images(block - low), draws[rows]) + low
+            block = bent.squeeze(1) if block.ndim == 3 else bent.permute(0, 2, 3, 1)
+        with torch.inference_mode():
+            return known(block)
+
+    return torch.cat(side_by_side(compute, torch.split(torch.arange(len(x)), BLOCK)))
+
+
+SCALES = (1 / 32, 32.0)
+"""The least and the greatest factor of a student's scores."""
+FARTHEST = 5.0
+"""The greatest shift of the scores of two classes."""
+DOUBTFUL = 0.02
+"""The greatest standard error of a prior that is worth a cut."""
+LABEL_NOISE = 0.35
+"""Variance of what features do not say of a label, relative to what they say (on the scale of a
+probit model): about an area of 0.9 under the ROC curve."""
+LITTLE, ENOUGH = 0.1, 0.2
+"""Share of the votes' variance that features say, up to which that does not count, and from which
+it counts in full. Adult's say 0.23 of it: to say the rarer class less often made 83.8 instead of
+83.3 % right. Those of late flights say 0.13: it would only find fewer of them."""
+
+FEWER = tuple(k / 10 for k in range(3, 10))
+"""Shares of the rows that the rarer class is said of by its prior, to which it may be confined."""
+
+
+def calibrated(probabilities: Floats, shares: Floats) -> Calibration:
+    """Return what brings probabilities [K, m] nearest to shares [K, m] that they did not see.
+
+    By squared errors, which the noise of shares does not bias. One factor, and for two classes a
+    shift: with more, a shift would only move noise into what is predicted.
+    """
+    scores = np.log(np.maximum(probabilities, 1e-12))
+    two = shares.shape[1] == 2
+
+    def of(found: Floats) -> Calibration:
+        return Calibration(scale=float(np.exp(found[0])), shift=float(found[1]) if two else 0.0)
+
+    def missed(found: Floats) -> float:
+        return float(((of(found).probabilities(scores) - shares) ** 2).mean())
+
+    steepness = tuple(np.log(SCALES))
+    bounds = [steepness, (-FARTHEST, FARTHEST)] if two else [steepness]
+    return of(minimize(missed, np.zeros(len(bounds)), method="Powell", bounds=bounds).x)
+
+
+def confined(probabilities: Floats, answers: Answers) -> float:
+    """Return the least share of the rows by the prior of which saying the rarer class is worth it.
+
+    Where all that is known of the rarer class is in a few rows, to say it of others is to guess: it
+    finds as many of one class as it loses of the other, so balanced accuracy stays what it is, and
+    accuracy falls. probabilities: [K, 2], of the answers that are known, which they did not see. 1
+    unless balanced accuracy over these noisy counts is as high with fewer.
+    """
+    at = cut("prior", probabilities, answers)
+    if at is None or not answers.noise:
+        return 1.0
+    shares = answers.shares[answers.known]
+    said = probabilities[:, 1] >= at
+    rarer = 1 if said.mean() <= 1 / 2 else 0
+    gains = (shares / shares.mean(axis=0)) @ ([-1, 1] if rarer else [1, -1])
+    found = gains[np.argsort(-probabilities[:, rarer], kind="stable")].cumsum()
+    rows = int(said.sum() if rarer else (~said).sum())
+    for fewer in FEWER:
+        if found[max(0, round(fewer * rows) - 1)] >= found[max(0, rows - 1)]:
+            return fewer
+    return 1.0
+
+
+def cut(
+    wanted: Threshold, probabilities: Floats, answers: Answers, fewer: float = 1.0
+) -> float | None:
+    """Return the probability from which the second class is said; None: the likelier class is said.
+
+    `probabilities` [N, m]: calibrated, of public inputs. Of labels their mean is the prior, as
+    inputs without a label count, too; of noisy counts, the mean of all. Of more than two classes
+    the likeliest is said. Of teachers that match their prior, a
+    plurality errs towards the larger class, as each of them is unsure in its own way; one that knew
+    all records would say the rarer class less often than the prior only by what features leave
+    open, `LABEL_NOISE`. Where features say little, the rarer class is said as often as it is.
+    fewer: of that, the share that is said, as `confined` finds it.
+    """
+    if wanted == "accuracy" or probabilities.shape[1] != 2:
+        return None
+    second = probabilities[:, 1]
+    if wanted != "prior":
+        return wanted
+    error = answers.noise / np.sqrt(2 * answers.known.sum())
+    prior = float(answers.prior[1] if answers.noise else second.mean())
+    if error > DOUBTFUL or not 2 * error < prior < 1 - 2 * error or np.ptp(second) < 1e-9:
+        return None
+    share = prior
+    if answers.matches_prior:
+        normal = NormalDist()
+        said = float(second.var()) / (prior * (1 - prior))
+        open_ = LABEL_NOISE * float(np.clip((said - LITTLE) / (ENOUGH - LITTLE), 0, 1))
+        share = normal.cdf(normal.inv_cdf(prior) * (1 + open_) ** 0.5)
+    share = share * fewer if share <= 1 / 2 else 1 - (1 - share) * fewer
+    return float(np.clip(np.quantile(second, 1 - share), 1e-9, 1 - 1e-9))
+
+
+EVENNESS = 0.5
+"""A class is expected as often as its share of all votes to this power, relative to others: votes
+are more uneven than the classes are, for the reason above."""
+SOFTNESS, PULL = 0.5, 4.0
+"""In standard errors of a share: how much a lead counts, and how much a class is favoured that is
+chosen e times too rarely. With 150 classes of characters it made 53 instead of 49 % of the labels
+right."""
+STEPS, PACE = 200, 0.2
+
+
+def class_biases(shares: Floats, means: Floats, error: float) -> Floats:
+    """Return what to add to shares [N, m] of this standard error; see above. It adds up to 0."""
+    least = error / len(shares) ** 0.5
+    expected = np.maximum(means, least) ** EVENNESS
+    expected /= expected.sum()
+    biases = np.zeros(shares.shape[1])
+    softness = max(SOFTNESS * error, 1e-9)
+    for _ in range(STEPS):
+        odds = (shares + biases) / softness
+        odds = np.exp(odds - odds.max(axis=1, keepdims=True))
+        chosen = (odds / odds.sum(axis=1, keepdims=True)).mean(axis=0)
+        wanted = PULL * error * np.log(expected / np.maximum(chosen, 1 / len(shares) ** 2))
+        biases += PACE * (wanted - biases)
+    centred: Floats = biases - biases.mean()
+    return centred
+
+
+NEIGHBOURS_WIDTH = 150
+TIMES = 2
+"""How often shares are averaged over neighbours: where few are known, one more reaches further."""
+SCALE = 4.0
+"""The share of a class among neighbours times this has a softmax that is about a probability."""
+
+
+class Neighbourhoods:
+    """Public images as points among which near ones mostly are of one class."""
+
+    def __init__(self, task: Task) -> None:
+        public = PublicData.declare("the student's public inputs", np.asarray(task.x))
+        self.map = public_features(
+            task.spec, public, NEIGHBOURS_WIDTH, "discriminant", view=task.view
+        )
+        weights = believed(self.map.tensors["between"])
+        self.basis = self.map.tensors["basis"] * weights
+        found = torch.from_numpy(features_of(self.map, task.x)).float()
+        self.points = F.normalize(found * weights, dim=1)
+
+    @cached_property
+    def near(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of each its nearest: weights and indices [N, NEIGHBOURS], and the scale of distances."""
+        return neighbourhood(self.points)
+
+
+class NearestNeighbours(StudentMethod):
+    """Students that ask the nearest public images."""
+
+    wants = "images"
+
+    @classmethod
+    def can(cls, task: Task) -> bool:
+        """Images, and enough to have neighbours."""
+        return not task.is_table and len(task.x) > GRAPH_NEIGHBOURS
+
+    @classmethod
+    def suits(cls, task: Task) -> bool:
+        """Images of many classes."""
+        return not task.is_table and len(task.classes) >= MANY and len(task.x) >= FEWEST_POINTS
+
+    def fit(self, task: Task, answers: Answers) -> Student:
+        """Raises ValueError on too few answers."""
+        found, labels = task.once(Neighbourhoods), self._labels(task, answers)
+        known = np.flatnonzero(labels >= 0)
+        if len(known) <= GRAPH_NEIGHBOURS:
+            raise ValueError(f"{len(known)} labels; neighbours need more than {GRAPH_NEIGHBOURS}")
+        points, classes = found.points[known], len(task.classes)
+        shown = F.one_hot(torch.from_numpy(labels[known]), classes).float()
+        _, _, scales = found.near if len(known) == len(labels) else neighbourhood(points)
+        spec = found.map.spec.model_copy(
+            update={"projection": "graph", "coordinates": classes, "points": len(points)}
+        )
+        weights = torch.zeros((spec.width, classes))
+        weights[spec.components :] = SCALE * torch.eye(classes)
+        tensors = {
+            "mean": found.map.tensors["mean"],
+            "basis": found.basis,
+            "points": points,
+            "scales": scales,
+            "coordinates": shown,
+        }
+        part = LinearPart(FeatureMap(spec, task.spec, tensors), weights, torch.zeros(classes))
+        return linear_student(task.spec, task.classes, {"method": "neighbours"}, [part])
+
+    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+        """What the labels of other folds say of each input."""
+        points = task.once(Neighbourhoods).points
+        held_out = np.zeros((len(task.x), len(task.classes)))
+        for fold in np.unique(folds[folds >= 0]):
+            own = folds == fold
+            labels = self._labels(task, answers.only(~own))
+            known = np.flatnonzero((labels >= 0) & ~own)
+            shown = F.one_hot(torch.from_numpy(labels[known]), len(task.classes)).float()
+            _, _, scales = neighbourhood(points[known])
+            scores = extend(points[own], points[known], scales, shown)
+            held_out[own] = (SCALE * scores).softmax(1).numpy()
+        return held_out
+
+    @staticmethod
+    def _labels(task: Task, answers: Answers) -> Ints:
+        """Labels [N]; of noisy counts, of the shares that are averaged over neighbours."""
+        if not answers.noise:
+            return answers.labels
+        weights, index, _ = task.once(Neighbourhoods).near
+        known = torch.from_numpy(answers.known).float()
+        mean = torch.from_numpy(answers.shares).float()
+        for _ in range(TIMES):
+            of_known = weights * known[index]
+            of_known /= of_known.sum(1, keepdim=True).clamp_min(1e-9)
+            blocks = torch.split(torch.arange(len(mean)), ROWS_AT_A_TIME)
+            mean = torch.cat([(of_known[at, :, None] * mean[index[at]]).sum(1) for at in blocks])
+            known = torch.ones(len(mean))
+        fitted = mean.double().numpy()
+        own = _own_weight(fitted, answers)
+        fitted[answers.known] += own * (answers.shares - fitted)[answers.known]
+        if len(task.classes) >= MANY:
+            error = answers.noise * math.hypot(own, (1 - own) / math.sqrt(TIMES * GRAPH_NEIGHBOURS))
+            fitted = fitted + class_biases(fitted, answers.prior, error)
+        labels: Ints = fitted.argmax(axis=1)
+        return labels
+
+
+def _own_weight(mean: Floats, answers: Answers) -> float:
+    """Weight of an input's own noisy shares against their mean [N, m] over its neighbours.
+
+    It is τ²/(τ² + noise²): τ² is how much the true shares differ from the mean, class by class as
+    often as the mean has it.
+    """
+    expected, differences = mean[answers.known].clip(min=0), (answers.shares - mean)[answers.known]
+    squares = (expected * differences**2).sum() / max(expected.sum(), 1e-9)
+    own = max(squares - answers.noise**2, 0.0)
+    return float(own / (own + answers.noise**2))
+
+
+METHODS: dict[str, type[StudentMethod]] = {
+    "ridge": Ridge,
+    "kernel": Kernel,
+    "neighbours": NearestNeighbours,
+}
+"""By name. `auto` compares the first with the last that suits a task."""
+
+
+def methods() -> tuple[str, ...]:
+    """Return what may be asked for."""
+    return ("auto", *METHODS)
+
+
+def check(method: str, task: Task) -> None:
+    """Raise ValueError if there is no such method, or if it learns nothing from such inputs."""
+    if method not in methods():
+        raise ValueError(f"There is no method {method!r}, but {', '.join(methods())}.")
+    if method != "auto" and not METHODS[method].can(task):
+        kind = "rows of a table" if task.is_table else "images"
+        raise ValueError(
+            f"{method} is for {METHODS[method].wants}, and these inputs are {kind}. Use auto, "
+            "which takes a method that suits them."
+        )

@@ -14,9 +14,14 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array, diags_array, eye_array
 
-from terrine_models.students.answers import Answers, Floats, Ints
-from terrine_models.students.shares import fit_shares
-from terrine_models.students.softmax_shares import fit_softmax, softmax_of
+from terrine_models.students.answers import (
+    Answers,
+    Floats,
+    Ints,
+    fit_shares,
+    fit_softmax,
+    softmax_of,
+)
 
 MOST_POINTS, MOST_AROUND = 10_000, 50
 """Inputs, at most, that stand for the units, and of them around each: of more, every second, third,

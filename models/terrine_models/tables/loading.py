@@ -19,25 +19,30 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from terrine_models.data.arrays import DataError, Dataset, InputSpec, check_classes
-from terrine_models.data.blocks import GroupNumbering, Records, remark_on_people
+from terrine_models.data.arrays import (
+    DataError,
+    Dataset,
+    GroupNumbering,
+    InputSpec,
+    Records,
+    check_classes,
+    remark_on_people,
+)
+from terrine_protocol.base import listed, normalize
 from terrine_protocol.files import read
-from terrine_protocol.names import listed, normalize
 from terrine_protocol.tables import TableSchema, first_problem
 from terrine_protocol.tables.columns import (
     Encoder,
+    GrowingArray,
     Note,
+    Progress,
     class_indices,
+    files_within,
     texts,
+    unseen,
     width,
 )
 from terrine_protocol.tables.encoding import opened_by_schema, opened_table
-from terrine_protocol.tables.reading import (
-    GrowingArray,
-    Progress,
-    files_within,
-    unseen,
-)
 
 if TYPE_CHECKING:
     from terrine_protocol.tables.files import TableFile
@@ -256,7 +261,7 @@ def read_schema(path: Path) -> TableSchema:
 
 def _lacks(file: TableFile, schema: TableSchema, name: str) -> bool:
     """Whether a file with all features and the label has not got this column of the schema."""
-    from terrine_protocol.tables.rows import is_header
+    from terrine_protocol.tables.files import is_header
 
     if file.delimiter is None or is_header(file.first, schema):
         return name not in file.first

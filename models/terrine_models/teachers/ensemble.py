@@ -14,7 +14,7 @@ from terrine_models.data.workers import side_by_side
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest, StoredEnsemble, Voting, VotingLimits
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers
-from terrine_models.teachers.onnx_guard import SECONDS
+from terrine_models.teachers.onnx import SECONDS
 
 MEMORY = 256 * 2**20
 

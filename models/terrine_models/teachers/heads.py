@@ -11,11 +11,8 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.augment import ELASTIC, ROTATION, distorted, draws_for
 from terrine_models.features.backbones import Backbone, check_backbone
-from terrine_models.features.colours import MOST_BANDS
-from terrine_models.features.discriminant import MANY, mean_head
-from terrine_models.features.gradients import ENLARGED
+from terrine_models.features.linear import MANY, mean_head
 from terrine_models.features.maps import (
     BLOCK,
     FEWEST_POINTS,
@@ -25,8 +22,15 @@ from terrine_models.features.maps import (
     check_channels_last,
     public_features,
 )
+from terrine_models.features.pictures import (
+    ELASTIC,
+    ENLARGED,
+    MOST_BANDS,
+    ROTATION,
+    distorted,
+    draws_for,
+)
 from terrine_models.storage.manifests import CONFIG, FEATURES, FeatureSpec
-from terrine_models.teachers.architectures import match_priors, ridge_head
 from terrine_models.teachers.manifests import (
     PIXEL_BYTES,
     Choose,
@@ -40,6 +44,7 @@ from terrine_models.teachers.manifests import (
     teacher_kind,
     values_of,
 )
+from terrine_models.teachers.networks import match_priors, ridge_head
 from terrine_models.teachers.shards import Shards
 
 USUAL, OF_WHITENED = 0.1, 1.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from terrine_models.storage.manifests import verified_bytes
-from terrine_models.teachers.forests import Forests, ForestTeachers
 from terrine_models.teachers.heads import Heads, HeadTeachers
-from terrine_models.teachers.importing import ImportedTeachers
 from terrine_models.teachers.manifests import KINDS, ShardTeachers, TeacherSettings, load_manifest
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
+from terrine_models.teachers.onnx import ImportedTeachers
+from terrine_models.teachers.trees import Forests, ForestTeachers
 
 __all__ = [
     "ForestTeachers",
@@ -32,7 +32,11 @@ __all__ = [
 
 def trainable() -> dict[str, type[TeacherSettings]]:
     """The settings of the kinds of teacher that can be trained, by name."""
-    return {name: kind.settings for name, kind in KINDS.items() if issubclass(kind, ShardTeachers)}
+    return {
+        name: kind.settings
+        for name, kind in sorted(KINDS.items())
+        if issubclass(kind, ShardTeachers)
+    }
 
 
 def verify(directory: Path) -> None:

@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.backbones import Backbone, check_backbone
-from terrine_models.features.discriminant import MANY, believed
+from terrine_models.features.linear import MANY, believed
 from terrine_models.features.maps import (
     FEWEST_POINTS,
     MOST_POINTS,

@@ -27,7 +27,7 @@ from terrine_models.teachers.manifests import (
     check_shapes,
 )
 from terrine_models.teachers.shards import unit_count
-from terrine_protocol.names import normalize
+from terrine_protocol.base import normalize
 
 IDENTITIES = "identities.safetensors"
 """Who is in each slot, and who was forgotten: keyed digests. Only of people who have names."""

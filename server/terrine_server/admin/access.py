@@ -30,8 +30,7 @@ from terrine_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from terrine_server.owner.sessions import FLOW_LASTS, Session
-from terrine_server.owner.tokens import Principal
+from terrine_server.owner.sign_in import FLOW_LASTS, Principal, Session
 
 SESSION = "__Host-terrine-session"
 VISIT = "__Host-terrine-visit"

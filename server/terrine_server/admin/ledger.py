@@ -9,14 +9,13 @@ from starlette.responses import Response
 
 from terrine_server import views
 from terrine_server.admin.access import Checked, Reader
-from terrine_server.admin.overview import caps
+from terrine_server.admin.projects import caps
 from terrine_server.admin.rendering import ROOT, page
-from terrine_server.api.paging import NameCursor
-from terrine_server.api.services import ServicesDep
+from terrine_server.api.services import NameCursor, ServicesDep
 from terrine_server.errors import InvalidQuery
-from terrine_server.owner import verification
-from terrine_server.owner.cap_advice import gives_back
+from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state, own_policy
+from terrine_server.owner.operations import gives_back
 
 router = APIRouter(prefix=ROOT)
 
@@ -82,7 +81,7 @@ def audit(
 @router.post("/audit/verify-log")
 def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Response:
     """Recompute the administrative log, and hold the rows of today against it."""
-    found = verification.verify_log(services.ledger)
+    found = operations.verify_log(services.ledger)
     return page(
         request,
         "verified.html",

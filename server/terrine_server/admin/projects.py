@@ -2,33 +2,165 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
 from starlette.responses import Response, StreamingResponse
 
-from terrine_protocol import Name, Outcome, ProjectStatus, Role
+from terrine_protocol import (
+    Budget,
+    Name,
+    Outcome,
+    ProjectStatus,
+    RequestStatus,
+    Role,
+    TokenCreate,
+    TokenInfo,
+)
 from terrine_server import views
-from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
-from terrine_server.admin.overview import ProjectOverview
-from terrine_server.admin.rendering import ROOT, page, see_other
+from terrine_server.admin.access import Admin, ByAdmin, Checked, Fields, Reader
+from terrine_server.admin.rendering import ROOT, number, page, see_other, spoken
 from terrine_server.api.ledger import CSV, csv_lines
-from terrine_server.api.services import Services, ServicesDep
+from terrine_server.api.services import NameCursor, Services, ServicesDep, TokenCursor, TokenId
 from terrine_server.dossier.facts import gather
 from terrine_server.dossier.folder import shown
-from terrine_server.dossier.owner_answers import DossierError
-from terrine_server.errors import Conflict
-from terrine_server.ledger import Ledger, ProjectRecord
+from terrine_server.dossier.words import DossierError
+from terrine_server.errors import Conflict, NotFound, TerrineError
+from terrine_server.ledger import (
+    EnsembleRecord,
+    Ledger,
+    PopulationRecord,
+    ProjectRecord,
+    TokenRecord,
+)
 from terrine_server.owner import operations
-from terrine_server.owner.cap_advice import epsilon_that_fits
 from terrine_server.owner.checkpoints import CheckpointError
-from terrine_server.owner.sessions import Session
-from terrine_server.owner.verification import verify_project
+from terrine_server.owner.operations import epsilon_that_fits, verify_project
+from terrine_server.owner.sign_in import LONGEST, Session
+from terrine_server.planning.opening import most_queries
 from terrine_server.privacy import Accounts
+
+overview_router = APIRouter(prefix=ROOT)
+
+PROJECTS_ON_A_PAGE = 40
+"""Projects on a page; the most requests that are counted."""
+
+
+@dataclass(frozen=True)
+class CapUse:
+    """A population's cap, in units of 1e-12 of its rule's quantity.
+
+    `spent` is what the projects on its `ensembles` have used. `reserved` is what open projects hold
+    besides.
+    """
+
+    population: PopulationRecord
+    ensembles: Sequence[EnsembleRecord]
+    spent: int
+    added: int = 0
+    """What a project would reserve that is not open yet."""
+
+    @property
+    def reserved(self) -> int:
+        """What open projects may still spend."""
+        return self.population.reserved - self.spent
+
+    @property
+    def taken(self) -> int:
+        """What is spent, reserved or would be."""
+        return self.population.reserved + self.added
+
+    @property
+    def room_in_words(self) -> str:
+        """What ε of a further project fits."""
+        found = epsilon_that_fits(self.ensembles[0])
+        if found is None:
+            return "Nothing more fits."
+        return f"A further project of up to about ε = {found:g} fits."
+
+    @property
+    def free(self) -> int:
+        """What further projects may reserve; negative if it would be too much."""
+        return self.population.cap - self.taken
+
+
+@dataclass(frozen=True)
+class ProjectOverview:
+    """A project as the overview shows it. `most`: how many queries fit at the most, if limited."""
+
+    record: ProjectRecord
+    account: Budget
+    most: int | None
+
+    @classmethod
+    def of(cls, record: ProjectRecord, shadows: Accounts | None = None) -> ProjectOverview:
+        """Return a project's public account, as the API returns it, and what is left."""
+        account = views.budget(record, shadows)
+        return cls(record, account, most_queries(record.terms, record.account))
+
+
+@overview_router.get("")
+def overview(
+    request: Request,
+    services: ServicesDep,
+    reader: Reader,
+    cursor: NameCursor = None,
+    ensemble: Annotated[Name | None, Query()] = None,
+    status: Annotated[ProjectStatus | None, Query()] = None,
+) -> Response:
+    """Show caps and projects."""
+    found = services.ledger.projects(
+        cursor or None, PROJECTS_ON_A_PAGE + 1, ensemble=ensemble, status=status
+    )
+    shown, maintenance = found[:PROJECTS_ON_A_PAGE], services.ledger.maintenance()
+    return page(
+        request,
+        "overview.html",
+        reader,
+        caps=caps(services.ledger),
+        waiting=len(
+            services.ledger.list_requests(status=RequestStatus.OPEN, limit=PROJECTS_ON_A_PAGE)
+        ),
+        most=PROJECTS_ON_A_PAGE,
+        maintenance=maintenance,
+        actors=views.actors(services.ledger, [maintenance.by] if maintenance else []),
+        projects=[ProjectOverview.of(record) for record in shown],
+        next=shown[-1].name if len(found) > PROJECTS_ON_A_PAGE else None,
+        first=not cursor,
+        ensemble=ensemble,
+        only=status,
+        statuses=list(ProjectStatus),
+    )
+
+
+@overview_router.post("/maintenance/{act}")
+def maintain(
+    request: Request, services: ServicesDep, sent: ByAdmin, act: Literal["begin", "end"]
+) -> Response:
+    """Pause all active projects, or resume those that were paused so."""
+    change = services.ledger.pause_all if act == "begin" else services.ledger.resume_all
+    change(sent.session.actor)
+    return see_other(request, "", sent.session)
+
+
+def caps(ledger: Ledger) -> list[CapUse]:
+    """Return the cap of each population, by name."""
+    spent, ensembles = ledger.spent_of_caps(), ledger.ensembles()
+    return [
+        CapUse(
+            population,
+            [each for each in ensembles if each.population.id == population.id],
+            spent.get(population.id, 0),
+        )
+        for population in ledger.populations()
+    ]
+
 
 router = APIRouter(prefix=f"{ROOT}/projects")
 
@@ -195,3 +327,102 @@ def _start(day: date | None, later: int = 0) -> datetime | None:
     if day is None:
         return None
     return datetime.combine(day + timedelta(days=later), time.min, UTC)
+
+
+tokens_router = APIRouter(prefix=f"{ROOT}/tokens")
+
+TOKENS_ON_A_PAGE = 50
+"""Tokens on a page."""
+DAYS = "90"
+SENT_BEFORE = (
+    "This form was sent before, and made the token {}, which was shown then. If that page is lost, "
+    "revoke the token and create another."
+)
+CHOICES = 200
+"""The most projects that the form lists; the name of any other is typed."""
+
+
+@tokens_router.get("")
+def tokens(
+    request: Request,
+    services: ServicesDep,
+    reader: Reader,
+    cursor: TokenCursor = None,
+    project: str = "",
+) -> Response:
+    """List tokens, oldest first, and offer to create one."""
+    return _list(request, services, reader, {"project": project}, cursor or None)
+
+
+@tokens_router.post("")
+def create(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
+    """Create a token. Its secret is on this one page and nowhere else."""
+    given, id = sent.fields, services.sessions.made_by(sent.session, sent.fields.get("once", ""))
+    try:
+        wanted = TokenCreate.model_validate(
+            {
+                "role": given.get("role", ""),
+                "project": given.get("project") or None,
+                "label": given.get("label", ""),
+                "expires_in_days": number(given.get("expires_in_days", "")),
+            }
+        )
+        made = services.tokens.create(wanted, sent.session.actor, sent.session.expires_at, id)
+    except ValidationError as error:
+        return _list(request, services, sent.session, given, problems=spoken(error), status=422)
+    except Conflict as error:
+        sent_before = services.ledger.find_token(id) is not None
+        why = SENT_BEFORE.format(id) if sent_before else error.detail
+        return _list(request, services, sent.session, given, problems=[why], status=409)
+    except TerrineError as error:
+        return _list(request, services, sent.session, given, problems=[error.detail], status=422)
+    return page(
+        request, "token.html", sent.session, made=made, url=str(request.base_url).rstrip("/")
+    )
+
+
+@tokens_router.get("/{token_id}/revoke")
+def revoking(request: Request, services: ServicesDep, reader: Admin, token_id: TokenId) -> Response:
+    """Say what revoking a token will mean, and ask whether it is meant."""
+    record = services.ledger.find_token(token_id)
+    if record is None:
+        raise NotFound(f"There is no token {token_id}.")
+    return page(request, "revoke.html", reader, token=TokenInfo.model_validate(record))
+
+
+@tokens_router.post("/{token_id}/revoke")
+def revoke(request: Request, services: ServicesDep, sent: ByAdmin, token_id: TokenId) -> Response:
+    """Revoke a token, and end its sessions."""
+    services.ledger.revoke_token(token_id, sent.session.actor)
+    return see_other(request, "/tokens", sent.session)
+
+
+def _list(
+    request: Request,
+    services: Services,
+    reader: Session,
+    given: Fields,
+    cursor: str | None = None,
+    problems: tuple[str, ...] | list[str] = (),
+    status: int = 200,
+) -> Response:
+    found: list[TokenRecord] = services.ledger.list_tokens(after=cursor, limit=TOKENS_ON_A_PAGE + 1)
+    sessions = services.sessions.begun()
+    return page(
+        request,
+        "tokens.html",
+        reader,
+        status=status,
+        tokens=[TokenInfo.model_validate(each) for each in found[:TOKENS_ON_A_PAGE]],
+        next=found[TOKENS_ON_A_PAGE - 1].id if len(found) > TOKENS_ON_A_PAGE else None,
+        first=cursor is None,
+        projects=services.ledger.project_names()[:CHOICES],
+        roles=list(Role),
+        given={"role": "student", "label": "", "expires_in_days": DAYS, "project": ""}
+        | dict(given),
+        problems=problems,
+        once=secrets.token_hex(16),
+        sessions=sessions,
+        actors=views.actors(services.ledger, (each.who for each in sessions)),
+        longest=LONGEST,
+    )

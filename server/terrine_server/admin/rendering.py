@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from terrine_protocol import Role
+from terrine_protocol import PROBLEMS, Role
+from terrine_protocol.base import in_words
 from terrine_server.admin import access, charts
+from terrine_server.api.problems import problem
 from terrine_server.api.services import Services
 from terrine_server.errors import TerrineError
 from terrine_server.formats import FILTERS, share
-from terrine_server.owner.sessions import Session
+from terrine_server.owner.sign_in import Session
 
 ROOT = "/admin"
 HEADERS = {
@@ -94,3 +98,83 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= FILTERS
 _TEMPLATES.globals |= {"share": share, "charts": charts}
 _FILES = {name: (files("terrine_server.admin") / "static" / name).read_bytes() for name in STATIC}
+
+
+def number(text: str) -> int | float | str:
+    """Return the number that a text is; any other text as it is, for validation to refuse."""
+    text = text.strip().replace(",", "")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def lines(text: str) -> str:
+    """Return what somebody wrote into several lines, without what browsers end them with."""
+    return text.replace("\r\n", "\n")
+
+
+def spoken(error: ValidationError) -> list[str]:
+    """Return what is wrong, a sentence for each field."""
+    return [
+        f"{_field(item['loc'])}{in_words(item).removeprefix('Value error, ').removesuffix('.')}."
+        for item in error.errors(include_url=False)
+    ]
+
+
+def _field(place: tuple[int | str, ...]) -> str:
+    return f"{str(place[-1]).replace('_', ' ').capitalize()}: " if place else ""
+
+
+WORDS = {
+    "not-found": "There is nothing at this address.",
+    "database-unavailable": "The ledger cannot be reached. Nothing was changed. The server's "
+    "operator finds the cause in its log, or with the command below.",
+    "ensemble-unavailable": "The ensemble cannot vote: its files do not verify, or those who vote "
+    "elsewhere do not answer. The server's operator finds the reason in its log, or with the "
+    "command below.",
+    "method-not-allowed": "This address does not take such a request.",
+}
+"""What these problems say on a page, where the API speaks of paths and headers."""
+COMMANDS = {
+    "ledger-corrupted": "terrine ledger verify",
+    "ledger-restored": "terrine ledger restored",
+    "log-not-signed": "terrine doctor",
+    "database-unavailable": "terrine doctor",
+    "ensemble-unavailable": "terrine doctor",
+}
+"""What the server's operator runs."""
+OWN_WORDS = "There is no "
+"""How a `not-found` begins that names what was not found."""
+
+
+def answer(
+    request_id: str,
+    path: str,
+    slug: str,
+    detail: str,
+    extras: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return the answer to a request that failed: a page at a page's path, else a problem."""
+    document = problem(request_id, path, slug, detail, extras, headers)
+    if not is_page(path):
+        return document
+    if slug == "unauthorized":
+        return RedirectResponse(f"{ROOT}/sign-in", 303, HEADERS)
+    named = slug == "not-found" and detail.startswith(OWN_WORDS)
+    response = rendered(
+        "refusal.html",
+        status=document.status_code,
+        reader=None,
+        title=PROBLEMS[slug].title,
+        detail=detail if named else WORDS.get(slug, detail),
+        command=COMMANDS.get(slug),
+        request_id=request_id,
+    )
+    for name in ("Retry-After", "Allow", "Connection"):
+        if name in document.headers:
+            response.headers[name] = document.headers[name]
+    return response

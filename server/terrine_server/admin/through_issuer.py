@@ -14,12 +14,12 @@ from starlette.responses import RedirectResponse, Response
 
 from terrine_server.admin import access
 from terrine_server.admin.access import ByAdmin
-from terrine_server.admin.entrance import form
 from terrine_server.admin.rendering import HEADERS, ROOT, page, see_other
+from terrine_server.admin.sign_in import form
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
 from terrine_server.owner.issuer import CALLBACK, Issuer, IssuerError
-from terrine_server.serving.concurrency import network
+from terrine_server.serving.bounds import network
 
 log = structlog.get_logger("terrine")
 

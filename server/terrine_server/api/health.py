@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 
 from terrine_protocol import ProjectStatus, Ready, RequestStatus
-from terrine_protocol.transparency.policies import Policy
+from terrine_protocol.transparency import Policy
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import Scraper, Services, ServicesDep

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import AwareDatetime
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from terrine_protocol import (
     BudgetPage,
+    EntryReceipt,
     LedgerPage,
     LogEntry,
     LogPage,
@@ -21,14 +22,25 @@ from terrine_protocol import (
     Name,
     Outcome,
     ProjectStatus,
+    ReceiptPage,
+    Role,
     Verification,
 )
+from terrine_protocol.transparency import NoteError, Tile
 from terrine_server import views
-from terrine_server.api import openapi, paging
-from terrine_server.api.paging import Limit, NameCursor, NumberCursor
-from terrine_server.api.services import Auditor, ServicesDep
+from terrine_server.api import openapi
+from terrine_server.api import services as paging
+from terrine_server.api.services import (
+    Anyone,
+    Auditor,
+    Limit,
+    NameCursor,
+    NumberCursor,
+    ServicesDep,
+)
+from terrine_server.errors import Forbidden, NotFound
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
-from terrine_server.owner import operations, verification
+from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state
 from terrine_server.sheets import Sheet
 
@@ -108,7 +120,7 @@ def charges(
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
 def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     """Recompute every hash, number, price and balance of a project's books."""
-    return verification.verify_project(services.ledger, project)
+    return operations.verify_project(services.ledger, project)
 
 
 @router.get("/log", response_model=LogPage, responses=openapi.problems())
@@ -126,7 +138,7 @@ def administrative_log(
 @router.get("/log/verify", responses=openapi.problems())
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     """Recompute the administrative log, and hold the rows of today against it."""
-    return verification.verify_log(services.ledger)
+    return operations.verify_log(services.ledger)
 
 
 def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:
@@ -147,3 +159,63 @@ def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iter
             buffer.seek(0)
             buffer.truncate()
     yield buffer.getvalue()
+
+
+transparency_router = APIRouter(tags=["transparency"])
+receipts = APIRouter(tags=["transparency"])
+
+FOR_EVER = "public, max-age=31536000, immutable"
+"""A tile never changes."""
+BRIEFLY = "public, max-age=1"
+PROBLEMS = openapi.problems("not-found", "database-unavailable", token=False)
+
+
+@transparency_router.get("/checkpoint", response_class=PlainTextResponse, responses=PROBLEMS)
+async def checkpoint(services: ServicesDep) -> Response:
+    """Return the log's last checkpoint, with the cosignatures that witnesses gave."""
+    note = await services.published_log.checkpoint()
+    if note is None:
+        raise NotFound("No checkpoint has been signed yet.")
+    return PlainTextResponse(note, headers={"Cache-Control": BRIEFLY})
+
+
+@transparency_router.get("/tile/{path:path}", responses=PROBLEMS, response_class=Response)
+async def tile(services: ServicesDep, path: str) -> Response:
+    """Return hashes of the tree, or a bundle of the log's entries (c2sp.org/tlog-tiles)."""
+    try:
+        wanted = Tile.parse(path)
+    except NoteError as error:
+        raise NotFound(f"There is {error}.") from None
+    return Response(
+        await services.published_log.tile(wanted),
+        media_type="application/octet-stream",
+        headers={"Cache-Control": FOR_EVER},
+    )
+
+
+@receipts.get("/receipts", responses=openapi.problems("not-found"))
+def entries(
+    services: ServicesDep,
+    holder: Anyone,
+    cursor: NumberCursor = None,
+    limit: Limit = paging.PAGE,
+    project: Annotated[
+        Name | None, Query(description="For auditors and admins. A student's is the token's.")
+    ] = None,
+) -> ReceiptPage:
+    """Say where a project's entries are in the log, for whoever proves that they are there."""
+    if holder.role is Role.STUDENT:
+        if project not in (None, holder.project):
+            raise Forbidden("A student's token shows the receipts of its own project.")
+        project = holder.project
+    if project is None:
+        raise NotFound("Name the project: `?project=`.")
+    found = services.ledger.positions(project, int(cursor or 0), limit + 1)
+    key = services.ledger.leaf_key(project)
+    items = [EntryReceipt(charge=seq, index=position) for seq, position in found[:limit]]
+    more = len(found) > limit
+    return ReceiptPage(
+        leaf_key=None if key is None else key.hex(),
+        items=items,
+        next=str(items[-1].charge) if more else None,
+    )

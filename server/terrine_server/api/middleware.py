@@ -24,10 +24,17 @@ from terrine_server.api.services import LABEL, PRINCIPAL, USED_UP, Check, checke
 from terrine_server.errors import DatabaseUnavailable, TerrineError
 from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
-from terrine_server.owner.tokens import Principal
-from terrine_server.serving.bounds import CLOSING, Bounds, Refusal, full
-from terrine_server.serving.concurrency import Share, Slot
-from terrine_server.serving.connection import CONNECTION, Connection
+from terrine_server.owner.sign_in import Principal
+from terrine_server.serving.bounds import (
+    CLOSING,
+    CONNECTION,
+    Bounds,
+    Connection,
+    Refusal,
+    Share,
+    Slot,
+    full,
+)
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")

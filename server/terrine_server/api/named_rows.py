@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol import TableSchema
-from terrine_protocol.names import normalize
+from terrine_protocol.base import normalize
 from terrine_protocol.tables import DataError
 from terrine_protocol.tables.columns import check_names, width
 from terrine_protocol.tables.encoding import columns_of, encode_columns

@@ -2,33 +2,197 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
+from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 from sqlalchemy import Engine
+from starlette.responses import Response
 
-from terrine_protocol import Role
-from terrine_server.api.published import PublishedLog
-from terrine_server.api.readiness import Readiness
+from terrine_protocol import LogState, Name, Role
+from terrine_protocol.transparency import ENTRY_BYTES, HASH_BYTES, Policy, Tile
 from terrine_server.errors import Forbidden, TerrineError, Unauthorized, UnsupportedMediaType
-from terrine_server.labeling.pipeline import CheckedRequest, Labeling
-from terrine_server.labeling.queue import Queue
+from terrine_server.labeling.pipeline import CheckedRequest, Labeling, Queue
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.ledger import (
+    EnsembleRecord,
+    Ledger,
+    check_definitions,
+    check_rights,
+    check_schema,
+    check_writable,
+)
 from terrine_server.metrics import Metrics
-from terrine_server.owner.checkpoints import SignedHistory
-from terrine_server.owner.sessions import Sessions
-from terrine_server.owner.tokens import Principal, Tokens
+from terrine_server.owner.checkpoints import SignedHistory, log_state
+from terrine_server.owner.sign_in import Principal, Sessions, Tokens
 from terrine_server.ratelimit import RateLimit
-from terrine_server.serving.concurrency import network
+from terrine_server.serving.bounds import network
 from terrine_server.settings import Settings
+
+Record = TypeVar("Record")
+
+
+def _check(cursor: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(cursor)
+    except ValidationError:
+        raise PydanticCustomError(
+            "cursor",
+            "Not a cursor of this list. Send the `next` of the previous page, "
+            "or an empty cursor for the first page",
+        ) from None
+
+
+_CURSOR = Query(description="The `next` of the previous page. Empty: the first page.")
+TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+_Number = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
+
+NameCursor = Annotated[Name | Literal[""] | None, WrapValidator(_check), _CURSOR]
+NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check), _CURSOR]
+RequestId = TokenId
+TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check), _CURSOR]
+
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]
+PAGE = 100
+"""Items on a page, if the request has no `limit`."""
+
+
+def page(
+    model: type[BaseModel],
+    found: Sequence[Record],
+    limit: int,
+    view: Callable[[Record], BaseModel],
+    cursor: Callable[[Record], str],
+    **beside: object,
+) -> Response:
+    """Return one page as JSON: the first `limit` of the records found.
+
+    The caller queries one record more, which shows whether there is a next page. `view` turns a
+    record into an item; `cursor` returns the cursor for the records after a record; `beside`: what
+    else the page says.
+    """
+    shown = found[:limit]
+    more = len(found) > limit
+    items = [view(record) for record in shown]
+    after = cursor(shown[-1]) if more else None
+    made = model.model_validate({"items": items, "next": after, **beside})
+    return Response(made.model_dump_json(), media_type="application/json")
+
+
+CHECKPOINT_SECONDS = 1.0
+"""How long a checkpoint is told without a look at the database."""
+MOST_TILES = 1024
+"""Tiles that are kept in memory, of 8 KiB at most."""
+
+
+class PublishedLog:
+    """What everybody may read of a ledger's log, from memory. Belongs to one event loop.
+
+    Nobody needs a token for it, so it takes nothing that students wait for: what is not in memory
+    is read by one thread of its own, one at a time.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._thread = CapacityLimiter(1)
+        self._looking: asyncio.Task[str | TerrineError | None] | None = None
+        self._until = 0.0
+        self._tiles = OrderedDict[tuple[int | None, int], bytes]()
+
+    async def checkpoint(self) -> str | None:
+        """Return the last checkpoint, as of a second ago at most. Raises DatabaseUnavailable."""
+        now = asyncio.get_running_loop().time()
+        if self._looking is None or (self._looking.done() and now > self._until):
+            self._looking = asyncio.create_task(self._look())
+        found = await asyncio.shield(self._looking)
+        if isinstance(found, TerrineError):
+            raise found.with_traceback(None)
+        return found
+
+    async def tile(self, tile: Tile) -> bytes:
+        """Return a tile, or a bundle of entries. Raises NotFound and DatabaseUnavailable."""
+        place = tile.level, tile.index
+        size = tile.width * (ENTRY_BYTES if tile.level is None else HASH_BYTES)
+        kept = self._tiles.get(place, b"")
+        if len(kept) < size:  # the tree grows: what was read is the beginning of what is there now
+            kept = await to_thread.run_sync(self._ledger.tile, tile, limiter=self._thread)
+            self._tiles[place] = max(kept, self._tiles.get(place, b""), key=len)
+            if len(self._tiles) > MOST_TILES:
+                self._tiles.popitem(last=False)
+        self._tiles.move_to_end(place)
+        return kept[:size]
+
+    async def _look(self) -> str | TerrineError | None:
+        try:
+            return await to_thread.run_sync(self._ledger.checkpoint, limiter=self._thread)
+        except TerrineError as error:
+            return error
+        finally:
+            self._until = asyncio.get_running_loop().time() + CHECKPOINT_SECONDS
+
+
+SECONDS = 1.0
+"""How long what was found is still true. Strangers may ask as often as they like."""
+
+
+class Readiness:
+    """Finds out in a thread of its own. Belongs to one event loop."""
+
+    def __init__(
+        self, engine: Engine, ledger: Ledger, voters: Voters, policy: Policy | None
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._voters = voters
+        self.policy = policy
+        self._log: LogState | None = None
+        self._thread = CapacityLimiter(1)
+        self._found: asyncio.Task[TerrineError | None] | None = None
+        self._until = 0.0
+
+    async def check(self) -> LogState | None:
+        """Raise what keeps queries from being answered, if anything does.
+
+        Return the state of the transparency log, which keeps none.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._found is None or (self._found.done() and now > self._until):
+            self._found = asyncio.create_task(self._find_out())
+        error = await asyncio.shield(self._found)
+        if error is not None:
+            raise error.with_traceback(None)
+        return self._log
+
+    async def _find_out(self) -> TerrineError | None:
+        try:
+            return await to_thread.run_sync(self._problem, limiter=self._thread)
+        finally:
+            self._until = asyncio.get_running_loop().time() + SECONDS
+
+    def _problem(self) -> TerrineError | None:
+        try:
+            check_schema(self._engine)
+            check_definitions(self._engine)
+            check_rights(self._engine)
+            self._ledger.check_sealed()
+            self._ledger.check_history()
+            check_writable(self._engine)
+            for ensemble in self._ledger.ensembles():
+                self._voters.check(ensemble)
+            self._log = log_state(self._ledger.checkpoint(), self.policy)
+        except TerrineError as error:
+            return error
+        return None
 
 
 class LabelReply(NamedTuple):

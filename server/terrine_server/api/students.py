@@ -29,7 +29,7 @@ from terrine_server.api.services import (
 )
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.ledger import ChargedBatch
-from terrine_server.serving.turns import Turns
+from terrine_server.serving.bounds import Turns
 
 router = APIRouter(tags=["students"])
 

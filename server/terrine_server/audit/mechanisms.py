@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
-from typing import cast
+from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import beta
 
-from terrine_server.audit.cases import CASES, MORE, Case, Request
 from terrine_server.audit.evidence import ConfidenceLimits, Promise, Sample, events, limits
 from terrine_server.findings import AuditFinding
 from terrine_server.privacy import (
@@ -25,14 +26,253 @@ from terrine_server.privacy import (
     LaplaceArgmax,
     Mechanism,
     NeighbourCounts,
+    Neighbours,
     Released,
     Rule,
+    Units,
     VoteOutcome,
+    build_mechanism,
     gdp_squared,
     quote,
     rdp,
 )
-from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
+from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
+from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
+
+BEYOND = 2.0**-180
+"""The mass that a table may omit on one side, bounded by the density at its end."""
+DRAWS_AT_A_TIME = 1_000_000
+
+
+@dataclass(frozen=True)
+class NoiseAudit:
+    """A distribution: the production sampler, and its unnormalised definition.
+
+    `draw` returns so many draws, or a few more, int64; None: those of the sampler.
+    """
+
+    title: str
+    table: Callable[[], NoiseTable]
+    weight: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    draw: Callable[[int], NDArray[np.int64]] | None = None
+
+
+COUNTED = (20, 10, 7, 3, 0)
+"""Votes whose noisy counts are released, to see the noise in them."""
+
+
+def _released(draws: int) -> NDArray[np.int64]:
+    """Return what `noisy_votes` adds to the votes of every class."""
+    spec = {"name": "noisy_votes", "sigma": 4.0}
+    mechanism = build_mechanism(spec, teachers=sum(COUNTED), classes=len(COUNTED))
+    votes = np.tile(np.array(COUNTED), (-(-draws // len(COUNTED)), 1))
+    counts = mechanism.release(votes).counts
+    if counts is None:
+        raise TypeError("noisy_votes released no counts")
+    return np.asarray(counts - votes).ravel()
+
+
+NOISES = (
+    NoiseAudit(
+        "discrete Gaussian, σ = 4",
+        lambda: discrete_gaussian(4.0),
+        lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
+    ),
+    NoiseAudit(
+        "discrete Laplace, γ = 0.5",
+        lambda: discrete_laplace(0.5),
+        lambda k: np.exp(-0.5 * np.abs(k)),
+    ),
+    NoiseAudit(
+        "counts of noisy_votes less the votes, σ = 4",
+        lambda: discrete_gaussian(4.0),
+        lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
+        _released,
+    ),
+)
+
+
+def audit_noise(draws: int, level: float) -> Iterator[AuditFinding]:
+    """Yield a finding for each kind of noise; each is a false alarm with probability ≤ level/2."""
+    for noise in NOISES:
+        problems = [*_ends(noise), *_tails(noise, draws, level / len(NOISES))]
+        yield AuditFinding(
+            "noise",
+            noise.title,
+            "exceeded" if problems else "holds",
+            "; ".join(problems) or f"{draws:,} draws: all tails as defined, to the table's end",
+        )
+
+
+def _ends(noise: NoiseAudit) -> Iterator[str]:
+    table = noise.table()
+    lowest, highest = (int(table.sample((1,), entropy)[0]) for entropy in (_zeros, _ones))
+    if (lowest, highest) != (-table.reach, table.reach):
+        yield f"the ends of the table are never drawn: the extremes are {lowest} and {highest}"
+    mass = float(noise.weight(np.array([float(table.reach)]))[0])
+    if mass > BEYOND:
+        yield f"the table ends at {table.reach}, where a mass of 2^{math.log2(mass):.0f} is missing"
+
+
+def _zeros(count: int) -> bytes:
+    return b"\x00" * count
+
+
+def _ones(count: int) -> bytes:
+    return b"\xff" * count
+
+
+def _tails(noise: NoiseAudit, draws: int, level: float) -> Iterator[str]:
+    """Compare the tails of both sides with their definition; yield one misfit per side at most."""
+    reach = noise.table().reach
+    weights = noise.weight(np.arange(-reach, reach + 1, dtype=np.float64))
+    exact = np.cumsum(weights / weights.sum())[:reach]  # Pr[Y ≤ −reach], …, Pr[Y ≤ −1]
+    seen = np.zeros(2 * reach + 1, dtype=np.int64)
+    for start in range(0, draws, DRAWS_AT_A_TIME):
+        size = min(DRAWS_AT_A_TIME, draws - start)
+        drawn = noise.table().sample((size,)) if noise.draw is None else noise.draw(size)[:size]
+        # Draws beyond the table are counted at its ends: they are too far out for any tail.
+        seen += np.bincount(np.clip(drawn, -reach, reach) + reach, minlength=2 * reach + 1)
+    each = level / (2 * reach)
+    for sign, side in (("≤ −", seen), ("≥ ", seen[::-1])):
+        hits = np.cumsum(side)[:reach]
+        low = np.where(hits > 0, beta.ppf(each / 2, hits, draws - hits + 1), 0.0)
+        high = np.asarray(beta.isf(each / 2, hits + 1, draws - hits))
+        misfits = np.flatnonzero((exact < low) | (exact > high))
+        if len(misfits):
+            k = int(misfits[-1])
+            yield (
+                f"Pr[Y {sign}{reach - k}] is {exact[k]:.3g} by definition, but between "
+                f"{low[k]:.3g} and {high[k]:.3g} in {draws:,} draws"
+            )
+
+
+Votes = tuple[int, ...]
+Request = tuple[Votes, ...]
+"""The votes on the queries of one request, in order."""
+RANDOM_PAIRS = 4
+MORE = 1
+"""How many queries people are asked beyond what they may answer. More would hide what they do."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mechanism. `student`: the student's class probabilities, if the mechanism needs them."""
+
+    title: str
+    spec: Mapping[str, Any]
+    teachers: int
+    worst: tuple[tuple[Request, Request], ...]
+    student: tuple[float, ...] | None = None
+    claim: float | None = None
+    """A pure ε that a paper claims and that is known to be false: the audit must refute it."""
+    allowance: int | None = None
+    """Of `neighbours`: then the votes are cast by people, one of whom is replaced by another."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.worst[0][0][0]) if self.worst else 2
+
+    def build(self) -> Mechanism:
+        """Return the mechanism, built as for a project."""
+        return build_mechanism(self.spec, teachers=self.teachers, classes=self.classes)
+
+    def neighbours(self, choice: np.random.Generator) -> list[tuple[Request, Request]]:
+        """Return the pairs to try: the worst known pairs, and some drawn by `choice`."""
+        pairs = list(self.worst)
+        if self.allowance is not None:
+            return [*pairs, *_replaced(self.build(), self.allowance)]
+        for _ in range(RANDOM_PAIRS if self.classes > 2 else 0):
+            votes = choice.multinomial(self.teachers - 1, [1 / self.classes] * self.classes)
+            one, other = choice.choice(self.classes, size=2, replace=False)
+            pairs.append(_single(_plus_one(votes, one), _plus_one(votes, other)))
+        return pairs
+
+
+def _plus_one(votes: np.ndarray, winner: int) -> Votes:
+    return tuple(int(count) + (j == winner) for j, count in enumerate(votes))
+
+
+def _single(one: Votes, other: Votes) -> tuple[Request, Request]:
+    """Return neighbouring requests of a single query."""
+    return (one,), (other,)
+
+
+def _path(teachers: int) -> tuple[tuple[Request, Request], ...]:
+    """Return votes of two classes, from a clear defeat to a unanimous win of the first."""
+    votes = [(won, teachers - won) for won in range(teachers // 2 - 6, teachers + 1)]
+    return tuple(_single(*pair) for pair in pairwise(votes))
+
+
+def _replaced(
+    mechanism: Mechanism, allowance: int
+) -> tuple[tuple[Request, Request], tuple[Request, Request]]:
+    """Return what two people cast on more queries than are allowed, if one is replaced.
+
+    By somebody of the other class, and by nobody. The mechanism itself decides who takes part.
+    """
+    if not isinstance(mechanism, Neighbours):
+        raise TypeError(f"nobody has an account in {mechanism.name}")
+
+    def cast(labels: Sequence[int]) -> Request:
+        units = np.arange(len(labels), dtype=np.int32)
+        layout = Units.of(units, np.array(labels, np.int16), mechanism.teachers)
+        near = np.ones((allowance + MORE, len(labels)), np.uint8)
+        accounts = np.zeros(mechanism.teachers, np.uint32)
+        counts, _ = mechanism.cast(near, layout, accounts, allowance)
+        return tuple((int(one), int(other)) for one, other in counts)
+
+    return (cast([0, 0]), cast([0, 1])), (cast([0, 0]), cast([0]))
+
+
+CASES = (
+    Case("lnmax", {"name": "lnmax", "gamma": 0.5}, 19, _path(19)),
+    Case("gnmax", {"name": "gnmax", "sigma": 2.0}, 19, _path(19)),
+    # Of noisy counts all neighbours are alike: two of them, not to take that for granted.
+    Case("noisy_votes", {"name": "noisy_votes", "sigma": 2.0}, 19, (_path(19)[6], _path(19)[-1])),
+    Case("neighbours", {"name": "neighbours", "sigma": 2.0, "queries": 9}, 2, (), allowance=3),
+    Case(
+        "confident_gnmax",
+        {"name": "confident_gnmax", "threshold": 17, "sigma1": 1.5, "sigma2": 4.0},
+        19,
+        _path(19),
+    ),
+    Case(
+        "interactive_gnmax",
+        {
+            "name": "interactive_gnmax",
+            "threshold": 8,
+            "sigma1": 1.5,
+            "sigma2": 4.0,
+            "confidence": 0.4,
+        },
+        19,
+        _path(19),
+        student=(0.5, 0.5),
+    ),
+    Case("stable", {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02}, 19, _path(19)),
+    Case(
+        "immutable, Laplace",
+        {"name": "immutable", "c": 1, "gamma": 1.0},
+        9,
+        (_single((3, 2, 2, 2), (2, 2, 2, 3)), _single((2, 2, 2, 3), (2, 3, 2, 2))),
+    ),
+    Case(
+        "immutable, Gaussian",
+        {"name": "immutable", "c": 2, "sigma": 6.0},
+        19,
+        _path(19),
+    ),
+    Case(
+        "immutable, as published",
+        {"name": "immutable", "c": 5, "gamma": 0.5},
+        5,
+        (_single((3, 2), (2, 3)), _single((4, 1), (3, 2))),
+        claim=2 * 0.5,
+    ),
+)
+
 
 FINALISTS = 3
 """How many events reach the second half. With more, each would have less of the confidence."""
@@ -41,7 +281,7 @@ RANKED_AT = 1e-12
 by luck and of which the second half proves nothing. It is not part of the audit's own level."""
 INFINITE = 1e12
 """The Rényi divergence at this order is the pure ε."""
-AT_A_TIME = 250_000
+QUERIES_AT_A_TIME = 250_000
 """How many queries one call releases."""
 
 Seen = tuple[tuple[str, int], ...]
@@ -187,7 +427,7 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
     One call releases many requests in sequence; the first `draws` of them are counted.
     """
     length = len(request)
-    size = min(draws, AT_A_TIME // length)
+    size = min(draws, QUERIES_AT_A_TIME // length)
     votes = np.tile(np.array(request), (size, 1))
     student = None if case.student is None else np.tile(case.student, (len(votes), 1))
     possible = list(mechanism.events())

@@ -11,27 +11,20 @@ import typer
 from typer.core import TyperGroup
 
 from terrine_server.cli import (
-    aggregator,
     audit,
     demo,
-    doctor,
     dossier,
     ensemble,
     ledger,
-    log,
-    mechanism,
-    neighbours,
     owners,
     plan,
     project,
     quickstart,
-    request,
     serve,
     student,
-    token,
-    upkeep,
     witness,
 )
+from terrine_server.cli import console as mechanism
 from terrine_server.cli.console import Command, ask_for_json, console, run
 
 app = typer.Typer(
@@ -44,25 +37,25 @@ app = typer.Typer(
 app.command()(quickstart.quickstart)
 app.command()(serve.init)
 app.command()(serve.serve)
-app.command()(doctor.doctor)
-app.command()(upkeep.backup)
-app.command()(upkeep.restore)
-app.command()(upkeep.upgrade)
+app.command()(serve.doctor)
+app.command()(ledger.backup)
+app.command()(ledger.restore)
+app.command()(ledger.upgrade)
 app.command()(plan.plan)
 app.command()(audit.audit)
 app.command()(dossier.dossier)
 app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")
-app.add_typer(neighbours.app, name="neighbours")
+app.add_typer(ensemble.neighbours_app, name="neighbours")
 app.add_typer(owners.owners, name="owners")
 app.add_typer(owners.teacher, name="teacher")
-app.add_typer(aggregator.app, name="aggregator")
+app.add_typer(owners.aggregator_app, name="aggregator")
 app.add_typer(project.app, name="project")
-app.add_typer(token.app, name="token")
+app.add_typer(project.tokens_app, name="token")
 app.command()(mechanism.mechanisms)
-app.add_typer(request.app, name="request")
+app.add_typer(project.requests_app, name="request")
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(log.app, name="log")
+app.add_typer(ledger.log_app, name="log")
 app.add_typer(student.app, name="student")
 app.add_typer(witness.app, name="witness")
 

@@ -63,8 +63,8 @@ def audit(
     import secrets
 
     from terrine_server import logs
-    from terrine_server.audit.run import FULL, QUICK
-    from terrine_server.audit.run import audit as run
+    from terrine_server.audit.service import FULL, QUICK
+    from terrine_server.audit.service import audit as run
 
     ledger = None if Subject.LEDGER not in chosen else _ledger(required=bool(subjects))
     logs.configure("error")

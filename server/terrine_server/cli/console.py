@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from functools import wraps
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    NoReturn,
+    ParamSpec,
+    TextIO,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import typer
 import typer.core
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
     from terrine_server.ledger import Ledger
+
 
 console = Console()
 errors = Console(stderr=True, highlight=False)
@@ -36,22 +52,22 @@ KNOWN = (
     ("terrine_server.errors", "TerrineError"),
     ("terrine_server.privacy", "ParameterError"),
     ("terrine_models.storage.manifests", "StoreError"),
-    ("terrine_models.teachers.onnx_guard", "VotingError"),
+    ("terrine_models.teachers.onnx", "VotingError"),
     ("terrine_models.storage.onnx_models", "ModelError"),
     ("terrine_protocol.tables", "DataError"),
     ("terrine_models.teachers.shards", "TrainingError"),
-    ("terrine_models.teachers.ray_cluster", "ClusterError"),
-    ("terrine_server.owner.tokens", "SecretKeyError"),
+    ("terrine_models.teachers.ray", "ClusterError"),
+    ("terrine_server.owner.sign_in", "SecretKeyError"),
     ("terrine_server.owner.checkpoints", "CheckpointError"),
     ("terrine_server.owner.backup", "BackupError"),
-    ("terrine_server.dossier.owner_answers", "DossierError"),
+    ("terrine_server.dossier.words", "DossierError"),
     ("terrine_server.witness", "WitnessError"),
-    ("terrine_protocol.transparency.notes", "NoteError"),
-    ("terrine_protocol.transparency.trees", "ProofError"),
+    ("terrine_protocol.transparency", "NoteError"),
+    ("terrine_protocol.transparency", "ProofError"),
     ("terrine_server.owner.issuer", "IssuerError"),
     ("terrine_server.serving.listening", "CannotListen"),
     ("terrine_server.serving.listening", "TooFewDescriptors"),
-    ("terrine_server.ledger.verifying.archive", "ArchiveError"),
+    ("terrine_server.ledger.verifying", "ArchiveError"),
     ("terrine_client.errors", "TerrineError"),
 )
 """Errors whose text is written for the user. Looked up only if their module is imported."""
@@ -337,3 +353,257 @@ def _sentence(message: str) -> str:
 def _is_text(argument: str) -> bool:
     """Whether an argument was UTF-8; Python turns other bytes into lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in argument)
+
+
+SPEC = "NAME:PARAMETER=VALUE,…"
+"""How help shows such an option."""
+T = TypeVar("T")
+TRUTHS = {"yes": True, "true": True, "no": False, "false": False}
+
+
+def parse_spec(option: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the parameters that an option states, which are not checked yet."""
+    name, _, listed = text.partition(":")
+    stated: dict[str, Any] = {}
+    for each in filter(None, map(str.strip, listed.split(","))):
+        parameter, equals, value = (part.strip() for part in each.partition("="))
+        parameter = parameter.replace("-", "_")
+        if not equals or parameter == "name":
+            fail(f"{option} has {each!r}; expected PARAMETER=VALUE, as in {SPEC}.")
+        if parameter in stated:
+            fail(f"{option} states {parameter} twice.")
+        stated[parameter] = _value(value)
+    return name.strip().replace("-", "_"), stated
+
+
+def stated(name: str, parameters: Mapping[str, Any]) -> str:
+    """Return what `parse_spec` reads."""
+    values = ",".join(
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in parameters.items()
+    )
+    return f"{name}:{values}" if values else name
+
+
+def built(option: str, text: str, kinds: Mapping[str, type[T]], **given: object) -> T:
+    """Return what an option states: one of `kinds`, of which the described fields are parameters.
+
+    `given`: its fields that other options state.
+    """
+    from pydantic import TypeAdapter
+
+    name, parameters = parse_spec(option, text)
+    kind = kinds.get(name)
+    if kind is None:
+        fail(f"{option} is one of {', '.join(kinds)}; not {name!r}.")
+    known = described(kind)
+    for parameter in parameters:
+        if parameter not in known:
+            has = f"its parameters are {', '.join(known)}" if known else "it has none"
+            fail(f"{option}: {name} has no parameter {parameter!r}; {has}.")
+    return TypeAdapter(kind).validate_python({**parameters, **given})
+
+
+def described(kind: type) -> dict[str, FieldInfo]:
+    """Return the fields of a pydantic class that have a description: what a user may state."""
+    fields: dict[str, FieldInfo] = getattr(kind, "__pydantic_fields__")  # noqa: B009 - of any class
+    return {name: each for name, each in fields.items() if each.description and name != "name"}
+
+
+def show_kinds(kinds: Mapping[str, type]) -> None:
+    """Print what an option may name, each with its parameters; optional ones are in brackets."""
+
+    def parameters(kind: type) -> str:
+        return ", ".join(
+            name if field.is_required() else f"[{name}]" for name, field in described(kind).items()
+        )
+
+    output(
+        {name: _rows(kind) for name, kind in kinds.items()},
+        [
+            {"name": name, "parameters": parameters(kind), "what it is": kind.__doc__}
+            for name, kind in kinds.items()
+        ],
+    )
+
+
+def show_kind(kind: type) -> None:
+    """Print the parameters of one of them, and what they mean."""
+    output(_rows(kind), _rows(kind))
+
+
+def _rows(kind: type) -> list[dict[str, object]]:
+    return [
+        {
+            "parameter": name,
+            "meaning": field.description,
+            "default": "required" if field.is_required() else field.get_default(),
+        }
+        for name, field in described(kind).items()
+    ]
+
+
+def _value(text: str) -> int | float | bool | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return TRUTHS.get(text.lower(), text)
+
+
+def parse_mechanism(text: str) -> dict[str, Any]:
+    """Return the specification that `--mechanism` states; its parameters are not checked yet."""
+    name, parameters = parse_spec("--mechanism", text)
+    return {"name": name, **parameters}
+
+
+def mechanism_text(spec: dict[str, Any]) -> str:
+    """Return a specification as `parse_mechanism` reads it."""
+    return stated(spec["name"], {key: value for key, value in spec.items() if key != "name"})
+
+
+@with_json
+def mechanisms(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show what this one's parameters mean.")
+    ] = None,
+) -> None:
+    """List the mechanisms with their parameters; those in brackets may be left out."""
+    from importlib.metadata import entry_points
+
+    from terrine_protocol import MECHANISM_SPECS
+    from terrine_server.privacy.mechanisms import GROUP
+
+    if name is None:
+        show_kinds(MECHANISM_SPECS)
+        if not as_json():
+            for each in entry_points(group=GROUP):
+                package = each.dist.name if each.dist else "?"
+                console.print(f"{each.name} of the package {package}: {each.value}", soft_wrap=True)
+        return
+    known = name.replace("-", "_")
+    if known not in MECHANISM_SPECS:
+        fail(f"There is no mechanism {name!r}, but {', '.join(MECHANISM_SPECS)}.")
+    show_kind(MECHANISM_SPECS[known])
+    if not as_json():
+        console.print(f"Price, proof and tests: docs/privacy/{known}.md.")
+
+
+M = TypeVar("M", bound=BaseModel)
+P = ParamSpec("P")
+
+
+def _parse_consensus(text: str) -> list[dict[str, float]]:
+    from terrine_server.planning.forecast import Consensus
+
+    return [{"agreement": level.agreement, "share": level.share} for level in Consensus.parse(text)]
+
+
+TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "mechanism": (SPEC, parse_mechanism),
+    "consensus": ("C[:SHARE],…", _parse_consensus),
+}
+"""Fields that are written as one text: how help shows them, and what reads them."""
+
+
+def takes(
+    model: type[M], *, arguments: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> Callable[[Callable[Concatenate[M, P], None]], Callable[..., None]]:
+    """Give a command an option for each field of `model`, an instance of which it is called with.
+
+    The fields named in `arguments` are positional; those `without` an option keep their default.
+    Fields that are models themselves have no
+    option, except those in `TEXTS`. The other parameters of the command stay as they are.
+    """
+    names = [
+        name
+        for name, field in model.model_fields.items()
+        if name not in without and _is_plain(name, field)
+    ]
+
+    def decorate(command: Callable[Concatenate[M, P], None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        _, *others = signature.parameters.values()
+        options = [_option(name, model.model_fields[name], name in arguments) for name in names]
+
+        @wraps(command)
+        def derived(*args: P.args, **given: P.kwargs) -> None:
+            values = {name: given.pop(name) for name in names}
+            for name, (_, parse) in TEXTS.items():
+                if values.get(name) is not None:
+                    values[name] = parse(str(values[name]))
+            try:
+                act = model.model_validate(
+                    {name: value for name, value in values.items() if value is not None}
+                )
+            except ValidationError as error:
+                fail(by_option(error))
+            command(act, *args, **given)
+
+        del derived.__wrapped__  # else its signature would be read
+        positional = [each for each in others if _is_argument(each)]
+        rest = [each for each in others if not _is_argument(each)]
+        required = [each for each in options if each.default is inspect.Parameter.empty]
+        optional = [each for each in options if each.default is not inspect.Parameter.empty]
+        listed = [*positional, *required, *optional, *rest]
+        derived.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in listed]
+        )
+        derived.__annotations__ = {each.name: each.annotation for each in listed}
+        return derived
+
+    return decorate
+
+
+def _option(name: str, field: FieldInfo, argument: bool) -> inspect.Parameter:
+    described = field.description or ""
+    metavar, kind = None, _plain(field.annotation)
+    if name in TEXTS:
+        metavar, kind = TEXTS[name][0], str
+    if argument:
+        known = typer.Argument(metavar=name.upper(), help=described)
+        annotation: Any = Annotated[kind, known]
+        default = inspect.Parameter.empty
+    elif kind is bool:  # a switch, which needs no way to say no
+        annotation = Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=described)]
+        default = field.get_default()
+    elif field.is_required():
+        annotation = Annotated[kind, typer.Option(metavar=metavar, help=described)]
+        default = inspect.Parameter.empty
+    else:
+        annotation = Annotated[kind | None, typer.Option(metavar=metavar, help=described)]
+        default = field.get_default()
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _is_plain(name: str, field: FieldInfo) -> bool:
+    kind = _plain(field.annotation)
+    return name in TEXTS or not (isinstance(kind, type) and issubclass(kind, BaseModel))
+
+
+def _plain(annotation: Any) -> Any:
+    """Return a field's type without None and without its constraints."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        kinds = [_plain(each) for each in get_args(annotation) if each is not types.NoneType]
+        return kinds[0] if len(kinds) == 1 else annotation
+    return annotation
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(each, typer.models.ArgumentInfo) for each in metadata)
+
+
+def spent_by_whom(mechanism: str) -> str:
+    """Say why few answers of neighbours spend much, and further ones little."""
+    if mechanism != "neighbours":
+        return ""
+    return (
+        ": what a person near every query so far has spent, at most. It grows fast at first, and "
+        "stops at ε: who has spent it votes no more"
+    )

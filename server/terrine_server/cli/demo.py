@@ -47,8 +47,7 @@ def demo(
     directory = _fresh(out)
 
     from terrine_server.demo.material import choose
-    from terrine_server.demo.process import ServerError
-    from terrine_server.demo.story import Demo
+    from terrine_server.demo.story import Demo, ServerError
 
     material = choose(data, quick, os.environ.get("TERRINE_MNIST_URL", MIRROR), console)
     directory.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from terrine_server.cli.console import console, fail, opened_ledger
 
 if TYPE_CHECKING:
-    from terrine_protocol.transparency.notes import VerifierKey
+    from terrine_protocol.transparency import VerifierKey
 
 
 def dossier(
@@ -63,9 +63,9 @@ def dossier(
 
 def _write(out: Path, project: str | None, audit: Path | None, policy: Path | None) -> None:
     from terrine_protocol.files import read
-    from terrine_server.dossier import folder, owner_answers
+    from terrine_server.dossier import folder, words
+    from terrine_server.dossier.assessment import unchecked
     from terrine_server.dossier.facts import gather, read_audit
-    from terrine_server.dossier.unchecked import unchecked
     from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
     from terrine_server.settings import Settings
 
@@ -86,9 +86,9 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
         verify=True,
     )
     missing = folder.write(facts, out, key, audit=None if audit is None else read(audit))
-    asked = settings.data_dir / owner_answers.FILE
+    asked = settings.data_dir / words.FILE
     if not asked.exists():
-        asked.write_text(owner_answers.template(), "utf-8")
+        asked.write_text(words.template(), "utf-8")
         console.print(f"Wrote questions to {asked}.", highlight=False, soft_wrap=True)
     console.print("Could not be checked:", highlight=False)
     for each in unchecked(facts):
@@ -112,8 +112,7 @@ def _check(directory: Path, policy: Path | None) -> None:
 def _keys(policy: Path) -> list[VerifierKey]:
     """Return the keys of a policy's logs: as `load_policy`, where nothing else is installed."""
     from terrine_protocol.files import read
-    from terrine_protocol.transparency.notes import LARGEST, NoteError
-    from terrine_protocol.transparency.policies import Policy
+    from terrine_protocol.transparency import LARGEST, NoteError, Policy
 
     try:
         return [party.key for party in Policy.parse(read(policy, LARGEST)).logs]

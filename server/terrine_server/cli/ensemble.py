@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -14,29 +14,117 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_protocol import EnsembleRegister
-from terrine_server.cli import arrays, people, preview, tables
+from terrine_server.cli import reading
 from terrine_server.cli.console import (
+    SPEC,
     as_json,
+    built,
     console,
     errors,
     fail,
     opened_ledger,
     output,
     print_json,
+    show_kind,
+    show_kinds,
+    takes,
     with_json,
     writing,
 )
-from terrine_server.cli.derived import takes
-from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, split_
-from terrine_server.cli.specs import SPEC, built, show_kind, show_kinds
-from terrine_server.cli.tables import split
-from terrine_server.cli.ways import Bins
+from terrine_server.cli.plan import Bins, ensemble_directory, evaluate
+from terrine_server.cli.reading import split
 from terrine_server.progress import stages_bar, teachers_bar
 
 if TYPE_CHECKING:
-    from terrine_models.teachers.manifests import Manifest
+    from terrine_models.data.arrays import Dataset
+    from terrine_models.features.maps import PublicData
+    from terrine_models.teachers.manifests import Manifest, TeacherSettings
+    from terrine_models.teachers.preview import Preview
     from terrine_models.teachers.training import Trainer
+
+
+LISTED = 5
+"""Classes that are named."""
+OFTEN = 0.2
+"""Share of the teachers that may lack a class."""
+AGREE, HALF = 0.8, 0.5
+"""Where fewer than half of the inputs find 80 % of the teachers agreed, most answers are dear."""
+
+
+def show_preview(data: Dataset, teachers: int, seed: int) -> Preview:
+    """Print what each teacher will see, and what stands against their agreement."""
+    from terrine_models.teachers.preview import Preview
+
+    found = Preview.of(data, teachers, seed)
+    people = "" if found.people is None else f" of {found.people:,} people"
+    smallest, middle, largest = found.rows
+    fewest, usual, most = found.classes
+    classes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    _say(
+        f"[bold]Private, for your eyes only:[/] {found.records:,} records{people} for "
+        f"{teachers:,} teachers. The smallest shard has {smallest:,} records, the median "
+        f"{middle:,}, the largest {largest:,}. A teacher sees {classes} "
+        f"of {len(data.classes)} classes, {usual} in the middle."
+    )
+    rare = {name: n for name, n in found.lacking.items() if n > OFTEN * teachers}
+    if rare:
+        named = [f"{escape(name)} ({n:,} teachers)" for name, n in list(rare.items())[:LISTED]]
+        more = f" and {len(rare) - LISTED} more" if len(rare) > LISTED else ""
+        _warn(
+            f"Many teachers have no record of a class, and such a teacher never votes for it: "
+            f"{', '.join(named)}{more}. Train fewer teachers, or merge rare classes."
+        )
+    return found
+
+
+def private_rows(public: PublicData, private: Dataset) -> str:
+    """Say how many public rows are private ones as well. Raises DataError if these are many.
+
+    Nothing is changed by it, and it is stored nowhere: which rows are private may not be told.
+    """
+    shared = public.count_private_rows(private)
+    return (
+        f"Private, for your eyes only: {shared:,} of {len(public.inputs):,} public rows are rows "
+        "of private records as well. Nothing is left out or stored because of that: what a public "
+        "row says of somebody is not protected."
+    )
+
+
+def show_agreement(public: Dataset, found: Preview, config: TeacherSettings, seed: int) -> None:
+    """Train stand-ins on labelled public records, and print how far they agree."""
+    from terrine_models.teachers.preview import stand_in
+
+    rows = max(1, found.rows[1])
+    agreement = stand_in(public, rows, config, seed)
+    if agreement is None:
+        _say(
+            f"How far teachers will agree is not known: {len(public):,} public records are too few "
+            f"for stand-ins of {rows:,} each."
+        )
+        return
+    inside = [level for level in agreement.levels if level.agreement >= AGREE]
+    share = sum(level.inputs for level in inside) / agreement.inputs
+    _say(
+        f"From public records alone: {agreement.teachers} stand-ins of {rows:,} records each are "
+        f"right on {agreement.mean_teacher:.1%} of others, most of them on "
+        f"{agreement.plurality:.1%} (the largest class: {agreement.majority:.1%}); "
+        f"{AGREE:.0%} of them agree on {share:.1%}."
+    )
+    if share < HALF:
+        _warn(
+            "Teachers of so few records seldom agree: most queries will be abstained, or answered "
+            "with noise that outweighs the votes. Train fewer teachers."
+        )
+
+
+def _say(text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def _warn(text: str) -> None:
+    console.print(f"[yellow]Warning:[/] {text}", soft_wrap=True, highlight=False)
+
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
@@ -95,8 +183,8 @@ def train(
             "table.",
         ),
     ] = None,
-    classes: arrays.Classes = None,
-    images: arrays.Images = None,
+    classes: reading.Classes = None,
+    images: reading.Images = None,
     schema: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Public schema of a table: `terrine ensemble schema`."),
@@ -141,17 +229,17 @@ def train(
     if is_table(data):
         if classes or images:
             fail("--classes and --images are for images and arrays; a table has a schema.")
-        private, named_public, labelled = tables.load(data, schema, public)
+        private, named_public, labelled = reading.load_table_data(data, schema, public)
     else:
         if schema:
             fail("--schema is for tables only.")
-        options = arrays.Arrays(public, classes, images)
-        private, named_public, labelled = arrays.load(data, options)
+        options = reading.Arrays(public, classes, images)
+        private, named_public, labelled = reading.load_array_data(data, options)
     if named_public is not None:
-        tables.note(preview.private_rows(named_public, private))
-    seen = preview.show(private, teachers, seed)
+        reading.note(private_rows(named_public, private))
+    seen = show_preview(private, teachers, seed)
     if labelled is not None and KINDS[config.kind].previewed:
-        preview.show_agreement(labelled, seen, config, seed)
+        show_agreement(labelled, seen, config, seed)
     make_directories(own)
     key = records_key(own, make=True)
     with trainer(on) as where, teachers_bar(console, teachers) as on_trained:
@@ -337,29 +425,29 @@ def forget(
     settings, ledger = Settings(), opened_ledger()
     key = editions.records_key(settings)
     members = editions.members(ledger, population)
-    files = people.by_ensemble("--records", records or ())
-    pools = people.by_ensemble("--public", public or ())
+    files = reading.by_ensemble("--records", records or ())
+    pools = reading.by_ensemble("--public", public or ())
     for name in pools:
         if name not in files:
             fail(f"--public {name}=… is for training {name} anew: give --records {name}=… as well.")
     retraining = {}
     for name, path in files.items():
-        manifest = people.newest(ledger, settings, name)
+        manifest = reading.newest(ledger, settings, name)
         pool = None
         if name in pools:
             if manifest.encoding is None:
                 fail("--public is for tables: only their teachers match a prior on public rows.")
-            rows = encode_table(pools[name], manifest.encoding, tables.note, accept_clipped=True)
+            rows = encode_table(pools[name], manifest.encoding, reading.note, accept_clipped=True)
             pool = PublicData.declare(pools[name].name, rows)
-        retraining[name] = editions.Retraining(people.records(manifest, path), pool)
-    named = people.names(members, settings, who)
+        retraining[name] = editions.Retraining(reading.records(manifest, path), pool)
+    named = reading.names(members, settings, who)
     if not yes:
         whose = members[0].population.name
         typer.confirm(f"Forget {len(named)} people of {whose} for good?", abort=True)
     with console.status("Forgetting"):
         done = editions.forget(ledger, settings, population, name_digests(named, key), retraining)
     nameless = [each.name for each in members if each.name not in done]
-    people.show_who_left(done, nameless, settings)
+    reading.show_who_left(done, nameless, settings)
 
 
 @app.command("list")
@@ -440,15 +528,15 @@ def schema(
     from terrine_protocol.files import write_atomically
 
     printed = str(out) == "-"
-    note = tables.note_aside if printed else tables.note
+    note = reading.note_aside if printed else reading.note
     if not printed and out.is_file():
         fail(f"{out} already exists; remove it or choose another file.")
     with stages_bar(errors if printed else console, f"Reading {public.name}") as (progress,):
         proposal = propose_schema(
             public,
             label=label,
-            classes=arrays.class_names(classes),
-            bins=tables.edges(bins),
+            classes=reading.class_names(classes),
+            bins=reading.edges(bins),
             group=group,
             columns=split(columns),
             ignore=ignore or (),
@@ -459,10 +547,10 @@ def schema(
     if printed:
         with writing(None) as standard_output:
             standard_output.write(proposal.to_json())
-        tables.show(proposal, public, "The schema", errors)
+        reading.show(proposal, public, "The schema", errors)
         return
     write_atomically(out, proposal.to_json().encode(), public=True)
-    tables.show(proposal, public, out)
+    reading.show(proposal, public, out)
     note(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")
 
 
@@ -516,8 +604,171 @@ def trainer(where: TrainingPlace) -> Iterator[Trainer]:
     if where is TrainingPlace.HERE:
         yield here
         return
-    from terrine_models.teachers.ray_training import on_ray
+    from terrine_models.teachers.ray import on_ray
     from terrine_server.settings import Settings
 
     with on_ray(Settings().ray_address) as on_cluster:
         yield on_cluster
+
+
+neighbours_app = typer.Typer(
+    no_args_is_help=True, help="Let every person vote, with an account of their own."
+)
+
+
+@neighbours_app.command()
+def build(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PRIVATE", help="Private records, in a format that `ensemble train` reads."
+        ),
+    ],
+    public: Annotated[
+        Path,
+        typer.Option(
+            metavar="POOL",
+            help="Public data, on which the map and the radius are fitted: such as students ask "
+            "about.",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")],
+    near: Annotated[
+        int,
+        typer.Option(
+            min=1, help="How many people, by public rows, a query asks: for a smaller ε, more."
+        ),
+    ] = 240,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Public schema of a table: `terrine ensemble schema`. Its column of the role "
+            "group says whose a row is.",
+        ),
+    ] = None,
+    classes: reading.Classes = None,
+    images: reading.Images = None,
+    backbone: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="An ONNX model [batch, …] → [batch, D] whose embeddings are the features. It must "
+            "be public: nobody's private records may have trained it.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where to save. Default: ensembles/NAME in the data directory."
+        ),
+    ] = None,
+) -> None:
+    """Place private records on a public map, where each votes for what lies near it.
+
+    Nothing is trained. The directory holds a transformed copy of every private record.
+
+    [bold]Examples[/bold]
+
+      terrine neighbours build mnist/ --public pool.npy --name digits
+
+      terrine neighbours build patients.csv --public census-sample.csv --schema schema.json
+          --name wards --near 100
+    """
+    from terrine_models.teachers.neighbours import (
+        NeighbourEnsemble,
+        NeighbourSettings,
+        foresee,
+    )
+    from terrine_models.teachers.neighbours import build as place
+    from terrine_server.cli.plan import stand_ins
+    from terrine_server.owner.editions import records_key
+    from terrine_server.owner.operations import make_directories
+    from terrine_server.settings import Settings
+
+    own = Settings()
+    out = out or own.ensembles_dir / name
+    private, pool, _ = loaded(data, public, schema, classes, images)
+    reading.note(private_rows(pool, private))
+    make_directories(own)
+    key = records_key(own, make=True)
+    with console.status("Placing the records"):
+        settings = NeighbourSettings(near=near, backbone=backbone)
+        manifest = place(private, out, name=name, public=pool, settings=settings, key=key)
+    show_manifest(out, manifest)
+    found = foresee(NeighbourEnsemble.load(out))
+    of = stand_ins(manifest, found)
+    console.print(
+        f"By {of.who}: {found.near:,.0f} people near a query, {found.fewest:,.0f} to "
+        f"{found.most:,.0f} near four in five; one of them near {found.appearances:.2%} of the "
+        f"queries, the busiest hundredth near {found.busiest:.2%} or more.{of.but}\n"
+        f"Next: terrine ensemble register {name} --epsilon ε --delta δ",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
+
+
+Ensemble = Annotated[
+    str, typer.Argument(metavar="ENSEMBLE", help="A registered ensemble of neighbours.")
+]
+
+
+@neighbours_app.command()
+def add(
+    ensemble: Ensemble,
+    more: Annotated[
+        Path,
+        typer.Argument(metavar="MORE", help="Private records, in the format of those it has."),
+    ],
+) -> None:
+    """Let people join, while the service runs: they vote from the next query on.
+
+    Only where the ensemble knows whose its records are (the role group). Each new person has an
+    empty account in every project. More records of a person who is there are added to that
+    person's, those that are there already are not; who was forgotten is left out.
+
+    [bold]Example[/bold]: terrine neighbours add wards admitted-in-may.csv
+    """
+    from terrine_models.teachers.neighbours import NeighbourTeachers
+    from terrine_server.owner import editions
+    from terrine_server.settings import Settings
+
+    settings, ledger = Settings(), opened_ledger()
+    manifest = reading.newest(ledger, settings, ensemble)
+    if not isinstance(manifest.teacher, NeighbourTeachers):
+        fail(
+            f"{ensemble} has trained teachers, of the kind {manifest.kind}, and nobody joins "
+            "these. Train another ensemble of the population."
+        )
+    made = editions.add(ledger, settings, ensemble, reading.records(manifest, more))
+    say = f"Edition {made.edition} of {ensemble} serves. New people: {made.people:,}."
+    if made.left_out:
+        say += f" Left out, as they were forgotten before: {made.left_out:,}."
+    console.print(say, soft_wrap=True)
+
+
+def loaded(
+    data: Path,
+    public: Path,
+    schema: Path | None,
+    classes: str | None,
+    images: str | None,
+    note: Callable[[str], None] = reading.note,
+) -> tuple[Dataset, PublicData, Dataset | None]:
+    """Return private records, and public ones: as inputs, and with labels if they have any."""
+    from terrine_models.tables.loading import is_table
+
+    if is_table(data):
+        if classes or images:
+            fail("--classes and --images are for images and arrays; a table has a schema.")
+        private, pool, labelled = reading.load_table_data(data, schema, public, note)
+    else:
+        if schema:
+            fail("--schema is for tables only.")
+        private, pool, labelled = reading.load_array_data(
+            data, reading.Arrays(public, classes, images)
+        )
+    if pool is None:
+        raise RuntimeError("--public was read, and is not there")
+    return private, pool, labelled

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli import arrays
-from terrine_server.cli.arrays import class_names
+from terrine_server.cli import reading as arrays
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.tables import note, required_schema
+from terrine_server.cli.reading import class_names, note, required_schema
 from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
     import numpy as np
 
     from terrine_models.data.arrays import InputSpec, RecordSource
-    from terrine_models.teachers.importing import Declaration
     from terrine_models.teachers.manifests import Manifest
+    from terrine_models.teachers.onnx import Declaration
 
 
 def import_(
@@ -79,7 +78,7 @@ def import_(
       terrine ensemble import models/*.onnx --name ward --input shards/partition.json
           --disjoint-by "terrine ensemble split by patient; model i knows shard i alone"
     """
-    from terrine_models.teachers.importing import import_ensemble
+    from terrine_models.teachers.onnx import import_ensemble
     from terrine_server.settings import Settings
 
     if not disjoint_by.strip():
@@ -115,7 +114,7 @@ def split_(
     --out shards
     """
     from terrine_models.tables.loading import Table, is_table
-    from terrine_models.teachers.splitting import PARTITION, split
+    from terrine_models.teachers.shards import PARTITION, split
 
     if is_table(data):
         if classes or images:
@@ -129,7 +128,7 @@ def split_(
             private = Table(data, table, note, reading)
         else:
             options = arrays.Arrays(None, classes, images)
-            private, _, _ = arrays.load(data, options)
+            private, _, _ = arrays.load_array_data(data, options)
         sharded = split(private, out, teachers, progress=writing)
     parts = sharded.partition
     unit = "people" if parts.recipe == "groups" else "records"
@@ -173,8 +172,8 @@ def _declared(
     output: str | None,
 ) -> Declaration:
     from terrine_models.tables.loading import encoded_input, read_schema
-    from terrine_models.teachers.importing import Declaration
-    from terrine_models.teachers.splitting import PARTITION
+    from terrine_models.teachers.onnx import Declaration
+    from terrine_models.teachers.shards import PARTITION
 
     path = Path(inputs)
     if path.suffix.lower() == ".json":
@@ -200,8 +199,8 @@ def _declared(
 def _of_shards(
     partition: Path, models: int, units: int | None, disjoint_by: str, output: str | None
 ) -> Declaration:
-    from terrine_models.teachers.importing import Declaration
-    from terrine_models.teachers.splitting import read_partition
+    from terrine_models.teachers.onnx import Declaration
+    from terrine_models.teachers.shards import read_partition
 
     if units:
         fail(f"{partition} says the number of units; drop --units.")

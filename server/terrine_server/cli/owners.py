@@ -12,14 +12,15 @@ from rich.table import Table
 
 from terrine_protocol.files import read
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.evaluate import ensemble_directory
+from terrine_server.cli.plan import ensemble_directory
 from terrine_server.cli.serving import serve_over_tls
 
 if TYPE_CHECKING:
     from terrine_models.teachers.federation import Federation
-    from terrine_server.labeling.aggregator_terms import AggregatorTerms
+    from terrine_server.labeling.remote_voters import AggregatorTerms
     from terrine_server.settings import TeacherServer
     from terrine_server.teacher import AgreedAggregator
+
 
 owners = typer.Typer(no_args_is_help=True, help="Let owners vote who keep their teachers.")
 teacher = typer.Typer(no_args_is_help=True, help="Be one of these owners.")
@@ -83,8 +84,8 @@ def check(
         )
 
 
-@teacher.command()
-def serve(
+@teacher.command("serve")
+def serve_teacher(
     ensemble: Annotated[
         str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
     ],
@@ -130,8 +131,7 @@ def serve(
 def _agreed(settings: TeacherServer) -> AgreedAggregator | None:
     """Return the aggregator with which votes are shared, once it has the terms of the file."""
     from terrine_models.teachers.federation import Peer, read_token
-    from terrine_server.labeling.aggregator_terms import ask_terms, read_terms
-    from terrine_server.labeling.remote_voters import client
+    from terrine_server.labeling.remote_voters import ask_terms, client, read_terms
     from terrine_server.teacher import AGGREGATOR_SECONDS, AgreedAggregator
 
     url, file = settings.aggregator_url, settings.aggregator_terms_file
@@ -167,8 +167,7 @@ def _difference(there: AggregatorTerms, here: AggregatorTerms) -> str:
 def _asked(directory: Path, federation: Federation) -> tuple[int, str | None]:
     """Ask everybody, print what they say; return how many owners are absent, and what is wrong
     with the aggregator."""
-    from terrine_server.labeling.remote_voters import probe
-    from terrine_server.labeling.shared_voters import probe_aggregator
+    from terrine_server.labeling.remote_voters import probe, probe_aggregator
 
     found = probe(directory, federation)
     table = Table("owner", "model", "at", "answers")
@@ -182,3 +181,78 @@ def _asked(directory: Path, federation: Federation) -> tuple[int, str | None]:
         table.add_row(federation.aggregator.name, "", federation.aggregator.url, answers)
     console.print(table)
     return sum(wrong is not None for wrong in found), aggregator
+
+
+aggregator_app = typer.Typer(
+    no_args_is_help=True, help="Be the second of two servers that add up votes neither sees."
+)
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Made by `terrine aggregator make`.")
+]
+
+
+@aggregator_app.command()
+def make(
+    file: Annotated[Path, typer.Argument(metavar="AGGREGATOR.toml", help="Owners, noise, budget.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
+) -> None:
+    """Make an aggregator: its count of what it releases, at 0, and a token for each who will ask
+    it.
+
+    docs/owners.md has an example of the file. What it says cannot be changed afterwards.
+
+    [bold]Example[/bold]: terrine aggregator make aggregator.toml districts
+    """
+    from terrine_server import aggregator
+    from terrine_server.labeling.remote_voters import read_terms
+
+    aggregator.make(read_terms(file), directory)
+    _show(directory)
+    console.print(
+        f"Give {directory / aggregator.SERVICE} to the service, and each file in "
+        f"{directory / aggregator.OWNERS} to its owner, with your certificate and {file}, and on "
+        "ways "
+        "on which the service does not see, or change, what owners get.",
+        soft_wrap=True,
+    )
+    console.print(f"Next: terrine aggregator serve {directory} …")
+
+
+@aggregator_app.command()
+def show(directory: Directory) -> None:
+    """Show what an aggregator does, and how much of its budget is released.
+
+    [bold]Example[/bold]: terrine aggregator show districts
+    """
+    _show(directory)
+
+
+@aggregator_app.command("serve")
+def serve_aggregator(
+    directory: Directory,
+) -> None:
+    """Take shares of owners, and give the service their sums with noise, within the budget.
+
+    Environment variables set the rest: docs/settings.md.
+
+    [bold]Example[/bold]: TERRINE_PORT=8300 terrine aggregator serve districts
+    """
+    from terrine_server.aggregator import Aggregator
+    from terrine_server.settings import SmallServer
+
+    settings, aggregator = SmallServer(), Aggregator(directory)
+    serve_over_tls(aggregator.app(), "Aggregator", settings, aggregator.limits)
+
+
+def _show(directory: Path) -> None:
+    from terrine_server.aggregator import ReleaseCounter
+
+    count = ReleaseCounter(directory)
+    terms, released = count.terms, count.released
+    table = Table(show_header=False)
+    table.add_row("owners", f"{len(terms.owners):,}")
+    table.add_row("classes", f"{terms.classes:,}")
+    table.add_row("σ of its noise", f"{terms.sigma:g} votes")
+    table.add_row("budget against the service", f"ε = {terms.epsilon:g}, δ = {terms.delta:g}")
+    table.add_row("queries released", f"{released:,} of {count.most:,}")
+    console.print(table)

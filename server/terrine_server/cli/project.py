@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_protocol import ProjectOpen
+from terrine_protocol import ProjectOpen, RequestApprove, TokenCreate, TokenInfo
 from terrine_server.cli.console import (
     Row,
     as_json,
@@ -16,14 +17,16 @@ from terrine_server.cli.console import (
     fail,
     opened_ledger,
     output,
+    print_json,
+    takes,
     with_json,
 )
-from terrine_server.cli.derived import takes
 
 if TYPE_CHECKING:
-    from terrine_protocol import ProjectInfo
+    from terrine_protocol import ApprovalInfo, ProjectInfo
     from terrine_server.ledger import ProjectRecord
     from terrine_server.settings import Settings
+
 
 app = typer.Typer(no_args_is_help=True, help="Open, show, pause and close projects.")
 
@@ -45,7 +48,7 @@ def open_project(request: ProjectOpen) -> None:
           --mechanism confident_gnmax:threshold=600,sigma1=200,sigma2=120
     """
     from terrine_server.owner.operations import open_project
-    from terrine_server.planning.remaining import too_few
+    from terrine_server.planning.opening import too_few
     from terrine_server.settings import Settings
 
     settings = Settings()
@@ -66,9 +69,9 @@ def open_project(request: ProjectOpen) -> None:
 
 
 def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
-    from terrine_server.cli.plan_report import lasts, stand_ins
-    from terrine_server.owner.stand_in_units import neighbours_of
-    from terrine_server.planning.neighbour_plan import forecast_neighbours
+    from terrine_server.cli.plan import lasts, stand_ins
+    from terrine_server.owner.ways import neighbours_of
+    from terrine_server.planning.first_project import forecast_neighbours
 
     allowance = record.terms.allowance
     if allowance is None:
@@ -293,3 +296,195 @@ def _accounting(record: ProjectRecord) -> str:
     return (
         f"data-dependent: bounds published after {counts} queries, {len(record.published)} so far"
     )
+
+
+requests_app = typer.Typer(
+    no_args_is_help=True, help="See, approve and refuse requests for projects."
+)
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
+ELSEWHERE = ("delta", "accounting", "consensus", "expected_pass_rate", "title", "purpose")
+"""Terms that are as requested, or given to the API or on the request's page."""
+
+
+@requests_app.command("list")
+@with_json
+def list_requests() -> None:
+    """List requests, oldest first."""
+    from terrine_server import views
+
+    found = opened_ledger().list_requests()
+    output(
+        [views.request_account(each) for each in found],
+        [
+            {
+                "id": each.id,
+                "made": each.created_at,
+                "by token": f"{each.token} of {each.token_project}",
+                "on": each.ensemble,
+                "title": each.title,
+                "ε": each.asked["epsilon"],
+                "status": f"approved: {each.project}" if each.project else each.status,
+            }
+            for each in found
+        ],
+    )
+
+
+@requests_app.command("show")
+@with_json
+def show_request(request_id: Id) -> None:
+    """Show a request and, while it is open, what approving it as it was made would mean."""
+    from terrine_server import views
+    from terrine_server.owner import operations
+
+    ledger = opened_ledger()
+    record = ledger.find_request(request_id)
+    shown = views.request_account(record, *operations.examine(ledger, record))
+    mechanism = shown.mechanism.model_dump(exclude_none=True)
+    people: dict[str, object] = {
+        "request": shown.id,
+        "title": shown.title,
+        "purpose": shown.purpose,
+        "made": f"{shown.created_at:%Y-%m-%d %H:%M} UTC, token {shown.token} of "
+        f"{shown.token_project}",
+        "asks for": f"ε = {shown.epsilon:g}, δ = {shown.delta:g} on {shown.ensemble}, besides what "
+        "other projects have",
+        "mechanism": ", ".join(f"{key} {value}" for key, value in mechanism.items()),
+        "status": shown.status,
+        "opened": shown.project,
+        "reason": shown.reason,
+        "cannot be opened": shown.cannot_be_opened,
+    }
+    if shown.approval is not None:
+        people |= _outlook(shown.approval)
+    output(shown, people)
+
+
+@requests_app.command()
+@with_json
+@takes(RequestApprove, without=ELSEWHERE)
+def approve(approval: RequestApprove, request_id: Id) -> None:
+    """Open the project that was asked for. A token is printed once, alone on stdout.
+
+    Other terms can be given on the page of the request, or to the API.
+    """
+    from terrine_protocol import RequestApproved
+    from terrine_server import views
+    from terrine_server.labeling.any_voters import AnyVoters
+    from terrine_server.owner import operations
+    from terrine_server.owner.sign_in import Tokens, load_secret_key
+    from terrine_server.settings import Settings
+
+    settings, ledger = Settings(), opened_ledger()
+    terms = operations.as_opened(ledger.find_request(request_id), approval)
+    tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
+    done = operations.approve(ledger, tokens, request_id, terms, approval.token_expires_in_days)
+    if as_json():
+        available = AnyVoters(settings).available(done.project.ensemble)
+        print_json(
+            RequestApproved(
+                request=views.request_account(done.request),
+                project=views.project(done.project, available),
+                token=done.token,
+            )
+        )
+        return
+    if done.token is not None:
+        typer.echo(done.token.token)
+        errors.print(
+            f"Opened {approval.name}, with the student's token {done.token.id}, which expires "
+            f"{done.token.expires_at:%Y-%m-%d}. Keep it safe: it will not be shown again.",
+            soft_wrap=True,
+        )
+    else:
+        console.print(
+            f"Opened {approval.name}. Next: terrine token create --role student --project "
+            f"{approval.name}",
+            soft_wrap=True,
+        )
+
+
+@requests_app.command()
+def refuse(
+    request_id: Id, reason: Annotated[str, typer.Option(help="Whoever made it reads this.")]
+) -> None:
+    """Refuse a request, with a reason."""
+    from terrine_protocol import RequestRefuse
+
+    refusal = RequestRefuse(reason=reason)
+    opened_ledger().refuse_request(request_id, refusal.reason)
+    console.print(f"{request_id} is refused.", highlight=False)
+
+
+def _outlook(found: ApprovalInfo) -> dict[str, str | None]:
+    def of(part: int, whole: int) -> str:
+        return f"{part / whole:.1%}"
+
+    room = "" if found.fits else ": the cap has no room for it"
+    return {
+        "if approved": f"{of(found.reserved, found.cap)} of the cap is reserved in all, and "
+        f"{of(found.delta_reserved, found.delta_cap)} of its additive δ{room}",
+        "queries": f"at least {found.affordable:,}",
+        "prices": ", ".join(
+            f"{kind} {price.cost / 1e12:.6g}" for kind, price in found.prices.items()
+        ),
+        "warning": found.warning,
+    }
+
+
+tokens_app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
+
+
+@tokens_app.command()
+@with_json
+@takes(TokenCreate)
+def create(request: TokenCreate) -> None:
+    """Create a token. It is printed once, alone on stdout, and cannot be shown again."""
+    from terrine_server.owner.sign_in import Tokens, load_secret_key
+    from terrine_server.settings import Settings
+
+    ledger = opened_ledger()
+    made = Tokens(ledger, load_secret_key(Settings().secret_key_path)).create(request)
+    try:
+        if as_json():
+            print_json(made)
+        else:
+            typer.echo(made.token)
+        sys.stdout.flush()
+    except OSError:  # a full disk, or whoever read it has gone: nobody has it
+        ledger.revoke_token(made.id)
+        raise
+    errors.print(
+        f"Role {made.role}, id {made.id}, expires {made.expires_at:%Y-%m-%d}. "
+        "Keep it safe: it will not be shown again.",
+        soft_wrap=True,
+    )
+
+
+@tokens_app.command("list")
+@with_json
+def list_tokens() -> None:
+    """List all tokens, without their secrets."""
+    tokens = opened_ledger().list_tokens()
+    output(
+        [TokenInfo.model_validate(token) for token in tokens],
+        [
+            {
+                "id": token.id,
+                "role": token.role,
+                "project": token.project,
+                "label": token.label,
+                "expires": f"{token.expires_at:%Y-%m-%d}",
+                "revoked": token.revoked_at and f"{token.revoked_at:%Y-%m-%d}",
+            }
+            for token in tokens
+        ],
+    )
+
+
+@tokens_app.command()
+def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")]) -> None:
+    """Revoke a token immediately and for good."""
+    opened_ledger().revoke_token(token_id)
+    console.print(f"{token_id} is revoked.")

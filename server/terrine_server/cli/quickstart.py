@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from terrine_protocol.names import normalize
-from terrine_server.cli import arrays, neighbours, preview, serve, tables, ways
+from terrine_protocol.base import normalize
+from terrine_server.cli import ensemble, plan, reading, serve
 from terrine_server.cli.console import command_text, console, fail
-from terrine_server.cli.ways import DataOptions
+from terrine_server.cli.plan import DataOptions
 from terrine_server.progress import teachers_bar
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def quickstart(
             "labels, they foretell what the project buys.",
         ),
     ],
-    label: ways.Label = None,
-    bins: ways.Bins = None,
-    group: ways.Group = None,
-    columns: ways.Columns = None,
+    label: plan.Label = None,
+    bins: plan.Bins = None,
+    group: plan.Group = None,
+    columns: plan.Columns = None,
     ignore: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Of a table: a column to leave out. May be repeated."),
@@ -89,8 +89,8 @@ def quickstart(
             metavar="COLUMN", help="Of a table: a column to use as a feature. May be repeated."
         ),
     ] = None,
-    classes: arrays.Classes = None,
-    images: arrays.Images = None,
+    classes: reading.Classes = None,
+    images: reading.Images = None,
     epsilon: Annotated[
         float, typer.Option(help="ε of the project: how much it may tell about one person.")
     ] = 1.0,
@@ -207,10 +207,10 @@ def _open(
     directory = settings.ensembles_dir / name
     read = list[str]()
     schema, given = _schema(data, given, settings, name, said, yes=yes)
-    private, pool, labelled = neighbours.loaded(
+    private, pool, labelled = ensemble.loaded(
         data, given.public, schema, None if schema else given.classes, given.images, read.append
     )
-    said.noticed += [preview.private_rows(pool, private), *read]
+    said.noticed += [ensemble.private_rows(pool, private), *read]
     setting = Setting.of(
         units=unit_count(private),
         rows=int(distinct(pool.inputs).max()) + 1,
@@ -218,7 +218,7 @@ def _open(
         epsilon=epsilon,
         joined=None if joined is None else joined.limit,
     )
-    chosen = ways.chosen(setting, pool, labelled, private)
+    chosen = plan.chosen(setting, pool, labelled, private)
     first = chosen.first
     if joined is None:
         cap = {"epsilon": first.cap.epsilon, "delta": first.cap.delta, "rule": first.cap.rule.name}
@@ -231,9 +231,9 @@ def _open(
     rows_of_people = _rows_of_people(data, schema) if private.groups is None else ""
     _explain(private, labelled, chosen, joined, rows_of_people)
     if labelled is not None and chosen.forecast is not None and said.verbose:
-        ways.show(chosen, labelled)
+        plan.show_ways(chosen, labelled)
     said.show_noticed()
-    ways.check_above_chance(chosen, schema, anyway=anyway)
+    plan.check_above_chance(chosen, schema, anyway=anyway)
     if directory.exists():
         _check_same(directory, private, first)
     else:
@@ -280,7 +280,7 @@ def _check_joining(
 ) -> None:
     """Refuse, before anything is made, what cannot be registered or opened under a cap."""
     from terrine_server.ledger import check_delta, check_unit
-    from terrine_server.owner.cap_advice import advice
+    from terrine_server.owner.operations import advice
 
     members = [each for each in ledger.ensembles() if each.population.id == joined.id]
     check_unit(name, joined.name, members, by_person=by_person)
@@ -372,7 +372,7 @@ def _schema(
         if guess.doubt is not None:
             said.notice(f"Column {guess.column.name} is {guess.column.role}: {guess.doubt}")
     if said.verbose:
-        tables.show(proposal, given.public, out)
+        reading.show(proposal, given.public, out)
     return out, given
 
 
@@ -403,7 +403,7 @@ def _check_group(data: Path, given: DataOptions) -> None:
     """Refuse a --group that neither table has, before there is a schema with it."""
     from terrine_models.tables.loading import has_column
 
-    columns = tables.split(given.columns)
+    columns = reading.split(given.columns)
     if given.group is not None and not any(
         has_column(path, given.group, columns) for path in (given.public, data)
     ):
@@ -448,18 +448,18 @@ def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
                 f"{by_role.get(role, 'no column')}. Change or remove the schema."
             )
     label = next(column for column in schema.columns if column.role == "label")
-    values, declared = label.values or (), arrays.class_names(given.classes)
+    values, declared = label.values or (), reading.class_names(given.classes)
     if declared is not None and sorted(declared) != sorted(values):
         fail(
             f"{path} has other classes than --classes: {', '.join(values)}. Leave --classes out, "
             "or change or remove the schema."
         )
-    if (cut := tables.edges(given.bins)) is not None and tuple(cut) != label.edges:
+    if (cut := reading.edges(given.bins)) is not None and tuple(cut) != label.edges:
         fail(f"{path} says otherwise than --bins {given.bins}. Change or remove the schema.")
     if declared is None and cut is None and _is_unlabelled(given):
         if label.edges is not None:
             return replace(given, bins=",".join(f"{edge:.17g}" for edge in label.edges))
-        return replace(given, classes=tables.join(values))
+        return replace(given, classes=reading.join(values))
     return given
 
 
@@ -477,7 +477,7 @@ def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
 def _is_unlabelled(given: DataOptions) -> bool:
     from terrine_models.tables.loading import has_column
 
-    columns = tables.split(given.columns)
+    columns = reading.split(given.columns)
     return given.label is not None and not has_column(given.public, given.label, columns)
 
 
@@ -503,8 +503,8 @@ def _explain(
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
         f"others, and guesses which of two equally likely versions of this one is there, is right "
         f"at most {right:.1%} of the time (50 % without any answer).",
-        "By what": f"{ways.way(first, units)} {ways.why(chosen)}",
-        "It buys": ways.buys(chosen, labelled),
+        "By what": f"{plan.way(first, units)} {plan.why(chosen)}",
+        "It buys": plan.buys(chosen, labelled),
         "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g}: what all projects "
         f"together may ever tell about these people. {int(1 / first.share)} like this one would "
         "fit, as several ε add up to less than their sum. The cap cannot be changed later.",
@@ -550,7 +550,7 @@ def _by_hand(
     registered: EnsembleRegister,
 ) -> None:
     """Print the commands that do the same."""
-    from terrine_server.cli.mechanism import mechanism_text
+    from terrine_server.cli.console import mechanism_text
 
     name, budget = registered.name, ["--delta", f"{first.delta:g}"]
     made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
@@ -584,7 +584,7 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
     """Make the student's token, unless there was one, and say what remains to be done."""
     from terrine_models.tables.loading import is_table
     from terrine_protocol import Role, TokenCreate
-    from terrine_server.owner.tokens import Tokens, load_secret_key
+    from terrine_server.owner.sign_in import Tokens, load_secret_key
 
     name, secret, once = record.name, "…", ""
     if ledger.list_tokens(name):

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
-from terrine_server.cli.console import console, errors, explain, fail
+from terrine_server.cli.console import (
+    as_json,
+    console,
+    errors,
+    explain,
+    fail,
+    print_json,
+    with_json,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from terrine_server.doctor import Finding
     from terrine_server.settings import Settings
+
 
 EVERYBODY = {"*", "0.0.0.0/0", "::/0"}
 
@@ -58,10 +69,10 @@ def prepare(
     """Do what `terrine init` does, and `say` what was made or kept. What is wrong is printed."""
     from terrine_server.errors import NotSealed
     from terrine_server.ledger import Ledger, connect, upgrade
-    from terrine_server.ledger.store.roles import grant
+    from terrine_server.ledger.migrating import grant
     from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
     from terrine_server.owner.operations import check_not_restoring, make_directories
-    from terrine_server.owner.tokens import load_secret_key, make_secret_key
+    from terrine_server.owner.sign_in import load_secret_key, make_secret_key
 
     check_not_restoring(settings)
     make_directories(settings)
@@ -100,9 +111,9 @@ def prepare(
 def _check_ensembles(engine: Engine, settings: Settings) -> None:
     """Refuse to migrate a ledger for a version that could not serve the ensembles that are here."""
     from terrine_server.errors import SchemaMismatch
-    from terrine_server.ledger.store.copies import registrations
-    from terrine_server.ledger.store.database import reading
-    from terrine_server.ledger.store.schema import missing_migrations
+    from terrine_server.ledger.copies import registrations
+    from terrine_server.ledger.database import reading
+    from terrine_server.ledger.migrating import missing_migrations
 
     try:
         with reading(engine) as connection:
@@ -113,8 +124,7 @@ def _check_ensembles(engine: Engine, settings: Settings) -> None:
     here = [each for each in registrations(engine) if (settings.data_dir / each.path).exists()]
     if not here:
         return
-    from terrine_server.doctor import Severity
-    from terrine_server.doctor.upgrading import ensemble
+    from terrine_server.doctor import Severity, ensemble
 
     findings = [ensemble(each, settings) for each in here]
     wrong = [f"{each.check}: {each.found}" for each in findings if each.state is Severity.PROBLEM]
@@ -234,7 +244,7 @@ def _check(settings: Settings) -> None:
     """Check what the server needs. Waits for a database that is starting."""
     from terrine_server import doctor
     from terrine_server.ledger import connect
-    from terrine_server.ledger.store.schema import check_schema_once_started
+    from terrine_server.ledger.migrating import check_schema_once_started
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import VotersKind
 
@@ -249,7 +259,7 @@ def _check(settings: Settings) -> None:
         if votes_on.state is not doctor.Severity.OK:
             fail(votes_on.found)
     if settings.voters is VotersKind.RAY:
-        from terrine_models.teachers.ray_cluster import require_ray
+        from terrine_models.teachers.ray import require_ray
 
         require_ray()
         if settings.device not in (None, "cpu"):
@@ -270,3 +280,51 @@ def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:
             "cause": "Everybody is trusted to say from which address a request comes, so nobody is "
             "limited by address. Name the proxies, unless nobody else can connect.",
         }
+
+
+STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
+
+
+@with_json
+def doctor(
+    fix: Annotated[
+        bool, typer.Option("--fix", help="First close files and directories to other accounts.")
+    ] = False,
+) -> None:
+    """Check settings, files, database, ensembles, clock and ledger, and say how to fix problems.
+
+    Changes nothing without --fix. Exits with code 1 if there is a problem; warnings do not count.
+    """
+    from terrine_server.doctor import close_to_others, examine
+
+    if fix:
+        for path in close_to_others():
+            errors.print(Text(f"Closed to other accounts: {path}"), soft_wrap=True)
+    if not report(examine()):
+        raise typer.Exit(1)
+
+
+def report(examined: Iterable[Finding]) -> bool:
+    """Print findings as they come; return whether there is no problem among them."""
+    from terrine_server.doctor import Severity
+
+    findings = []
+    for finding in examined:
+        findings.append(finding)
+        if not as_json():
+            _show(finding)
+    problems = sum(finding.state is Severity.PROBLEM for finding in findings)
+    if as_json():
+        print_json({"ok": not problems, "findings": [vars(finding) for finding in findings]})
+    elif problems:
+        console.print(f"Problems to fix: {problems}.", style="bold red", highlight=False)
+    else:
+        console.print("No problems found.", highlight=False)
+    return not problems
+
+
+def _show(finding: Finding) -> None:
+    line = Text.assemble((f"{finding.state:<8}", STYLES[finding.state]), f"{finding.check}: ")
+    console.print(line.append(finding.found), soft_wrap=True, highlight=False)
+    if finding.fix:
+        console.print(Text(f"        → {finding.fix}"), soft_wrap=True, highlight=False)

@@ -10,7 +10,7 @@ import typer
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
-    from terrine_protocol.transparency.notes import SignerKey
+    from terrine_protocol.transparency import SignerKey
 
 app = typer.Typer(
     no_args_is_help=True, help="Cosign the checkpoints of a transparency log that is not yours."
@@ -36,7 +36,7 @@ def init(
     import secrets
 
     from terrine_protocol.files import write_secret
-    from terrine_protocol.transparency.notes import Kind, SignerKey
+    from terrine_protocol.transparency import Kind, SignerKey
 
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = SignerKey(name, Kind.COSIGNATURE, secrets.token_bytes(32))
@@ -65,7 +65,7 @@ def serve(
 
     The state in its directory says what was cosigned. Never restore an older one.
     """
-    from terrine_protocol.transparency.notes import Kind, VerifierKey
+    from terrine_protocol.transparency import Kind, VerifierKey
     from terrine_server import logs
     from terrine_server.serving import listening
     from terrine_server.witness import LIMITS, Witness, serve_app
@@ -90,7 +90,7 @@ def serve(
 
 def _key(directory: Path) -> SignerKey:
     from terrine_protocol.files import read
-    from terrine_protocol.transparency.notes import LARGEST, Kind, SignerKey
+    from terrine_protocol.transparency import LARGEST, Kind, SignerKey
 
     try:
         key = SignerKey.parse(read(directory / KEY, LARGEST).decode())

@@ -3,35 +3,167 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from terrine_client import BudgetExhausted, Client
-from terrine_client._picture import draw
+from terrine_client._report import draw
 from terrine_client.distill import Distilled, distill
 from terrine_models.data.arrays import Dataset, distinct
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.methods import METHODS
+from terrine_models.students.models import METHODS, Task
 from terrine_models.students.settings import Training
-from terrine_models.students.task import Task
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol import EnsembleRegister, ProjectOpen, Role
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.demo.material import DemoData
-from terrine_server.demo.owner import DemoOwner
-from terrine_server.demo.process import running_server
-from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.owner.checkpoints import make_checkpoint_key
+from terrine_server.owner.operations import (
+    make_directories,
+    open_ledger,
+    open_project,
+    register_ensemble,
+)
+from terrine_server.owner.sign_in import Tokens, load_secret_key, make_secret_key
 from terrine_server.owner.ways import choose_way
 from terrine_server.planning.first_project import FirstProject, Setting, right_at_most
 from terrine_server.progress import teachers_bar
+from terrine_server.settings import Settings
+
+
+@dataclass(frozen=True)
+class DemoOwner:
+    """A data directory, and what its owner does there without a server."""
+
+    settings: Settings
+
+    @classmethod
+    def of(cls, data: Path) -> DemoOwner:
+        """The owner of a directory, whatever TERRINE_* variables say."""
+        return cls(
+            Settings(
+                data_dir=data,
+                database_url=f"sqlite:///{(data / 'terrine.sqlite').absolute()}",
+                database_password_file=None,
+                secret_key_file=data / "secret.key",
+                checkpoint_key_file=data / "checkpoint.key",
+                log_policy_file=None,
+            )
+        )
+
+    def prepare(self) -> Ledger:
+        """Make the keys and the tables, if there are none, and return the ledger."""
+        make_directories(self.settings)
+        make_secret_key(self.settings.secret_key_path)
+        make_checkpoint_key(self.settings.checkpoint_key_path)
+        upgrade(connect(self.settings.database), load_secret_key(self.settings.secret_key_path))
+        return open_ledger(self.settings)
+
+    def token(self, ledger: Ledger, role: Role, label: str, project: str | None = None) -> str:
+        """Return a new token; a student's is for `project`."""
+        tokens = Tokens(ledger, load_secret_key(self.settings.secret_key_path))
+        return tokens.create(TokenCreate(role=role, project=project, label=label)).token
+
+
+START_SECONDS = 90.0
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.1
+LOG_LINES = 15
+RUNNING = re.compile(rb"running on (http://\S+) ")
+
+
+class ServerError(Exception):
+    """The server did not start; the message has the end of its log."""
+
+
+@contextmanager
+def running_server(data_dir: Path, log: Path) -> Iterator[str]:
+    """Run `terrine serve` on `data_dir` at a free local port; yield its URL.
+
+    Its output goes to `log`. TERRINE_* variables of the environment are not passed on.
+    Raises ServerError.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
+    environment["TERRINE_DATA_DIR"] = str(data_dir)
+    command = [sys.executable, "-m", "terrine_server", "serve", "--port", "0"]
+    server = None
+    try:
+        with log.open("ab") as output, _uninterrupted():
+            before = output.tell()
+            server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        url = _wait_until_ready(server, log, before)
+        yield url
+    finally:
+        if server is not None:
+            _stop(server)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let interrupts wait: one within `Popen` would leave a server that nobody knows of."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else []))
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    came: list[int] = []
+    for number in handled:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], log: Path, before: int) -> str:
+    """Return the URL that the server says in its log, after the bytes that were there before."""
+    deadline = time.monotonic() + START_SECONDS
+    with httpx.Client(timeout=5, trust_env=False) as http:
+        while server.poll() is None and time.monotonic() < deadline:
+            said = RUNNING.search(log.read_bytes(), before)
+            try:
+                if said and http.get(f"{said[1].decode()}/readyz").is_success:
+                    return said[1].decode()
+            except httpx.TransportError:
+                pass
+            time.sleep(POLL_SECONDS)
+    code = server.poll()
+    what = f"is not ready after {START_SECONDS:g} s" if code is None else f"ended with code {code}"
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    raise ServerError(f"the server {what}. Its log, {log}, ends:\n{tail or '(empty)'}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
 
 EPSILON = 1.0
 """Of each project."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from terrine_protocol.transparency.notes import SignerKey
+from terrine_protocol.transparency import SignerKey
+from terrine_server.dossier.assessment import unchecked
 from terrine_server.dossier.facts import Facts
-from terrine_server.dossier.owner_answers import DossierError
 from terrine_server.dossier.signing import FORMAT, sign
-from terrine_server.dossier.unchecked import unchecked
+from terrine_server.dossier.words import DossierError
 
 PAGE, PRINTED, DATA = "dossier.html", "dossier.pdf", "dossier.json"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "msedge")
@@ -24,7 +24,8 @@ PRINTING_SECONDS = 120
 
 def shown(facts: Facts) -> dict[str, Any]:
     """Return what the template of the sections needs."""
-    from terrine_server.dossier import assessment, registry, words
+    from terrine_server.dossier import assessment, words
+    from terrine_server.dossier import facts as registry
 
     return {
         "facts": facts,
@@ -60,7 +61,7 @@ def write(facts: Facts, out: Path, key: SignerKey, *, audit: bytes | None = None
     """
     from pydantic_core import to_json
 
-    from terrine_server.dossier import registry
+    from terrine_server.dossier import facts as registry
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DossierError(f"{out} is not empty. Name a new directory with --out.")

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 
 from terrine_protocol.files import read
-from terrine_protocol.transparency.notes import LARGEST, Note, NoteError, SignerKey, VerifierKey
-from terrine_server.dossier.owner_answers import DossierError
+from terrine_protocol.transparency import LARGEST, Note, NoteError, SignerKey, VerifierKey
+from terrine_server.dossier.words import DossierError
 
 FORMAT = "terrine-dossier/1"
 NOTE = "dossier.note"

@@ -6,8 +6,7 @@ from threading import Lock
 
 import numpy as np
 
-from terrine_server.labeling.remote_voters import RemoteVoters
-from terrine_server.labeling.shared_voters import SharedVoters
+from terrine_server.labeling.remote_voters import RemoteVoters, SharedVoters
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import SHARED, EnsembleRecord
 from terrine_server.settings import Settings, VotersKind

@@ -4,7 +4,7 @@ An ensemble votes only while its files are exactly those that were registered. T
 must match the ledger, and every file's digest the manifest. Both are checked again when a file on
 disk changes.
 
-Imported teachers vote in a guarded process (`terrine_models.teachers.onnx_guard`), which each of
+Imported teachers vote in a guarded process (`terrine_models.teachers.onnx`), which each of
 their ensembles has for itself; it ends with the ensemble.
 """
 
@@ -25,7 +25,7 @@ from terrine_models.teachers.ensemble import MEMORY, Ensemble, load
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.neighbours import NeighbourEnsemble
-from terrine_models.teachers.onnx_guard import SECONDS, VotingError
+from terrine_models.teachers.onnx import SECONDS, VotingError
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.privacy import Units

@@ -6,22 +6,27 @@ only in memory, while `Labeling._drawn` runs, and nowhere else.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, islice
+from typing import Generic, TypeVar
 
 import numpy as np
+from anyio import CapacityLimiter, to_thread
 
 from terrine_server.errors import (
     ConcurrentUpdate,
+    Conflict,
     DatabaseUnavailable,
     EnsembleUnavailable,
     InvalidQuery,
+    Overloaded,
     TerrineError,
     TokenChanged,
 )
@@ -45,7 +50,7 @@ from terrine_server.ledger import (
     TokenRecord,
     check_active,
 )
-from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.ledger.accounts import meter_of
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
     Account,
@@ -59,7 +64,7 @@ from terrine_server.privacy import (
     Terms,
     build_mechanism,
 )
-from terrine_server.privacy.budget.allowances import Allowance
+from terrine_server.privacy.budget import Allowance
 
 
 @dataclass(frozen=True, eq=False)
@@ -471,3 +476,188 @@ def mechanism_of(project: ProjectRecord) -> Mechanism:
 @lru_cache(maxsize=64)
 def _mechanism(spec: str, teachers: int, classes: int) -> Mechanism:
     return build_mechanism(json.loads(spec), teachers=teachers, classes=classes)
+
+
+GROUP_QUERIES = 1024
+"""Maximum queries in a group, unless a single request has more."""
+GROUPS = 2
+"""Groups of one project at the same time: one is voted on while the other is charged."""
+THREADS = 16
+"""Groups of all projects at the same time."""
+
+
+R = TypeVar("R", bound=Sized)
+T = TypeVar("T")
+
+
+@dataclass
+class _WaitingRequest(Generic[R, T]):
+    request: R
+    answer: asyncio.Future[T]
+
+
+@dataclass
+class _Line(Generic[R, T]):
+    waiting: deque[_WaitingRequest[R, T]] = field(default_factory=deque)
+    queries: int = 0
+    groups: int = 0
+
+
+class Queue(Generic[R, T]):
+    """Queues requests for `answer`, which answers a group of one project in a thread.
+
+    The length of a request is its number of queries. `answer` returns for each request its answer,
+    or an exception that concerns it alone. An exception that it raises concerns the whole group.
+    Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[str, Sequence[R]], Sequence[T | Exception]],
+        metrics: Metrics,
+        most_waiting: int,
+    ) -> None:
+        self._answer = answer
+        self._metrics = metrics
+        self._most_waiting = most_waiting
+        self._lines: dict[str, _Line[R, T]] = {}
+        self._free = asyncio.Semaphore(THREADS)
+        self._threads = CapacityLimiter(THREADS)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, project: str, request: R) -> T:
+        """Queue a request, and return its answer. Raises `Overloaded` if too many queries wait.
+
+        If the client disconnects while its request waits, the request is dropped and not charged.
+        """
+        line = self._lines.setdefault(project, _Line())
+        if line.waiting and line.queries + len(request) > self._most_waiting:
+            raise Overloaded("Too many queries of this project are waiting. Nothing was charged.")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting = _WaitingRequest(request, answer)
+        line.waiting.append(waiting)
+        self._count(line, len(request))
+        self._start(project, line)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if waiting in line.waiting:
+                line.waiting.remove(waiting)
+                self._count(line, -len(request))
+            raise
+
+    def _start(self, project: str, line: _Line[R, T]) -> None:
+        if line.groups < GROUPS and line.waiting:
+            line.groups += 1
+            task = asyncio.create_task(self._work(project, line))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, project: str, line: _Line[R, T]) -> None:
+        try:
+            async with self._free:  # first come, first served
+                group = self._take(line)
+                if group:
+                    await self._answer_group(project, group)
+        finally:
+            line.groups -= 1
+            self._start(project, line)
+            if not line.groups and not line.waiting:
+                self._lines.pop(project, None)
+
+    def _take(self, line: _Line[R, T]) -> list[_WaitingRequest[R, T]]:
+        group: list[_WaitingRequest[R, T]] = []
+        queries = 0
+        while line.waiting:
+            request = line.waiting[0].request
+            if group and queries + len(request) > GROUP_QUERIES:
+                break
+            queries += len(request)
+            group.append(line.waiting.popleft())
+        self._count(line, -queries)
+        return group
+
+    async def _answer_group(self, project: str, group: Sequence[_WaitingRequest[R, T]]) -> None:
+        self._metrics.groups.observe(len(group))
+        requests = [waiting.request for waiting in group]
+        answers: Sequence[T | Exception]
+        try:
+            answers = await to_thread.run_sync(
+                self._answer, project, requests, limiter=self._threads
+            )
+        except Exception as error:  # a defect as well: no request of the group may wait for ever
+            answers = [error] * len(group)
+        for waiting, answer in zip(group, answers, strict=True):
+            if waiting.answer.done():
+                continue  # the client disconnected; a retry replays what was paid
+            if isinstance(answer, Exception):
+                waiting.answer.set_exception(answer)
+            else:
+                waiting.answer.set_result(answer)
+
+    def _count(self, line: _Line[R, T], queries: int) -> None:
+        line.queries += queries
+        self._metrics.waiting.inc(queries)
+
+
+@dataclass(frozen=True)
+class AccountsCheck:
+    """`queries`: how many were charged. `unknown`: how many of them are not among the inputs.
+
+    `same`: whether the accounts are those that the records make; None if any query is unknown.
+    """
+
+    queries: int
+    unknown: int
+    same: bool | None
+
+
+def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> AccountsCheck:
+    """Cast all votes of a project of `neighbours` again, in the order of its charges.
+
+    Each query is cast by those records that were there then; accounts of people who left are full.
+    `inputs`: all that students may have asked, `[B, …]`, such as the public pool. Raises Conflict
+    for any other project, and if its accounts count as spent after a restore; ConcurrentUpdate if
+    it answers meanwhile; InvalidQuery for inputs that are none of the ensemble's.
+    """
+    project = ledger.project(name)
+    mechanism, allowance = mechanism_of(project), project.terms.allowance
+    if not isinstance(mechanism, Neighbours) or allowance is None:
+        raise Conflict(f"Nobody has an account in {name}: it is a project of {mechanism.name}.")
+    accounts = ledger.accounts(project)
+    facts = project.ensemble.facts
+    known = canonical_inputs(inputs, facts.input, len(inputs))
+    rows = {
+        digest.hex(): row
+        for row, digest in enumerate(input_digests(known, project.ensemble.manifest_sha256))
+    }
+    asked = [rows.get(entry.input_digest, -1) for entry in ledger.stream_charges(name)]
+    asked = asked[: project.charges]
+    unknown = asked.count(-1)
+    if unknown:
+        return AccountsCheck(len(asked), unknown, None)
+    found = voters.neighbourhood(project.ensemble.current)
+    mechanism = replace(mechanism, teachers=found.units.count)
+    spent = np.zeros(len(accounts), dtype=np.uint32)
+    for edition, some in _by_edition(ledger, project, known[asked]):
+        there = found.ensemble.since <= edition  # records of people who left are gone
+        for weights in found.weighed(found.ensemble.located(some)):
+            _, spent = mechanism.cast(weights * there, found.units, spent, allowance.most)
+    newest = project.ensemble.edition
+    spent[list(newest.erased if newest else ())] = allowance.most
+    same = bool(np.array_equal(spent, accounts))
+    if not same and bool((accounts == allowance.most).all()):
+        raise Conflict(f"All accounts of {name} count as spent: its ledger was restored once.")
+    return AccountsCheck(len(asked), 0, same)
+
+
+def _by_edition(
+    ledger: Ledger, project: ProjectRecord, asked: np.ndarray
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the inputs that were charged in each edition of the ensemble, with its number."""
+    editions = ledger.editions(project.ensemble.name)
+    # A project that was opened later began with the newest edition of its time.
+    begins = [edition.begins.get(project.id, 0) for edition in editions]
+    for edition, start, end in zip(editions, begins, [*begins[1:], len(asked)], strict=True):
+        if start < end:
+            yield edition.number, asked[start:end]

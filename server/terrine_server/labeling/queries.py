@@ -14,7 +14,7 @@ import numpy as np
 
 from terrine_protocol import InputSpec
 from terrine_server.errors import InvalidQuery, PayloadTooLarge
-from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANCE
+from terrine_server.privacy.mechanisms import ROW_SUM_TOLERANCE
 
 
 def check_shape(name: str, shape: Sequence[int], row: Sequence[int], max_batch: int) -> None:

@@ -28,7 +28,7 @@ from terrine_models.storage.manifests import MANIFEST, StoreError
 from terrine_models.teachers.ensemble import MEMORY
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
-from terrine_models.teachers.ray_cluster import (
+from terrine_models.teachers.ray import (
     ClusterError,
     connect,
     differing,

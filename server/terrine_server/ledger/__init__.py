@@ -10,15 +10,24 @@ Ledger                              every read and every write
 seal                                seal a ledger of an earlier version, or with another key
 """
 
-from terrine_server.ledger.administration import Action, Actor
-from terrine_server.ledger.charging.charge import check_active
+from terrine_server.ledger.chain import Action, Actor
+from terrine_server.ledger.charging import check_active
+from terrine_server.ledger.database import connect
 from terrine_server.ledger.ensembles import (
     DEFAULT_POPULATION,
     check_delta,
     check_unit,
     choose_population,
 )
-from terrine_server.ledger.ledger import Ledger
+from terrine_server.ledger.ledger import Ledger, seal
+from terrine_server.ledger.migrating import (
+    check_definitions,
+    check_rights,
+    check_schema,
+    check_writable,
+    schema_revision,
+    upgrade,
+)
 from terrine_server.ledger.projects import Maintenance, NewProject, RestoredProjects
 from terrine_server.ledger.records import (
     NEIGHBOURS,
@@ -41,15 +50,5 @@ from terrine_server.ledger.records import (
     Result,
     SpentAccounts,
     TokenRecord,
-)
-from terrine_server.ledger.sealing import seal
-from terrine_server.ledger.store.database import connect
-from terrine_server.ledger.store.roles import check_rights
-from terrine_server.ledger.store.schema import (
-    check_definitions,
-    check_schema,
-    check_writable,
-    schema_revision,
-    upgrade,
 )
 from terrine_server.ledger.tokens import NewToken

@@ -11,12 +11,18 @@ payload. No two different sequences of fields have the same encoding.
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any
+
+from terrine_server.privacy import GaussianNoisyCounts, NeighbourCounts, event_from_json
 
 Field = str | bytes | int | float | datetime | None
 
@@ -183,3 +189,183 @@ def _frame(field: Field) -> bytes:
 def iso(instant: datetime) -> str:
     """`2026-01-31T23:59:59.000000Z`: always UTC, always 27 characters."""
     return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+Counts = tuple[int, ...]
+
+
+def counted_outcomes(events: Mapping[str, Any]) -> frozenset[str]:
+    """Return the outcomes that come with noisy counts, going by a project's cost events."""
+    return frozenset(
+        str(outcome)
+        for outcome, event in events.items()
+        if isinstance(event_from_json(event), GaussianNoisyCounts | NeighbourCounts)
+    )
+
+
+def noise_sigma(events: Mapping[str, Any]) -> float | None:
+    """Return the σ of the noise in a project's counts, in votes; None if it releases none."""
+    for event in map(event_from_json, events.values()):
+        if isinstance(event, GaussianNoisyCounts | NeighbourCounts):
+            return event.sigma
+    return None
+
+
+def check_counts(counts: Counts | None, label: int | None, due: int | None) -> None:
+    """Raise ValueError unless an answer with this label may come with these counts.
+
+    `due`: how many counts there must be; None where there must be none.
+    """
+    if (counts is None) != (due is None):
+        raise ValueError("an answer has noisy counts where they are charged for, and only there")
+    if counts is not None and len(counts) != due:
+        raise ValueError("noisy counts are one for each class")
+    if counts is not None and counts.index(max(counts)) != label:
+        raise ValueError("the label is not the first class with the largest of its noisy counts")
+
+
+def text_of(counts: Counts | None) -> str | None:
+    """Return the text that counts are kept as."""
+    return None if counts is None else canonical_json(list(counts))
+
+
+def counts_of(text: str | None) -> Counts | None:
+    """The inverse of `text_of`. ValueError or TypeError for what it never writes."""
+    return None if text is None else whole_numbers(json.loads(text))
+
+
+def whole_numbers(value: object) -> Counts:
+    """Return counts from what JSON made of them. TypeError unless it is a list of whole numbers."""
+    if not isinstance(value, list) or any(type(count) is not int for count in value):
+        raise TypeError("noisy counts are a list of whole numbers")
+    return tuple(value)
+
+
+LOG_FIELDS = ("seq", "created_at", "actor", "request_id", "action", "subject", "detail")
+"""Every column of an entry except its hash, in the order in which they are hashed."""
+
+START = hashlib.sha256(frame("terrine/log-start/1")).digest()
+"""The hash before the first entry."""
+
+
+class Action(StrEnum):
+    """What was done."""
+
+    LEDGER_INITIALISED = "ledger-initialised"
+    LEDGER_SEALED = "ledger-sealed"
+    LEDGER_RESTORED = "ledger-restored"
+    KEY_CHANGED = "key-changed"
+    POPULATION_DECLARED = "population-declared"
+    POPULATION_ADOPTED = "population-adopted"
+    ENSEMBLE_REGISTERED = "ensemble-registered"
+    ENSEMBLE_ADOPTED = "ensemble-adopted"
+    EDITION_MADE = "edition-made"
+    EDITION_ADOPTED = "edition-adopted"
+    PROJECT_OPENED = "project-opened"
+    PROJECT_RESUMED = "project-resumed"
+    PROJECT_PAUSED = "project-paused"
+    PROJECT_CLOSED = "project-closed"
+    PROJECT_ADOPTED = "project-adopted"
+    MAINTENANCE_BEGUN = "maintenance-begun"
+    MAINTENANCE_ENDED = "maintenance-ended"
+    ACCOUNTS_FILLED = "accounts-filled"
+    TOKEN_CREATED = "token-created"  # noqa: S105 - no password
+    TOKEN_REVOKED = "token-revoked"  # noqa: S105 - no password
+    TOKEN_ADOPTED = "token-adopted"  # noqa: S105 - no password
+    REQUEST_MADE = "request-made"
+    REQUEST_APPROVED = "request-approved"
+    REQUEST_REFUSED = "request-refused"
+    REQUEST_ADOPTED = "request-adopted"
+    FIGURE_PUBLISHED = "figure-published"
+    LEDGER_EXPORTED = "ledger-exported"
+    SPEND_SHOWN = "spend-shown"
+    SIGNED_IN = "signed-in"
+    SIGNED_OUT = "signed-out"
+
+
+FACTS: dict[str, tuple[str, ...]] = {
+    "population": (
+        "epsilon",
+        "delta",
+        "rdp_order",
+        "cap",
+        "delta_cap",
+        "disjoint_from",
+        "declared_at",
+    ),
+    "ensemble": ("population", "path", "manifest_sha256", "units", "registered_at"),
+    "edition": ("manifest_sha256", "units", "made_at"),
+    "project": (
+        "ensemble",
+        "status",
+        "title",
+        "purpose",
+        "budget",
+        "delta_budget",
+        "cap_budget",
+        "genesis",
+        "opened_at",
+        "closed_at",
+    ),
+    "token": ("role", "project", "label", "created_at", "expires_at", "revoked_at"),
+    "request": (
+        "token",
+        "token_project",
+        "ensemble",
+        "title",
+        "purpose",
+        "asked",
+        "status",
+        "project",
+        "reason",
+        "created_at",
+        "decided_at",
+    ),
+}
+"""By kind of subject: what an entry about it says. The `subject` of a population, an ensemble and a
+project is its name, an edition's `ENSEMBLE/NUMBER`, a token's and a request's its id. How many
+slots an edition has, and whose it emptied, is in no entry."""
+
+ABOUT = {
+    kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS
+}
+"""By kind of subject: the actions whose entries have its facts."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who does something: `token:ID` or `oidc:SUBJECT (NAME)`, with the id of the request, or
+    `local:USER`."""
+
+    who: str
+    request_id: str | None = None
+
+
+def local_actor() -> Actor:
+    """Return the account that this process runs as."""
+    try:
+        return Actor(f"local:{getpass.getuser()}")
+    except (KeyError, OSError):  # a container's account may have a number only
+        return Actor(f"local:{os.getuid()}")
+
+
+def facts(kind: str, row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what an entry says about a row, as JSON values."""
+    return {name: _plain(row[name]) for name in FACTS[kind]}
+
+
+def facts_text(kind: str, row: Mapping[Any, Any]) -> str:
+    """Return the `detail` of an entry about a row."""
+    return canonical_json(facts(kind, row))
+
+
+def log_hash(previous: bytes, entry: Mapping[Any, Any]) -> bytes:
+    """Return the hash of an entry: that of the previous hash and `LOG_FIELDS`."""
+    fields = (entry[name] for name in LOG_FIELDS)
+    return hashlib.sha256(frame("terrine/log/1", previous, *fields)).digest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    return value.hex() if isinstance(value, bytes) else value

@@ -9,14 +9,12 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import EnsembleFacts, Name
 from terrine_server.errors import Conflict, InvalidTerms, NotFound
-from terrine_server.ledger.administration import Action, Actor
-from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.handle import DatabaseHandle
+from terrine_server.ledger import log, rows
+from terrine_server.ledger.chain import Action, Actor, canonical_json
+from terrine_server.ledger.database import Transaction, reading
 from terrine_server.ledger.records import Edition, EnsembleRecord, PopulationRecord
-from terrine_server.ledger.store import editions, log, rows
-from terrine_server.ledger.store.database import reading
-from terrine_server.ledger.store.tables import ensembles, populations
-from terrine_server.ledger.store.transaction import Transaction
+from terrine_server.ledger.rows import DatabaseHandle
+from terrine_server.ledger.schema import ensembles, populations
 from terrine_server.privacy import Cap
 
 DEFAULT_POPULATION = "people"
@@ -33,7 +31,7 @@ class Ensembles(DatabaseHandle):
         with reading(self._engine) as connection:
             found = connection.execute(rows.select_ensembles())
             records = [rows.ensemble_record(row, self._seals) for row in found.all()]
-            return [editions.living(connection, self._seals, record) for record in records]
+            return [rows.load_newest_edition(connection, self._seals, record) for record in records]
 
     def ensemble(self, name: str) -> EnsembleRecord:
         """Return one ensemble. Raises NotFound."""
@@ -42,7 +40,7 @@ class Ensembles(DatabaseHandle):
             if row is None:
                 raise NotFound(f"There is no ensemble called {name}.")
             record = rows.ensemble_record(row, self._seals)
-            return editions.living(connection, self._seals, record)
+            return rows.load_newest_edition(connection, self._seals, record)
 
     def populations(self) -> list[PopulationRecord]:
         """Return all populations, by name."""
@@ -54,7 +52,7 @@ class Ensembles(DatabaseHandle):
         """Return all editions of an ensemble, in order. Raises NotFound."""
         record = self.ensemble(name)
         with reading(self._engine) as connection:
-            return list(editions.history(connection, self._seals, record))
+            return list(rows.load_editions(connection, self._seals, record))
 
     def register_ensemble(
         self,
@@ -122,7 +120,7 @@ class Ensembles(DatabaseHandle):
                 of_it = (each for each in others if each.population.id == joined.id)
                 by_person = made.person_column is not None
                 check_unit(name, joined.name, of_it, by_person=by_person)
-            return editions.living(tx.connection, tx.seals, made)
+            return rows.load_newest_edition(tx.connection, tx.seals, made)
 
 
 def choose_population(

@@ -1,103 +1,273 @@
-"""The administrative log: what the data owner did, noted, read, exported and verified."""
+"""The administrative log in the database: its end, and new entries.
+
+The one row of `log_head` names the last entry and the key that the ledger is sealed with. It is
+locked while an entry is written, after all other rows that the transaction changes, so entries are
+numbered without gaps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Column, Connection, LargeBinary, Row, Select, insert, or_, select, update
 
-from terrine_protocol import LogEntry, LogVerification
-from terrine_server.ledger.administration import Action, Actor
-from terrine_server.ledger.handle import DatabaseHandle
-from terrine_server.ledger.store import log
-from terrine_server.ledger.store.database import reading, snapshot
-from terrine_server.ledger.store.schema import differences
-from terrine_server.ledger.store.tables import administrative_log
-from terrine_server.ledger.verifying import archive
-from terrine_server.ledger.verifying.administration import verify_log
+from terrine_protocol import LogEntry, ProjectStatus
+from terrine_server.errors import LedgerCorrupted, NotSealed
+from terrine_server.ledger.chain import (
+    ABOUT,
+    START,
+    Action,
+    canonical_json,
+    facts,
+    local_actor,
+    log_hash,
+)
+from terrine_server.ledger.database import Transaction, write
+from terrine_server.ledger.records import PopulationRecord, ProjectRecord
+from terrine_server.ledger.schema import Seals, administrative_log, ensembles, log_head, tokens
 
-_PAGE = 1000
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+"""The errors that reading an altered or damaged value may raise."""
 
 
-class Log(DatabaseHandle):
-    """The administrative log of a ledger, and whether the ledger is sealed."""
+def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
+    """Check each value's type. SQLite stores a value of any type in any column."""
+    for column in columns:
+        value = row[column.name]
+        if value is None and column.nullable:
+            continue
+        if type(value) is not column.type.python_type:
+            raise TypeError(f"{column.name} is not of its type")
+        if isinstance(column.type, LargeBinary) and len(value) != (
+            column.type.length or len(value)
+        ):
+            raise ValueError(f"{column.name} is not of its length")
 
-    def check_sealed(self) -> None:
-        """Raise NotSealed, with the command to run, unless the ledger is sealed with this key."""
-        with snapshot(self._engine) as connection:
-            log.check_head(connection, self._seals)
 
-    def note(
-        self,
-        action: Action,
-        subject: str,
-        detail: Mapping[str, Any] | None = None,
-        by: Actor | None = None,
-    ) -> None:
-        """Append an entry to the administrative log about something that changes no row."""
-        with self._writing(by) as tx:
-            log.record(tx, action, subject, detail or {})
+def check_population(population: PopulationRecord) -> None:
+    """Check that what is reserved of a population's cap is within it."""
+    if not 0 <= population.reserved <= population.cap:
+        raise ValueError("reserved is not within the cap")
+    if not 0 <= population.delta_reserved <= population.delta_cap:
+        raise ValueError("delta_reserved is not within the cap")
 
-    def log(
-        self,
-        after_seq: int = 0,
-        limit: int = 100,
-        newest: bool = False,
-        before_seq: int | None = None,
-    ) -> list[LogEntry]:
-        """Return up to `limit` entries of the administrative log numbered above `after_seq`.
 
-        And below `before_seq`, if given. In order: the first of them, or the `newest`.
-        """
-        seq = administrative_log.c.seq
-        query = log.select_log().where(seq > after_seq).limit(limit)
-        if before_seq is not None:
-            query = query.where(seq < before_seq)
-        if newest:
-            query = query.order_by(None).order_by(seq.desc())
-        with reading(self._engine) as connection:
-            found = [log.entry(row) for row in connection.execute(query)]
-        return found[::-1] if newest else found
+def check_account(project: ProjectRecord) -> None:
+    """Check a project's status, and that its balance is possible for its number of entries.
 
-    def log_before(self, time: datetime) -> int:
-        """Return the number of the last entry of the administrative log before a time, or 0."""
-        entries = administrative_log.c
-        query = select(entries.seq).where(entries.created_at < time)
-        with reading(self._engine) as connection:
-            last = query.order_by(entries.seq.desc()).limit(1)
-            return connection.execute(last).scalar_one_or_none() or 0
+    Each entry debits one of a few prices, which bounds the balance from below and above. If every
+    query has the same price, the bounds are equal.
+    """
+    if (project.status is ProjectStatus.CLOSED) != (project.closed_at is not None):
+        raise ValueError("status and closed_at contradict each other")
+    _check_publications(project)
+    terms, account = project.terms, project.account
+    last = project.published[-1] if project.published else None
+    figure = last.figure if last else 0
+    since = account.queries - last.queries if last else account.queries
+    # A figure replaces the cost of the queries before it; additive δ is never given back.
+    for name, budget, price, queries, settled in [
+        ("spent", terms.budget, "cost", since, figure),
+        ("cap_spent", terms.cap_budget, "cap_cost", since, figure),
+        ("delta_spent", terms.delta_budget, "delta", account.queries, 0),
+    ]:
+        if terms.schedule is not None:
+            settled += account.published * getattr(terms.schedule.price, price)
+        least = settled + queries * getattr(terms.least, price)
+        most = settled + queries * getattr(terms.worst, price)
+        if name == "cap_spent" and terms.allowance is not None:
+            least = min(least, budget)  # which no number of queries exceeds
+        if not 0 <= least <= getattr(account, name) <= min(most, budget):
+            raise ValueError(f"{name} is not what so many entries debit")
 
-    def log_since(self, seq: int, hash: str | None = None) -> list[LogEntry]:
-        """Return all entries of the administrative log after the one with this number.
 
-        They are believed because their hashes lead from that entry's to the log's sealed end, so
-        that an edit of any of them raises LedgerCorrupted. `hash`: that of the entry, if it is
-        known.
-        """
-        with snapshot(self._engine) as connection:
-            return log.followed(connection, self._seals, seq, hash)
+def _check_publications(project: ProjectRecord) -> None:
+    """Check that each covers more queries than the last, and that no more exist than scheduled."""
+    schedule = project.terms.schedule
+    if len(project.published) > (len(schedule.counts) if schedule else 0):
+        raise ValueError("published: more figures than are scheduled")
+    last = 0
+    for publication in project.published:
+        if type(publication.seq) is not int or type(publication.figure) is not int:
+            raise TypeError("published: not of whole numbers")
+        if not last + 1 < publication.seq <= project.charges or publication.figure < 0:
+            raise ValueError("published: not what was published")
+        last = publication.seq
+    if project.charges < 0:
+        raise ValueError("charges is negative")
 
-    def export_log(self) -> Iterator[dict[str, Any]]:
-        """Yield the end of the administrative log, then its entries, in the format of `archive`.
 
-        In constant memory. Raises LedgerCorrupted if the log does not end where it should.
-        """
-        with snapshot(self._engine) as connection:
-            end = log.check_head(connection, self._seals)
-        yield archive.log_line(end.entries, end.head)
-        after = 0
-        while after < end.entries:
-            page = self.log(after, min(_PAGE, end.entries - after))
-            yield from map(archive.log_entry_line, page)
-            after = page[-1].seq
+_HEAD = select(log_head)
+MAINTENANCE = "projects"
+"""The subject of entries about a maintenance, which pauses all projects at once."""
+GONE = canonical_json({"gone": True})
+"""What an entry says of a subject that is not there any more, which was accepted."""
 
-    def verify_log(self) -> LogVerification:
-        """Recompute the administrative log, and hold the rows of today against it."""
-        with snapshot(self._engine) as connection:
-            return verify_log(connection, self._seals)
 
-    def verify_schema(self) -> list[str]:
-        """Return in what the whole schema is not as this version's migrations make it."""
-        return [f"schema: {found}" for found in differences(self._engine)]
+def select_log() -> Select[Any]:
+    """Select all entries, in order."""
+    return select(administrative_log).order_by(administrative_log.c.seq)
+
+
+def logged(kind: str, subject: Any) -> Any:
+    """Return a subquery for what the last entry about a subject says; NULL if there is none."""
+    # Not IN, whose values SQLAlchemy writes into the statement anew at each execution.
+    about = or_(*(administrative_log.c.action == action for action in ABOUT[kind]))
+    return (
+        select(administrative_log.c.detail)
+        .where(administrative_log.c.subject == subject, about)
+        .order_by(administrative_log.c.seq.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
+def last_said(connection: Connection, kind: str) -> dict[str, str]:
+    """Return what the last entry about each subject of a kind says, but for what is gone."""
+    log = administrative_log.c
+    query = select(log.subject, log.detail).where(log.action.in_(ABOUT[kind])).order_by(log.seq)
+    said = {row.subject: row.detail for row in connection.execute(query)}
+    return {subject: detail for subject, detail in said.items() if detail != GONE}
+
+
+def maintenance(connection: Connection) -> list[LogEntry]:
+    """Return the entries since a maintenance began that are about it or about any project.
+
+    In order; none if the last one has ended.
+    """
+    log, begun = administrative_log.c, 0
+    about = select_log().where(log.subject == MAINTENANCE).order_by(None).order_by(log.seq.desc())
+    for row in connection.execute(about):
+        if row.action == Action.MAINTENANCE_ENDED:
+            break
+        if row.action == Action.MAINTENANCE_BEGUN:
+            begun = row.seq
+    if not begun:
+        return []
+    told = or_(log.action.in_(ABOUT["project"]), log.subject == MAINTENANCE)
+    since = select_log().where(log.seq >= begun, told)
+    return [entry(row) for row in connection.execute(since)]
+
+
+def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[Any]:
+    """Return the row of `log_head`.
+
+    Raises NotSealed unless the ledger is sealed with this key, LedgerCorrupted if the row was
+    edited or if the log does not end where it says.
+    """
+    row = connection.execute(_HEAD.with_for_update() if lock else _HEAD).one_or_none()
+    if row is None or row.id != 1:
+        raise LedgerCorrupted("The end of the administrative log is missing.")
+    if row.key_check != seals.key_check:
+        raise NotSealed(
+            "The ledger is sealed with another secret key than this one. Put the key back that it "
+            "had (secret.key, or what TERRINE_SECRET_KEY_FILE names); if it was replaced on "
+            "purpose, run `terrine ledger seal --old-key FILE`."
+        )
+    try:
+        seals.check("log_head", row._mapping)
+    except UNREADABLE as error:
+        raise LedgerCorrupted(
+            "The end of the administrative log was edited.", cause=str(error)
+        ) from None
+    last = administrative_log.c
+    query = select(last.seq, last.hash).order_by(last.seq.desc()).limit(1)
+    end = connection.execute(query).one_or_none() or (0, START)
+    if tuple(end) != (row.entries, row.head):
+        raise LedgerCorrupted("The administrative log does not end where it should.")
+    return row
+
+
+def entry(row: Row[Any]) -> LogEntry:
+    """Return the record of a row of `select_log`. Raises LedgerCorrupted if it cannot be read."""
+    try:
+        check_types(administrative_log.c, row._mapping)
+        fields = {**row._mapping, "detail": json.loads(row.detail), "hash": row.hash.hex()}
+        return LogEntry(**fields)
+    except UNREADABLE as error:
+        raise LedgerCorrupted(
+            f"Entry {row.seq} of the administrative log was altered or damaged.", cause=repr(error)
+        ) from None
+
+
+def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -> list[LogEntry]:
+    """Return the entries after one; see `Log.log_since`.
+
+    The connection's transaction must read one snapshot throughout.
+    """
+    end, number = check_head(connection, seals), administrative_log.c.seq
+    if hash is None and seq:
+        stored = select(administrative_log.c.hash).where(number == seq)
+        start = connection.execute(stored).scalar_one_or_none()
+    else:
+        start = bytes.fromhex(hash) if hash is not None else START
+    found = []
+    for row in connection.execute(select_log().where(number > seq)):
+        found.append(entry(row))
+        seq, start = seq + 1, start and log_hash(start, row._mapping)
+        if (row.seq, row.hash) != (seq, start):
+            break
+    if (seq, start) != (end.entries, end.head):
+        raise LedgerCorrupted("The administrative log was edited.")
+    return found
+
+
+def initialise(connection: Connection, seals: Seals) -> None:
+    """Seal a ledger in which nothing is recorded yet; do nothing to any other."""
+    for table in (log_head, administrative_log, ensembles, tokens):
+        if connection.execute(select(table).limit(1)).first() is not None:
+            return
+    set_head(connection, seals, 0, START)
+    detail = {"version": version("terrine")}
+    tx = Transaction(connection, seals, datetime.now(UTC), None)
+    record(tx, Action.LEDGER_INITIALISED, "ledger", detail)
+
+
+def set_head(connection: Connection, seals: Seals, entries: int, head: bytes) -> None:
+    """Make the log end there, sealed with this key."""
+    row = {"key_check": seals.key_check, "entries": entries, "head": head}
+    sealed = seals.sealed("log_head", row)
+    if connection.execute(_HEAD).first() is None:
+        write(connection, insert(log_head).values(id=1, **sealed))
+    else:
+        write(connection, update(log_head).values(sealed))
+
+
+def record(
+    tx: Transaction,
+    action: Action,
+    subject: str,
+    detail: Mapping[str, Any],
+) -> None:
+    """Append an entry in the transaction of what it records. Raises the same as `check_head`."""
+    head = check_head(tx.connection, tx.seals, lock=True)
+    by = tx.by or local_actor()
+    made = {
+        "seq": head.entries + 1,
+        "created_at": tx.now,
+        "actor": by.who,
+        "request_id": by.request_id,
+        "action": str(action),
+        "subject": subject,
+        "detail": canonical_json(dict(detail)),
+    }
+    made["hash"] = log_hash(head.head, made)
+    write(tx.connection, insert(administrative_log).values(made))
+    set_head(tx.connection, tx.seals, made["seq"], made["hash"])
+
+
+def record_row(tx: Transaction, action: Action, subject: str, row: Mapping[Any, Any]) -> None:
+    """Append an entry about one of the `FACTS`' subjects, as its row is now."""
+    kind = action.partition("-")[0]
+    record(tx, action, subject, facts(kind, row))

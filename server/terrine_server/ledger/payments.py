@@ -13,9 +13,11 @@ from terrine_server.errors import (
     LedgerCorrupted,
     TerrineError,
 )
-from terrine_server.ledger.charging import lookup, shadow_accounts, unit_accounts
-from terrine_server.ledger.charging.charge import StaleRecord, charge
-from terrine_server.ledger.handle import DatabaseHandle
+from terrine_server.ledger import accounts as shadow_accounts
+from terrine_server.ledger import accounts as unit_accounts
+from terrine_server.ledger import charging, database, rows
+from terrine_server.ledger.charging import StaleRecord, charge
+from terrine_server.ledger.database import reading
 from terrine_server.ledger.records import (
     ChargedBatch,
     Payment,
@@ -26,9 +28,8 @@ from terrine_server.ledger.records import (
     SpentAccounts,
     TokenRecord,
 )
-from terrine_server.ledger.store import rows, turns
-from terrine_server.ledger.store.database import reading
-from terrine_server.ledger.store.tables import payments
+from terrine_server.ledger.rows import DatabaseHandle
+from terrine_server.ledger.schema import payments
 from terrine_server.ledger.tokens import check_unchanged
 from terrine_server.privacy import Accounts
 
@@ -56,7 +57,7 @@ class Payments(DatabaseHandle):
         """
         with reading(self._engine) as connection:
             check_unchanged(connection, self._seals, held)
-            return lookup.look_up(connection, self._accounts, project, digests)
+            return charging.look_up(connection, self._accounts, project, digests)
 
     def accounts(self, project: ProjectRecord) -> Accounts:
         """Return what each unit has spent in a project as it was looked up, uint32[U]. Secret.
@@ -66,7 +67,7 @@ class Payments(DatabaseHandle):
         """
         made = self._charged.get(project.id, 0)
         with reading(self._engine) as connection:
-            accounts = unit_accounts.as_of(connection, self._seals, project)
+            accounts = unit_accounts.load_unit_accounts_as_of(connection, self._seals, project)
         if project.charges < made:
             raise LedgerCorrupted(
                 f"The project {project.name} is older than its last charge: a backup was restored. "
@@ -82,7 +83,9 @@ class Payments(DatabaseHandle):
         has moved since, and LedgerCorrupted.
         """
         with reading(self._engine) as connection:
-            return shadow_accounts.as_of(connection, self._seals, project, count or 0)
+            return shadow_accounts.load_shadow_accounts_as_of(
+                connection, self._seals, project, count or 0
+            )
 
     def charge(self, project_id: int, proposals: Sequence[Proposal]) -> ChargedBatch:
         """Pay for a batch in one transaction, which is durable once the receipt is returned.
@@ -124,7 +127,7 @@ class Payments(DatabaseHandle):
             digests = [
                 QueryDigest(p.query_digest, p.input_digest) for batch in batches for p in batch
             ]
-            found = lookup.look_up(connection, self._accounts, project_id, digests)
+            found = charging.look_up(connection, self._accounts, project_id, digests)
             if genesis not in (None, found.project.genesis):
                 # The same id, but other terms: the outcomes were drawn for another project.
                 raise DatabaseUnavailable(
@@ -201,4 +204,4 @@ class Payments(DatabaseHandle):
 
     def turn(self, project_id: int) -> AbstractContextManager[None]:
         """Hold the turn of a project among all processes: see `store/turns.py`."""
-        return turns.turn(self._engine, project_id)
+        return database.turn(self._engine, project_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,19 +10,24 @@ from typing import Any
 from sqlalchemy import bindparam, select
 from sqlalchemy.exc import IntegrityError
 
-from terrine_protocol import LogEntry, ProjectStatus
+from terrine_protocol import LogEntry, Outcome, ProjectStatus, SecretSpend, Verification
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
-from terrine_server.ledger.administration import ABOUT, Action, Actor
-from terrine_server.ledger.chain import canonical_json, genesis
-from terrine_server.ledger.charging import shadow_accounts, tallies, unit_accounts
+from terrine_server.ledger import accounts, log, rows, verifying
+from terrine_server.ledger.chain import ABOUT, Action, Actor, canonical_json, genesis
+from terrine_server.ledger.database import Transaction, reading, snapshot
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
-from terrine_server.ledger.handle import DatabaseHandle
-from terrine_server.ledger.records import Edition, EnsembleRecord, ProjectRecord, events_of
-from terrine_server.ledger.store import editions, log, rows
-from terrine_server.ledger.store.database import reading
-from terrine_server.ledger.store.tables import editions as editions_table
-from terrine_server.ledger.store.tables import ensembles, populations, projects
-from terrine_server.ledger.store.transaction import Transaction
+from terrine_server.ledger.records import (
+    ChargeRecord,
+    Edition,
+    EnsembleRecord,
+    History,
+    ProjectRecord,
+    events_of,
+)
+from terrine_server.ledger.rows import DatabaseHandle, load_history
+from terrine_server.ledger.schema import charges, ensembles, populations, projects
+from terrine_server.ledger.schema import editions as editions_table
+from terrine_server.ledger.verifying import Progress, verify_project
 from terrine_server.privacy import Accounts, ParameterError, Terms, build_mechanism
 
 _CHANGES = {
@@ -71,7 +76,7 @@ class Projects(DatabaseHandle):
             project = self._named(connection, name)
             if project.terms.allowance is None:
                 return project, None
-            return project, shadow_accounts.load(connection, self._seals, project)
+            return project, accounts.load_shadow_accounts(connection, self._seals, project)
 
     def remembered(self, name: str) -> ProjectRecord:
         """Return one project for its fixed fields; all others may be out of date.
@@ -99,7 +104,7 @@ class Projects(DatabaseHandle):
         with reading(self._engine) as connection:
             found = connection.execute(query).all()
             records = (rows.project_record(row, self._seals) for row in found)
-            return [rows.living(connection, self._seals, record) for record in records]
+            return [rows.load_newest_project(connection, self._seals, record) for record in records]
 
     def project_names(self) -> list[str]:
         """Return the names of all projects, even damaged ones, which `verify` can still check."""
@@ -151,7 +156,7 @@ class Projects(DatabaseHandle):
             closing = status is ProjectStatus.CLOSED
             if closing:
                 _check_reserved(tx, project.ensemble)
-                unit_accounts.check_closing(tx, project)
+                accounts.check_closing(tx, project)
             _change_status(tx, project, status)
             if closing:
                 # Sound because the cap is itself a privacy filter, which may be filled adaptively:
@@ -232,7 +237,7 @@ class Projects(DatabaseHandle):
             if row is None:
                 raise NotFound(f"There is no ensemble called {name}.")
             found = rows.ensemble_record(row, tx.seals)
-            ensemble = editions.living(tx.connection, tx.seals, found)
+            ensemble = rows.load_newest_edition(tx.connection, tx.seals, found)
             before = ensemble.edition
             if before is None or ensemble.person_column is None:
                 raise Conflict(
@@ -264,12 +269,12 @@ class Projects(DatabaseHandle):
             for project in on_it:
                 if project.terms.allowance is None:
                     continue
-                if unit_accounts.move(tx, project, edition):
-                    shadow_accounts.renew(tx, project)
-            made = editions.row_of(ensemble, edition)
+                if accounts.move(tx, project, edition):
+                    accounts.renew(tx, project)
+            made = rows.row_of(ensemble, edition)
             tx.insert(editions_table, made)
             log.record_row(tx, Action.EDITION_MADE, f"{name}/{number}", made)
-            return editions.living(tx.connection, tx.seals, found)
+            return rows.load_newest_edition(tx.connection, tx.seals, found)
 
     def fill_accounts(self) -> RestoredProjects:
         """After a restore: pause every active project, and count every account as spent.
@@ -287,8 +292,8 @@ class Projects(DatabaseHandle):
                     paused.append(project.name)
                 if project.terms.allowance is None or project.status is ProjectStatus.CLOSED:
                     continue
-                unit_accounts.fill(tx, project)
-                shadow_accounts.fill(tx, project)
+                accounts.fill_unit_accounts(tx, project)
+                accounts.fill_shadow_accounts(tx, project)
                 detail = {"charges": project.charges}
                 log.record(tx, Action.ACCOUNTS_FILLED, project.name, detail)
                 filled.append(project.name)
@@ -349,7 +354,9 @@ def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     row = rows.lock_ensemble(tx.connection, ensembles.c.name == new.ensemble)
     if row is None:
         raise NotFound(f"There is no ensemble called {new.ensemble}.")
-    ensemble = editions.living(tx.connection, tx.seals, rows.ensemble_record(row, tx.seals))
+    ensemble = rows.load_newest_edition(
+        tx.connection, tx.seals, rows.ensemble_record(row, tx.seals)
+    )
     _check_reserved(tx, ensemble)
     newest = ensemble.edition
     units = ensemble.units if newest is None else max(ensemble.units, newest.units)
@@ -389,9 +396,9 @@ def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     log.record_row(tx, Action.PROJECT_OPENED, name, opened)
     project = rows.fetch_project(tx.connection, tx.seals, f"called {name}", name=name)
     if terms.schedule is not None:
-        tallies.open_tally(tx.connection, tx.seals, project)
+        accounts.open_tally(tx.connection, tx.seals, project)
     if terms.allowance is not None:
-        unit_accounts.open_accounts(tx, project)
+        accounts.open_accounts(tx, project)
     return project
 
 
@@ -463,3 +470,97 @@ def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
             delta_required=terms.delta_budget,
             delta_available=delta_left,
         )
+
+
+_PAGE = 1000
+
+
+class Entries(DatabaseHandle):
+    """The entries of a ledger's projects."""
+
+    def secret_spend(self, project: str) -> SecretSpend:
+        """Return the actual cost of a data-dependent project's queries, given their votes. Secret.
+
+        For the data owner only: no guarantee covers its disclosure. Raises NotFound, and Conflict
+        for a project that is priced at the worst case.
+        """
+        with snapshot(self._engine) as connection:
+            account = self._named(connection, project)
+            return accounts.secret_spend(connection, self._seals, account)
+
+    def charges(
+        self,
+        project: str,
+        after_seq: int = 0,
+        limit: int = 100,
+        outcome: Outcome | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        before_seq: int | None = None,
+        newest: bool = False,
+    ) -> list[ChargeRecord]:
+        """Return up to `limit` entries numbered above `after_seq`, and below `before_seq` if given.
+
+        In order, the first of them; or the `newest`, last one first. `since` (inclusive) and
+        `until` (exclusive) limit their times, if given. Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            account = self._named(connection, project)
+            query = rows.select_charges(account.id)
+            if outcome is not None:
+                query = query.where(charges.c.outcome == outcome)
+            if since is not None:
+                query = query.where(charges.c.created_at >= since)
+            if until is not None:
+                query = query.where(charges.c.created_at < until)
+            if newest:
+                query = query.order_by(None).order_by(charges.c.seq.desc())
+            last = min(account.charges, account.charges if before_seq is None else before_seq - 1)
+            here = query.where(charges.c.seq > after_seq, charges.c.seq <= last).limit(limit)
+            return [rows.charge_record(row, account) for row in connection.execute(here)]
+
+    def stream_charges(
+        self,
+        project: str,
+        outcome: Outcome | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[ChargeRecord]:
+        """Yield all entries in order, in constant memory.
+
+        Each page is one transaction: entries never change, and a slow reader must not hold one.
+        """
+        after = 0
+        while page := self.charges(project, after, _PAGE, outcome, since, until):
+            yield from page
+            after = page[-1].seq
+
+    def history(self, project: str) -> History:
+        """Return how a project's budget was spent, entry by entry and day by day.
+
+        It follows from the entries, and LedgerCorrupted is raised unless it ends at the balance.
+        Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            return load_history(connection, self._named(connection, project))
+
+    def export(self, project: str) -> Iterator[dict[str, Any]]:
+        """Yield a project's account, then the entries that it counts, in the format of `archive`.
+
+        In constant memory. Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            row = connection.execute(rows.project_by("name"), {"name": project}).one_or_none()
+            if row is None:
+                raise NotFound(f"There is no project called {project}.")
+        last = rows.project_record(row, self._seals).charges
+        yield verifying.account_line(row._mapping)
+        for entry in self.stream_charges(project):
+            if entry.seq > last:
+                return
+            yield verifying.entry_line(entry)
+
+    def verify(self, project: str, progress: Progress | None = None) -> Verification:
+        """Recompute a project's ledger from its charges, in constant memory. Raises NotFound."""
+        with snapshot(self._engine) as connection:
+            return verify_project(connection, self._seals, project, progress)

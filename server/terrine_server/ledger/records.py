@@ -28,8 +28,7 @@ from math import hypot
 from typing import Any
 
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
-from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
+from terrine_server.ledger.chain import Counts, canonical_json, counted_outcomes, noise_sigma
 from terrine_server.privacy import (
     GDP,
     Account,

@@ -43,18 +43,16 @@ from terrine_protocol.files import (
     write_atomically,
 )
 from terrine_protocol.tables import Record, Sha256, first_problem
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import Note, NoteError
+from terrine_protocol.transparency import Checkpoint, Note, NoteError
 from terrine_server.errors import Conflict, DatabaseUnavailable, NotSealed, SchemaMismatch
-from terrine_server.ledger import Action, Ledger, check_schema, connect, upgrade
+from terrine_server.ledger import Action, Ledger, check_schema, connect, copies, upgrade
 from terrine_server.ledger.chain import canonical_json, iso
+from terrine_server.ledger.database import sqlite_path
 from terrine_server.ledger.projects import RestoredProjects
-from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import copies
-from terrine_server.ledger.store.database import sqlite_path
+from terrine_server.ledger.schema import Seals
 from terrine_server.owner.editions import alone
 from terrine_server.owner.operations import RESTORING, check_not_restoring, make_directories
-from terrine_server.owner.tokens import load_secret_key
+from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.settings import Settings
 
 FORMAT: Literal["terrine-backup-1"] = "terrine-backup-1"

@@ -23,19 +23,21 @@ import structlog
 
 from terrine_protocol import LogState
 from terrine_protocol.files import read, write_atomically, write_secret
-from terrine_protocol.transparency.checkpoints import Checkpoint
-from terrine_protocol.transparency.notes import (
+from terrine_protocol.transparency import (
     LARGEST,
+    NONE,
+    Checkpoint,
     Kind,
     Note,
     NoteError,
+    Party,
+    Policy,
+    ProofError,
     Signature,
     SignerKey,
     VerifierKey,
     number,
 )
-from terrine_protocol.transparency.policies import NONE, Party, Policy
-from terrine_protocol.transparency.trees import ProofError
 from terrine_server.errors import LedgerRestored, LogNotSigned, TerrineError
 from terrine_server.ledger import Ledger
 from terrine_server.ledger.projects import RestoredProjects

@@ -31,7 +31,7 @@ from terrine_server.ledger import (
     PopulationRecord,
     choose_population,
 )
-from terrine_server.owner.tokens import SecretKeyError, load_secret_key, make_secret_key
+from terrine_server.owner.sign_in import SecretKeyError, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terrine_protocol import EnsembleFacts, EnsembleRegister, InputSpec, ProjectOpen, SecretSpend
-from terrine_server.errors import Conflict, InvalidTerms
+from terrine_protocol import (
+    EnsembleFacts,
+    EnsembleRegister,
+    InputSpec,
+    LogVerification,
+    ProjectOpen,
+    ProjectStatus,
+    RequestApprove,
+    RequestCreate,
+    RequestStatus,
+    Role,
+    SecretSpend,
+    TokenCreate,
+    TokenCreated,
+    Verification,
+)
+from terrine_server.errors import CapExceeded, Conflict, Forbidden, InvalidTerms
 from terrine_server.ledger import (
     NEIGHBOURS,
     SHARED,
@@ -19,17 +38,17 @@ from terrine_server.ledger import (
     NewProject,
     PopulationRecord,
     ProjectRecord,
+    RequestRecord,
     choose_population,
     connect,
 )
-from terrine_server.owner.cap_advice import explained
+from terrine_server.ledger.verifying import Progress
 from terrine_server.owner.checkpoints import attach_history
 from terrine_server.owner.editions import refuse_forgotten_people
-from terrine_server.owner.tokens import load_secret_key
+from terrine_server.owner.sign_in import Principal, Tokens, load_secret_key, shown_once
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
-from terrine_server.planning.opening import choose
-from terrine_server.planning.proposal import propose
-from terrine_server.planning.remaining import too_few
+from terrine_server.planning.opening import choose, too_few
+from terrine_server.planning.publishing import propose
 from terrine_server.privacy import (
     Account,
     BoundRelease,
@@ -44,11 +63,103 @@ from terrine_server.privacy import (
     cap_order,
     quote,
 )
-from terrine_server.privacy.budget.quoting import check_publishable
+from terrine_server.privacy.parameters import MAX_SIGMA
+from terrine_server.privacy.quoting import check_publishable
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
+
+
+LEAST, HALVINGS = 512.0, 8
+"""The cap's ε in those of the least project that is looked for, and how finely: to a fortieth."""
+
+PAGE = 100
+
+
+def epsilon_that_fits(
+    ensemble: EnsembleRecord, mechanism: Mechanism | None = None, terms: Terms | None = None
+) -> float | None:
+    """Return about the largest ε of a further project, rounded down; None if the cap is full.
+
+    It is with the `mechanism` of these `terms`, by default of noisy counts at the cap's δ: another
+    mechanism may take more of a cap.
+    """
+    population = ensemble.population
+    if mechanism is None or terms is None:
+        # With so much noise that any ε pays for a query: how many it buys is not the question.
+        facts = ensemble.facts
+        mechanism = NoisyVotes(facts.teachers, len(facts.classes), MAX_SIGMA)
+        most, delta, rate = population.epsilon, population.delta, None
+    else:
+        most, delta = min(terms.epsilon, population.epsilon), terms.delta
+        rate = terms.choice.pass_rate if terms.choice else None
+
+    like = mechanism
+
+    def fits(epsilon: float, *, surely: bool = False) -> bool:
+        try:
+            of = choose(like, epsilon, delta, cap_rule=population.rule, pass_rate=rate).terms
+        except ParameterError:
+            return not surely  # it pays for nothing: too little, and not too much
+        return (
+            population.reserved + of.cap_budget <= population.cap
+            and population.delta_reserved + of.delta_budget <= population.delta_cap
+        )
+
+    if fits(most, surely=True):
+        return most
+    low, high = most / LEAST, most
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    step = 10.0 ** (math.floor(math.log10(low)) - 1)
+    found = float(f"{math.floor(low / step) * step:.2g}")
+    return found if fits(found, surely=True) else None
+
+
+def gives_back(ledger: Ledger, population: PopulationRecord) -> tuple[ProjectRecord, float] | None:
+    """Return the project that, closed, returns most to the cap, and the share of the cap."""
+    best = last = None
+    while found := ledger.projects(last, PAGE):
+        for record in found:
+            of_it = record.ensemble.population.id == population.id
+            if of_it and record.status is not ProjectStatus.CLOSED:
+                back = (record.terms.cap_budget - record.cap_spent) / population.cap
+                if back > (best[1] if best else 0):
+                    best = record, back
+        last = found[-1].name
+    return best
+
+
+def advice(ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms) -> str:
+    """Say what still fits under a cap that has no room for a project, and what would make room."""
+    epsilon = epsilon_that_fits(ensemble, mechanism, terms)
+    fits = (
+        "Nothing like it fits"
+        if epsilon is None
+        else f"With up to about ε = {epsilon:g} it would fit"
+    )
+    found = gives_back(ledger, ensemble.population)
+    if found is None:
+        return f"{fits}; closing a project would give nothing back."
+    record, share = found
+    return (
+        f"{fits}. To close {record.name}, which has spent {record.spent_share:.1%} of its budget, "
+        f"would give {share:.1%} of the cap back."
+    )
+
+
+@contextmanager
+def explained(
+    ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms
+) -> Iterator[None]:
+    """Add this advice to a `CapExceeded` that is raised within."""
+    try:
+        yield
+    except CapExceeded as error:
+        why = f"{error.detail} {advice(ledger, ensemble, mechanism, terms)}"
+        raise CapExceeded(why, **error.extras) from error
 
 
 RESTORING = "restoring"
@@ -374,3 +485,118 @@ def record_export(ledger: Ledger, project: str, by: Actor | None = None) -> None
     """Record that somebody takes a copy of a project's ledger. Raises NotFound."""
     charges = ledger.project(project).charges
     ledger.note(Action.LEDGER_EXPORTED, project, {"charges": charges}, by)
+
+
+@dataclass(frozen=True)
+class ApprovedRequest:
+    """A request that was approved, and what that made. `token`: with its secret."""
+
+    request: RequestRecord
+    project: ProjectRecord
+    token: TokenCreated | None
+
+
+def make(ledger: Ledger, wanted: RequestCreate, holder: Principal) -> tuple[RequestRecord, bool]:
+    """Store what a student asks for; return it, and whether it was not open already.
+
+    What is checked depends on nothing but public parameters: the cap, and what others hold of it,
+    are not looked at. Raises Forbidden for another role, InvalidTerms for a mechanism that cannot
+    be used on the ensemble, and Conflict when too many of the token's requests are open.
+    """
+    if holder.role is not Role.STUDENT or holder.project is None:
+        raise Forbidden("Only a student's token makes requests.")
+    of = ledger.project(holder.project)
+    if wanted.mechanism is None:
+        # How a price is divided is chosen anew, for the epsilon that is asked for.
+        mechanism = {key: of.mechanism[key] for key in of.mechanism if key != "answer_share"}
+    else:
+        mechanism = wanted.mechanism.model_dump(mode="json", exclude_none=True)
+    try:
+        facts = of.ensemble.facts
+        build_mechanism(mechanism, teachers=facts.teachers, classes=len(facts.classes))
+    except ParameterError as error:
+        raise InvalidTerms(str(error)) from error
+    id = secrets.token_hex(8)
+    made = ledger.make_request(
+        id=id,
+        token=holder.token_id,
+        title=wanted.title,
+        purpose=wanted.purpose,
+        asked={
+            "mechanism": mechanism,
+            "epsilon": wanted.epsilon,
+            "delta": of.terms.delta if wanted.delta is None else wanted.delta,
+        },
+        by=holder.actor,
+    )
+    return made, made.id == id
+
+
+def as_opened(request: RequestRecord, approval: RequestApprove) -> ProjectOpen:
+    """Return the project that an approval opens: as it was requested, but for what it changes."""
+    changed = approval.model_dump(exclude_none=True, exclude={"token_expires_in_days"})
+    words = {"title": request.title, "purpose": request.purpose}
+    return ProjectOpen.model_validate(
+        {**words, **request.asked, **changed, "ensemble": request.ensemble}
+    )
+
+
+def approve(
+    ledger: Ledger,
+    tokens: Tokens,
+    id: str,
+    terms: ProjectOpen,
+    days: float | None = None,
+    by: Actor | None = None,
+    until: datetime | None = None,
+) -> ApprovedRequest:
+    """Open the project, and make a token of it that expires in so many `days`, if they are given.
+
+    `terms` may differ from what was requested, but for the ensemble. `until`: when the token
+    expires at the latest. The request, the project, the token and what the log says of them are
+    written in one transaction. Raises Conflict when the request was decided already or asks for
+    another ensemble, and what `open_project` and `Tokens.create` raise.
+    """
+    request = ledger.find_request(id)
+    quoted, new, secret = quote_project(ledger, terms), None, ""
+    if days is not None:
+        holder = ledger.find_token(request.token)
+        wanted = TokenCreate(
+            role=Role.STUDENT,
+            project=terms.name,
+            label="" if holder is None else holder.label,
+            expires_in_days=days,
+        )
+        new, secret = tokens.draw(wanted, until)
+    words = {
+        "title": terms.title or request.title,
+        "purpose": terms.purpose or request.purpose,
+    }
+    project = quoted.project(terms.model_copy(update=words))
+    with explained(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+        decided, opened, made = ledger.approve_request(id, project, new, by)
+    return ApprovedRequest(decided, opened, None if made is None else shown_once(made, secret))
+
+
+def examine(ledger: Ledger, request: RequestRecord) -> tuple[ProjectQuote | None, str | None]:
+    """Return what approving an open request as it was made would mean, or why it is impossible."""
+    if request.status is not RequestStatus.OPEN:
+        return None, None
+    try:
+        # Its name decides nothing about its price.
+        unnamed = as_opened(request, RequestApprove(name=request.id))
+        return quote_project(ledger, unnamed), None
+    except InvalidTerms as error:
+        return None, error.detail
+
+
+def verify_project(ledger: Ledger, project: str, progress: Progress | None = None) -> Verification:
+    """As `Ledger.verify`; nothing is intact in a database whose schema is not Terrine's."""
+    found = ledger.verify(project, progress)
+    return found.model_copy(update={"problems": [*found.problems, *ledger.verify_schema()]})
+
+
+def verify_log(ledger: Ledger) -> LogVerification:
+    """As `Ledger.verify_log`; nothing is intact in a database whose schema is not Terrine's."""
+    found = ledger.verify_log()
+    return found.model_copy(update={"problems": [*found.problems, *ledger.verify_schema()]})

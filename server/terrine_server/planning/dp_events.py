@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, assert_never
 
-from terrine_server.privacy.accounting.events import (
+from terrine_server.privacy.events import (
     Composition,
     ConfidentMax,
     CostEvent,

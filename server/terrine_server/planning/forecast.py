@@ -8,28 +8,42 @@ inputs they voted on: a choice made by looking at them reveals something about t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from terrine_server.privacy.accounting.checks import check_votes
-from terrine_server.privacy.mechanisms.base import (
+from terrine_server.privacy.budget import Account
+from terrine_server.privacy.curves import gdp_budget
+from terrine_server.privacy.events import GaussianNoisyCounts
+from terrine_server.privacy.mechanisms import (
+    MECHANISMS,
+    ConfidentGNMax,
     Counts,
+    GNMax,
+    Immutable,
+    InteractiveGNMax,
+    LNMax,
     Mechanism,
+    NoisyVotes,
+    StableArgmax,
     VoteOutcome,
     distance_to_instability,
 )
-from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
-from terrine_server.privacy.mechanisms.gnmax import GNMax
-from terrine_server.privacy.mechanisms.immutable import Immutable
-from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
-from terrine_server.privacy.mechanisms.lnmax import LNMax
-from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
-from terrine_server.privacy.mechanisms.stable import StableArgmax
-from terrine_server.privacy.parameters import ParameterError, check_ensemble, within
+from terrine_server.privacy.numbers import check_votes
+from terrine_server.privacy.parameters import (
+    MAX_GAMMA,
+    MAX_SIGMA,
+    MIN_GAMMA,
+    MIN_SIGMA,
+    ParameterError,
+    check_ensemble,
+    within,
+)
+from terrine_server.privacy.quoting import quote, split_delta
 
 Floats = NDArray[np.float64]
 
@@ -289,3 +303,120 @@ def _histogram(level: Consensus, teachers: int, classes: int) -> NDArray[np.int6
         spread = np.arange(classes - 2) < (rest - runner_up) % (classes - 2)
         others = (rest - runner_up) // (classes - 2) + spread
     return np.concatenate([[top, runner_up], others]).astype(np.int64)
+
+
+Grid = Mapping[str, Sequence[float]]
+Spec = Mapping[str, object]
+
+SPREADS = (0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
+"""Noise as shares of the teachers. Less noise is expensive, more drowns the vote."""
+
+
+def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[float]]:
+    """Return the values of each parameter that a plan tries by default."""
+    sigmas = _rounded(teachers, SPREADS)
+    match name:
+        case "gnmax" | "noisy_votes":
+            return {"sigma": sigmas}
+        case "lnmax":
+            scales = [1 / (teachers * spread) for spread in SPREADS]
+            return {"gamma": _distinct(_clip(g, MIN_GAMMA, MAX_GAMMA) for g in scales)}
+        case "confident_gnmax" | "interactive_gnmax":
+            shares = (0.5, 0.6, 0.7, 0.8, 0.9) if name == "confident_gnmax" else (0.3, 0.5, 0.7)
+            grid: dict[str, Sequence[float]] = {
+                "threshold": sorted({round(share * teachers) for share in shares}),
+                "sigma1": _rounded(teachers, (0.1, 0.2, 0.3, 0.6)),
+                "sigma2": _rounded(teachers, SPREADS[2:]),
+            }
+            return grid if name == "confident_gnmax" else grid | {"confidence": [0.9]}
+        case "stable":
+            each = [split_delta([], delta).conversion / 20 / queries for queries in (50, 500, 5000)]
+            return {"sigma": sigmas, "delta_per_query": _distinct(each)}
+        case "neighbours":
+            raise ParameterError(
+                "neighbours cannot be planned from a number of teachers: what it answers depends "
+                "on how many people are near a query. See docs/privacy/neighbours.md."
+            )
+        case "immutable":
+            return {"sigma": sigmas, "c": [0, 1, 2, 5]}
+    raise ParameterError(f"No mechanism is called {name!r}. Use one of {', '.join(MECHANISMS)}.")
+
+
+def specifications(name: str, teachers: int, delta: float, given: Grid) -> list[Spec]:
+    """Return every combination of a grid's values; `given` values replace the defaults.
+
+    Raises `ParameterError` on a parameter that the mechanism does not have.
+    """
+    grid = default_grid(name, teachers, delta)
+    if name == "immutable" and "gamma" in given:
+        del grid["sigma"]
+        grid["gamma"] = []
+    if "threshold" in grid and "answer_share" in given:
+        grid["answer_share"] = []
+    if unknown := given.keys() - grid.keys():
+        raise ParameterError(
+            f"{name} has no parameter {', '.join(sorted(unknown))}; it has {', '.join(grid)}."
+        )
+    grid |= given
+    names = list(grid)
+    return [
+        {"name": name} | {k: _typed(k, v) for k, v in zip(names, values, strict=True)}
+        for values in product(*grid.values())
+    ]
+
+
+def _typed(parameter: str, value: float) -> float:
+    return round(value) if parameter in ("threshold", "c") else float(value)
+
+
+def _rounded(teachers: int, shares: Iterable[float]) -> list[float]:
+    return _distinct(_clip(teachers * share, MIN_SIGMA, MAX_SIGMA) for share in shares)
+
+
+def _distinct(values: Iterable[float]) -> list[float]:
+    """Round to three digits, which are enough to choose from and easy to type."""
+    return sorted({float(f"{value:.3g}") for value in values})
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def sigma_for_rows(rows: int, teachers: int, classes: int, epsilon: float, delta: float) -> float:
+    """Return the least σ, in votes and with three digits, at which ε certainly pays for `rows`.
+
+    About √(2·rows/μ²), with μ² the budget in Gaussian DP. Raises `ParameterError` if it would be
+    more than can be drawn.
+    """
+    conversion = split_delta([GaussianNoisyCounts(MIN_SIGMA)], delta).conversion
+    sigma = max(MIN_SIGMA, math.sqrt(2 * rows / gdp_budget(epsilon, conversion)))
+    while (sigma := _up(sigma)) <= MAX_SIGMA:
+        if _affordable(NoisyVotes(teachers, classes, sigma), epsilon, delta) >= rows:
+            return sigma
+        sigma *= 1.0001
+    raise ParameterError(
+        f"{rows:,} rows need noise of σ = {sigma:,.0f} votes for ε = {epsilon:g}; "
+        f"at most {MAX_SIGMA:,.0f} can be drawn. Ask fewer rows, or use a larger epsilon."
+    )
+
+
+def fitted_noise(rows: int, teachers: int, sigma: float, features: int) -> float:
+    """Return the standard deviation of a share that least squares fits, on average over the rows.
+
+    σ/n·√(d/rows), which is √(2d/(n²μ²)) at `sigma_for_rows`, whatever the number of rows. It is
+    noise alone: what d features cannot describe comes on top.
+    """
+    return sigma / teachers * math.sqrt(min(features, rows) / rows)
+
+
+def _affordable(mechanism: NoisyVotes, epsilon: float, delta: float) -> int:
+    try:
+        return quote(mechanism, epsilon, delta).affordable(Account())
+    except ParameterError:
+        return 0  # not a single query
+
+
+def _up(value: float) -> float:
+    """Round up to three digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.ceil(value / step - 1e-9) * step:.10g}")

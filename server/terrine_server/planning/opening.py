@@ -7,17 +7,27 @@ expectation, so nothing depends on its being right: a wrong expectation costs an
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Votes, forecast
-from terrine_server.planning.grid import Spec
-from terrine_server.privacy.accounting.curves import rdp
-from terrine_server.privacy.accounting.events import ConfidentMax, CostEvent, GaussianArgmax
-from terrine_server.privacy.accounting.joint import (
+from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Spec, Votes, forecast
+from terrine_server.privacy.budget import (
+    GDP,
+    Account,
+    ConsideredRule,
+    Rule,
+    RuleChoice,
+    Terms,
+    search_order,
+)
+from terrine_server.privacy.curves import rdp
+from terrine_server.privacy.events import ConfidentMax, CostEvent, GaussianArgmax
+from terrine_server.privacy.joint import (
     OutcomeCosts,
     costs_by_share,
     costs_up_to,
@@ -25,18 +35,21 @@ from terrine_server.privacy.accounting.joint import (
     release_cells,
     too_high,
 )
-from terrine_server.privacy.budget.quoting import cap_order, quote, split_delta
-from terrine_server.privacy.budget.rules import Rule, search_order
-from terrine_server.privacy.budget.terms import Account, ConsideredRule, RuleChoice, Terms
-from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
-from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
-from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
-from terrine_server.privacy.mechanisms.neighbours import Neighbours
+from terrine_server.privacy.mechanisms import (
+    ConfidentGNMax,
+    InteractiveGNMax,
+    Mechanism,
+    Neighbours,
+    Probabilities,
+    VoteOutcome,
+)
+from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import (
     MIN_ANSWER_SHARE,
     ParameterError,
     within,
 )
+from terrine_server.privacy.quoting import cap_order, quote, split_delta
 
 MOST_EXPENSIVE = 3.0
 """The most that any outcome costs, in prices for all outcomes if an answer told all noisy counts.
@@ -338,3 +351,101 @@ def _release(mechanism: Thresholded) -> ConfidentMax:
     if not isinstance(event, ConfidentMax):
         raise TypeError(f"{mechanism.name} has no joint price.")
     return event
+
+
+FEW = 10
+"""Answers per class below which a budget teaches a student little."""
+
+
+def too_few(terms: Terms, classes: int) -> str | None:
+    """Return what is wrong with a budget that buys too few answers to learn from, or None."""
+    choice = terms.choice
+    answers = choice.considered[0].answers if choice else terms.affordable(Account())
+    if answers >= FEW * classes:
+        return None
+    return (
+        f"About {answers:,} answers for {classes:,} classes teach a student little. At equal "
+        "agreement an answer costs a quarter with twice the teachers, and less with more noise; "
+        "`terrine plan` says what this budget can buy."
+    )
+
+
+def most_queries(terms: Terms, account: Account) -> int | None:
+    """Return how many further queries fit if each has its cheapest outcome.
+
+    None if nothing limits them beforehand: a published figure may give back all that was spent.
+    """
+    limits = []
+    left = terms.budget - account.spent
+    if terms.schedule is None:
+        limits.append(_fitting(left, terms.room.cost, terms.least.cost))
+    delta_left = terms.delta_budget - account.delta_spent
+    limits.append(_fitting(delta_left, terms.room.delta, terms.least.delta))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _fitting(left: int, room: int, each: int) -> int | None:
+    """Return how many fit while `room` must be left for each; None if they take nothing."""
+    if left < room:
+        return 0
+    return (left - room) // each + 1 if each else None
+
+
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What B queries were answered, in order.
+
+    `labels`: int64[B], −1 where there is none. `outcomes`: str[B], of which "refused" ones cost
+    nothing. `counts`: int64[B, m], noisy ones, 0 where refused; None of mechanisms that release
+    labels alone. `epsilon`: what was spent, at the δ of the terms.
+    """
+
+    labels: NDArray[np.int64]
+    outcomes: NDArray[np.str_]
+    counts: NDArray[np.int64] | None
+    epsilon: float
+    terms: Terms
+
+
+def simulate(
+    votes: ArrayLike,
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    *,
+    probabilities: Probabilities | None = None,
+    cap_rule: Rule = GDP,
+    pass_rate: float | None = None,
+    entropy: Entropy = os.urandom,
+) -> Simulation:
+    """Ask each row of `votes`, int[B, m], once and in order, until the budget (ε, δ) refuses.
+
+    `probabilities`, float[B, m], are the student's, for mechanisms that need them. `cap_rule` is
+    that of the ensemble that the project would be opened on, and `pass_rate` the share of queries
+    that are expected to be answered: both decide what an outcome costs, as in `opening.choose`.
+    `entropy` draws the noise; a seeded one repeats a simulation. Raises `ParameterError` if the
+    budget pays for no query, and ValueError on votes that the ensemble cannot cast.
+    """
+    quoted = choose(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=pass_rate)
+    terms, drawn = quoted.terms, quoted.mechanism.release(np.asarray(votes), probabilities, entropy)
+    queries = len(drawn.labels)
+    baselines = [0] * queries
+    if isinstance(mechanism, InteractiveGNMax) and probabilities is not None:
+        least = mechanism.canonical_baseline(probabilities).min(axis=1).tolist()
+        baselines = [terms.priced_baseline(baseline) for baseline in least]
+    account = Account()
+    for outcome, baseline in zip(drawn.outcomes, baselines, strict=True):
+        if not terms.admits(account, baseline):
+            break
+        account = account.plus(terms.price(outcome, baseline))
+    paid = np.arange(queries) < account.queries
+    return Simulation(
+        labels=np.where(paid, drawn.labels, -1),
+        outcomes=np.where(paid, drawn.outcomes.astype(np.str_), REFUSED),
+        counts=None if drawn.counts is None else np.where(paid[:, None], drawn.counts, 0),
+        epsilon=terms.epsilon_spent(account.spent),
+        terms=terms,
+    )

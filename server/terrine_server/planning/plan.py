@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from terrine_server.planning.forecast import Forecast, Votes, forecast
-from terrine_server.planning.grid import Grid, Spec, specifications
+from terrine_server.planning.forecast import (
+    Forecast,
+    Grid,
+    Spec,
+    Votes,
+    forecast,
+    sigma_for_rows,
+    specifications,
+)
 from terrine_server.planning.opening import (
     Quote,
     expected_answers,
@@ -19,11 +26,10 @@ from terrine_server.planning.opening import (
     quotes,
 )
 from terrine_server.planning.publishing import DataDependent, PublishingPlan
-from terrine_server.privacy.budget.quoting import cap_order
-from terrine_server.privacy.budget.rules import Rule
-from terrine_server.privacy.mechanisms import build_mechanism
-from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
+from terrine_server.privacy.budget import Rule
+from terrine_server.privacy.mechanisms import Mechanism, VoteOutcome, build_mechanism
 from terrine_server.privacy.parameters import ParameterError, check_delta, check_epsilon
+from terrine_server.privacy.quoting import cap_order
 
 TOLERANCE = 0.01
 """How much less accurate than the best candidate a plan may be, to get more answers."""
@@ -176,3 +182,40 @@ def _accurate(candidates: Sequence[Candidate], accuracy: float | None) -> list[C
             "Plan less accuracy or more teachers, or try a finer grid."
         )
     return good
+
+
+LABELS = ("confident_gnmax", "gnmax", "lnmax", "stable")
+"""The mechanisms that answer with labels alone and need nothing of the student."""
+
+
+def compare(ensembles: Sequence[Votes], *, epsilon: float, delta: float) -> list[Plan]:
+    """Return the best plan of each mechanism that affords anything, most right answers first.
+
+    Raises `ParameterError` if no mechanism affords anything.
+    """
+    found, problem = [], ParameterError("There is nothing to compare.")
+    for name in LABELS:
+        try:
+            best = plan(name, ensembles, epsilon=epsilon, delta=delta, data_dependent=False)
+            found.append(best)
+        except ParameterError as error:
+            problem = error
+    if not found:
+        raise problem
+    return sorted(found, key=lambda each: -each.right)
+
+
+def plan_counts(ensembles: Sequence[Votes], *, epsilon: float, delta: float, rows: int) -> Plan:
+    """Return a plan of `noisy_votes` whose budget pays for each of the rows once.
+
+    Raises `ParameterError` if that takes more noise than can be drawn.
+    """
+    classes = {votes.teachers: votes.counts.shape[1] for votes in ensembles}
+    return plan(
+        "noisy_votes",
+        ensembles,
+        epsilon=epsilon,
+        delta=delta,
+        grid=lambda n: {"sigma": [sigma_for_rows(rows, n, classes[n], epsilon, delta)]},
+        data_dependent=False,
+    )

@@ -19,18 +19,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.planning.forecast import Forecast, Votes
-from terrine_server.privacy.accounting.conversions import rdp_budget
-from terrine_server.privacy.accounting.curves import rdp
-from terrine_server.privacy.accounting.events import CostEvent
-from terrine_server.privacy.accounting.units import COST_UNITS
-from terrine_server.privacy.budget.quoting import publication_z, quote, split_delta
-from terrine_server.privacy.budget.rules import GDP
-from terrine_server.privacy.mechanisms.base import Mechanism
-from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
-from terrine_server.privacy.parameters import MAX_EPSILON
-from terrine_server.privacy.published.release import GRID, ActualCost, BoundRelease
-from terrine_server.privacy.published.tally import FLOOR, Meter
+from terrine_server.planning.forecast import Forecast, Spec, Votes, forecast
+from terrine_server.planning.opening import quotes
+from terrine_server.privacy.budget import GDP, Rule, Terms
+from terrine_server.privacy.curves import rdp, rdp_budget
+from terrine_server.privacy.events import CostEvent
+from terrine_server.privacy.mechanisms import InteractiveGNMax, Mechanism, build_mechanism
+from terrine_server.privacy.numbers import COST_UNITS
+from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError
+from terrine_server.privacy.published import FLOOR, GRID, ActualCost, BoundRelease, Meter
+from terrine_server.privacy.quoting import publication_z, quote, split_delta
 
 Floats = NDArray[np.float64]
 
@@ -227,3 +225,40 @@ def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
         mean=sum(share * costs[event] for event, share in shares.items()),
         most=max(costs.values()),
     )
+
+
+def propose(
+    spec: Spec,
+    votes: Votes,
+    *,
+    epsilon: float,
+    delta: float,
+    order: float,
+) -> tuple[BoundRelease, Sequence[int]]:
+    """Return the release and the schedule that are expected to reach the most queries.
+
+    Raises `ParameterError` if publishing is not expected to reach more queries than the worst case.
+    """
+    mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
+    expected = forecast(mechanism, votes)
+    found = quotes(mechanism, epsilon, delta, cap_rule=Rule("rdp", order), pass_rate=1.0)
+    worst_case = max(
+        _queries(quoted.terms, expected) for quoted in found if quoted.answer_share is None
+    )
+    model = DataDependent(mechanism, votes, expected, delta=delta, orders=(order,))
+    best = model.plan(epsilon)
+    if best is None or best.queries <= worst_case:
+        reach = "gains nothing" if best is None else f"reaches about {best.queries} queries"
+        raise ParameterError(
+            f"Publishing cannot pay for itself here: on the expected consensus it {reach}, and "
+            f'worst-case accounting reaches {worst_case}. Use accounting "worst_case", or try more '
+            "teachers, less noise, a larger epsilon or another order of the cap."
+        )
+    return best.publication, best.schedule
+
+
+def _queries(terms: Terms, expected: Forecast) -> int:
+    """Return how many queries are expected to fit if each costs its worst case."""
+    mean = sum(share * terms.prices[outcome].cost for outcome, share in expected.shares.items())
+    fit = int((terms.budget - terms.worst.cost) / mean * (1 + 1e-12)) + 1
+    return min(fit, terms.delta_budget // terms.worst.delta)

@@ -7,18 +7,371 @@ there is for bodies, as nobody's requests can take all slots.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from ipaddress import IPv6Address, ip_address
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
+import h11
+from anyio import CapacityLimiter, to_thread
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from terrine_server.serving.concurrency import ConcurrencyLimit, Share, Slot
-from terrine_server.serving.connection import CONNECTION, Connection
-from terrine_server.serving.limits import Limits
+T = TypeVar("T")
+
+
+class Turns:
+    """Runs functions of many owners in threads, of each owner one at a time.
+
+    Whoever has a thousand to run has one of the threads, or one place among those that wait for
+    one: so owners take turns. Belongs to one event loop.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._limiter = CapacityLimiter(most)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def run(self, owner: str, function: Callable[..., T], *given: object) -> T:
+        """Return what the function returns, or raise what it raises. It sees the caller's context.
+
+        If the caller is cancelled, a function that has begun still runs to its end, and the owner's
+        next one waits for it: to hang up gains nobody a second thread.
+        """
+        lock = self._locks.get(owner)
+        if lock is None:
+            lock = self._locks[owner] = asyncio.Lock()
+        async with lock:
+            work = asyncio.ensure_future(
+                to_thread.run_sync(function, *given, limiter=self._limiter)
+            )
+            try:
+                return await asyncio.shield(work)
+            finally:
+                await asyncio.wait([work])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one process. Seconds are whole, as those who set them think of them."""
+
+    connections: int
+    """Requests that are served at a time; at most half of them without a valid token, and of these
+    half from one address."""
+    held_bytes: int
+    """Of the bodies of all requests that are being handled."""
+    keep_alive_seconds: float
+    """How long a connection may be idle, and a request's head may take."""
+    body_seconds: float
+    """How long a body may take to arrive."""
+    write_seconds: float
+    """How long a client may take to read 64 KiB of a response, or its rest."""
+    shutdown_seconds: int
+    """How long running requests may take to finish at shutdown."""
+    per_token: int | None = None
+    """Requests with one token, as a part of those that others leave. By default half."""
+
+
+def few_callers(callers: int) -> Limits:
+    """Return the limits of a server that so many others ask, each several things at a time."""
+    return Limits(
+        connections=2 * callers + 64,
+        held_bytes=2**28,
+        keep_alive_seconds=40,  # longer than those who ask keep an idle connection
+        body_seconds=30,
+        write_seconds=30,
+        shutdown_seconds=1,  # peers keep connections open that they do not read from
+    )
+
+
+NETWORK_BITS = 64
+"""Whoever has one IPv6 address usually has all of the same first 64 bits."""
+
+
+class Share(StrEnum):
+    """What a share is of, as the refusal of one more request calls it."""
+
+    ALL = "Too many clients are connected."
+    UNAUTHENTICATED = "Too many clients without a valid token are connected."
+    ADDRESS = "Too many clients without a valid token are connected from this address."
+    CLAIM = "Too many tokens from this address are being checked."
+    TOKEN = "Too many requests with this token are in progress."  # noqa: S105 - not a password
+
+
+class ConcurrencyLimit:
+    """The slots of one process, counted by share. Belongs to one event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        per_token = limits.per_token or max(1, limits.connections // 2)
+        self.limits = {
+            Share.ALL: limits.connections,
+            Share.UNAUTHENTICATED: max(1, limits.connections // 2),
+            Share.ADDRESS: max(1, limits.connections // 4),
+            Share.CLAIM: per_token,
+            Share.TOKEN: per_token,
+        }
+        self.taken: Counter[tuple[Share, str]] = Counter()
+
+    def full(self, share: Share, owner: str) -> bool:
+        """Whether this share of this owner has no slot left.
+
+        A token whose limit is t of n slots takes at most t/n of those that others leave, so k of
+        them leave (1 - t/n)^k. So switches share a buffer (Choudhury and Hahne 1998, "Dynamic queue
+        length thresholds").
+        """
+        most, taken = self.limits[share], self.taken[share, owner]
+        if share is not Share.TOKEN:
+            return taken >= most
+        slots = self.limits[Share.ALL]
+        left = slots - self.taken[Share.ALL, ""] + taken
+        return taken * slots >= most * left
+
+
+class Slot:
+    """The slot of a connection, which has at most one request in progress.
+
+    `owner`: an address or a token's id, whichever is known of the client.
+    """
+
+    def __init__(self) -> None:
+        self.owner = ""
+        self._slots: ConcurrencyLimit | None = None
+        self._held: tuple[tuple[Share, str], ...] = ()
+
+    @property
+    def taken(self) -> bool:
+        """Whether it counts among all."""
+        return (Share.ALL, "") in self._held
+
+    def claim(self, slots: ConcurrencyLimit, address: str) -> Share | None:
+        """Count a token that is being checked; it does not take the slot yet.
+
+        Returns the share that is full, if one is; then it counts nowhere. So do the others.
+        """
+        return self._count(slots, (Share.CLAIM, network(address)))
+
+    def of_unauthenticated(self, slots: ConcurrencyLimit, address: str) -> Share | None:
+        """Take it for a request without a valid token."""
+        shares = (Share.ALL, ""), (Share.UNAUTHENTICATED, ""), (Share.ADDRESS, network(address))
+        return self._count(slots, *shares)
+
+    def of_unchecked(self, slots: ConcurrencyLimit, address: str) -> Share | None:
+        """Take it for a request whose token nobody can check now; it still counts as a claim."""
+        return self._count(slots, (Share.ALL, ""), (Share.CLAIM, network(address)))
+
+    def of_token(self, slots: ConcurrencyLimit, token_id: str) -> Share | None:
+        """Take it for a request with a valid token, wherever it comes from."""
+        return self._count(slots, (Share.ALL, ""), (Share.TOKEN, token_id))
+
+    def leave(self) -> None:
+        """Count in no share any more."""
+        for share in self._held:
+            assert self._slots is not None  # noqa: S101 - it has been taken
+            self._slots.taken[share] -= 1
+            if not self._slots.taken[share]:
+                del self._slots.taken[share]
+        self._held = ()
+
+    def _count(self, slots: ConcurrencyLimit, *shares: tuple[Share, str]) -> Share | None:
+        self.leave()
+        self.owner = shares[-1][1]
+        for share in shares:
+            if slots.full(*share):
+                return share[0]
+        self._slots, self._held = slots, shares
+        slots.taken.update(shares)
+        return None
+
+
+def network(address: str) -> str:
+    """Return the address that is counted for a client: of IPv6, the network of 64 bits."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    if not isinstance(parsed, IPv6Address):
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(IPv6Address(int(parsed) >> NETWORK_BITS << NETWORK_BITS))
+
+
+CONNECTION = "connection"
+"""In the state of requests: the `Connection` that they came on."""
+SPARE = 32
+"""Connections beyond those of the limits, for refusals and for `/healthz`."""
+BACKLOG = 128
+"""Connections that the system queues, and that are accepted before any is looked at."""
+LEAST_READ = 64 * 1024
+"""Bytes that a client must read within `write_seconds`, unless it reads all there are."""
+
+
+class Connection(H11Protocol):
+    """One client's connection. h11 limits the size of a request's headers."""
+
+    def __init__(self, *given: Any, write_seconds: float = 30, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._most, self.limit_concurrency = self.limit_concurrency, None
+        self._write_seconds = write_seconds
+        self._headers_due: asyncio.TimerHandle | None = None
+        self._read_due: asyncio.TimerHandle | None = None
+        self._handling = False
+        self._since = self.loop.time()
+        self.slot = Slot()
+        self.stopping = False
+        self.app_state = {**self.app_state, CONNECTION: self}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start waiting for the first request."""
+        super().connection_made(transport)
+        own: socket.socket = transport.get_extra_info("socket")
+        # asyncio leaves Nagle's algorithm on for sockets that it did not make: the second segment
+        # of a response would wait 40 ms for the first to be acknowledged.
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Otherwise the system takes megabytes from us before we notice that nobody reads them.
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, LEAST_READ)
+        # pause_writing: something could not be sent yet. With 0, TLS pauses when nothing waits.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self.slot.owner = network(self.client[0]) if self.client else ""
+        if self._most is not None and len(self.connections) > self._most + SPARE:
+            self._make_room(self._most + SPARE)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        super().connection_lost(exc)
+        self._stop_waiting()
+        self._stop_expecting_reading()
+        if not self._handling:
+            self.slot.leave()
+
+    def data_received(self, data: bytes) -> None:
+        """Process bytes; keep waiting while a request's headers are incomplete."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._expect_headers()
+        else:
+            self._stop_waiting()
+
+    def pause_writing(self) -> None:
+        """Something could not be sent yet: expect the client to read."""
+        super().pause_writing()
+        if self._read_due is None:
+            self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """Everything is sent."""
+        super().resume_writing()
+        self._stop_expecting_reading()
+        self._finish_if_sent()
+
+    def shutdown(self) -> None:
+        """Close once the request in progress, if there is one, is answered."""
+        self.stopping = True
+        super().shutdown()
+
+    def begin(self) -> None:
+        """Note that a request is being handled."""
+        self._handling = True
+
+    def finish(self) -> None:
+        """Note that it has been handled. Its slot is free once all of its response is sent."""
+        self._handling, self._since = False, self.loop.time()
+        self._finish_if_sent()
+
+    def send_400_response(self, msg: str) -> None:
+        """Respond to malformed HTTP as the app's `state.malformed` says, and close."""
+        app: Any = self.app
+        while not hasattr(app, "state"):  # uvicorn's own middleware is around it
+            app = app.app
+        response: Response = getattr(app.state, "malformed", _malformed)()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            for event in (
+                h11.Response(
+                    status_code=response.status_code,
+                    headers=[*response.raw_headers, (b"connection", b"close")],
+                    reason=b"Bad Request",
+                ),
+                h11.Data(data=bytes(response.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    def _make_room(self, most: int) -> None:
+        """Close a connection without a request in progress: the oldest of who has most of them."""
+        others = [other for other in self.connections if not other.transport.is_closing()]
+        if len(others) <= most:
+            return
+        free = [
+            other
+            for other in others
+            if isinstance(other, Connection) and other is not self and not other.slot.taken
+        ]
+        of = Counter(other.slot.owner for other in free)
+        first = min(free, key=lambda other: (-of[other.slot.owner], other._since), default=self)
+        first.transport.abort()
+
+    def _expect_headers(self) -> None:
+        if self._headers_due is None and not self.transport.is_closing():
+            self._headers_due = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+    def _expect_reading(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._read_due = self.loop.call_later(self._write_seconds, self._check_reading, unsent)
+
+    def _stop_expecting_reading(self) -> None:
+        if self._read_due is not None:
+            self._read_due.cancel()
+            self._read_due = None
+
+    def _check_reading(self, unsent: int) -> None:
+        if unsent - self.transport.get_write_buffer_size() < LEAST_READ:
+            self.transport.abort()
+        else:
+            self._expect_reading()
+
+    def _finish_if_sent(self) -> None:
+        sent = self.transport.is_closing() or not self.transport.get_write_buffer_size()
+        if sent and not self._handling:
+            self.slot.leave()
+
+
+def _malformed() -> Response:
+    return JSONResponse({"error": "This is no HTTP request that can be read."}, status_code=400)
+
+
+def options(limits: Limits, proxies: str = "") -> dict[str, Any]:
+    """Return the options of `uvicorn.Config` with which connections keep the limits.
+
+    `proxies`: addresses of those who may say from which address a request comes.
+    """
+    return {
+        "http": partial(Connection, write_seconds=limits.write_seconds),
+        "ws": "none",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": bool(proxies),
+        "forwarded_allow_ips": proxies or None,
+        "limit_concurrency": limits.connections,
+        "backlog": BACKLOG,
+        "timeout_keep_alive": limits.keep_alive_seconds,
+        "timeout_graceful_shutdown": limits.shutdown_seconds,
+    }
+
 
 LINGER = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""

@@ -18,8 +18,7 @@ from typing import Any
 
 import uvicorn
 
-from terrine_server.serving.connection import BACKLOG, SPARE, options
-from terrine_server.serving.limits import Limits
+from terrine_server.serving.bounds import BACKLOG, SPARE, Limits, options
 
 SWITCH_SECONDS = 0.0001
 """How long a thread may compute while another waits for Python's interpreter. With Python's own

@@ -1,0 +1,632 @@
+"""Checks of the database: reachable, durable, with timeouts, its clock in step with ours."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from shutil import disk_usage
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, Engine, text
+
+from terrine_server.errors import (
+    ConcurrentUpdate,
+    DatabaseUnavailable,
+    LedgerCorrupted,
+    LedgerRestored,
+    LogNotSigned,
+    NotSealed,
+    SchemaMismatch,
+    TerrineError,
+)
+from terrine_server.ledger import Ledger, check_schema, connect
+from terrine_server.ledger.copies import Registration, registrations
+from terrine_server.ledger.database import reading, sqlite_path
+from terrine_server.ledger.migrating import differences, missing, missing_migrations, over_history
+from terrine_server.owner.checkpoints import (
+    CheckpointError,
+    attach_history,
+    load_checkpoint_key,
+    load_policy,
+)
+from terrine_server.owner.editions import leftovers
+from terrine_server.owner.issuer import CALLBACK, Issuer, IssuerError
+from terrine_server.owner.operations import RESTORING
+from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
+from terrine_server.settings import Settings
+
+
+class Severity(StrEnum):
+    """A warning does not stop the service; a problem does, or should."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: what was found and, unless it is fine, how to fix it."""
+
+    check: str
+    state: Severity
+    found: str
+    fix: str = ""
+
+
+LOW_DISK, FULL_DISK = 2**30, 2**26
+"""Bytes. Below the first, act soon; below the second, answers are about to stop."""
+FOREIGN_VARIABLES = {"TERRINE_DEBUG", "TERRINE_TOKEN", "TERRINE_URL", "TERRINE_SHARED_DATA"}
+"""Variables that the command line, the student and the tests read, not the server."""
+
+
+def unusable(error: ValidationError) -> Iterator[Finding]:
+    """Yield a finding for each invalid setting, without its value."""
+    for item in error.errors(include_url=False, include_input=False):
+        where = ".".join(map(str, item["loc"])).upper()
+        found = f"TERRINE_{where}: {item['msg']}." if where else item["msg"]
+        found = found.replace("Value error, ", "")
+        yield Finding("settings", Severity.PROBLEM, found, "docs/api.md lists the settings")
+
+
+def variables(environment: Mapping[str, str]) -> Finding:
+    """Check that every TERRINE_* variable is one that Terrine reads."""
+    known = {f"TERRINE_{name.upper()}" for name in Settings.model_fields} | FOREIGN_VARIABLES
+    unknown = sorted(n for n in environment if n.startswith("TERRINE_") and n not in known)
+    if unknown:
+        named = ", ".join(unknown)
+        found = f"The environment sets {named}, which Terrine does not know."
+        return Finding("settings", Severity.WARNING, found, f"unset {' '.join(unknown)}")
+    return Finding(
+        "settings", Severity.OK, "Every TERRINE_* variable is a setting with a valid value."
+    )
+
+
+def device(name: str | None) -> Finding:
+    """Check that PyTorch can use the device for voting; None means the best available."""
+    import torch
+
+    wanted = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        return Finding(
+            "device",
+            Severity.PROBLEM,
+            f"TERRINE_DEVICE names {wanted}, which cannot be used here ({reason}).",
+            "unset TERRINE_DEVICE",
+        )
+    return Finding("device", Severity.OK, f"Teachers vote on {wanted}.")
+
+
+def directory(path: Path) -> Finding:
+    """Check that the data directory exists, readable by this account and no other."""
+    if not path.is_dir():
+        found = f"There is no data directory {path.absolute()}."
+        return Finding("data directory", Severity.PROBLEM, found, "terrine init")
+    if (path / RESTORING).exists():
+        found = f"A restore into {path} was interrupted, so nothing is served."
+        fix = "terrine restore DIR, with the same backup"
+        return Finding("data directory", Severity.PROBLEM, found, fix)
+    if not os.access(path, os.R_OK | os.X_OK):
+        found = f"This account may not read {path}."
+        return Finding("data directory", Severity.PROBLEM, found, f"chown -R \"$(id -u)\" '{path}'")
+    if path.stat().st_mode & stat.S_IRWXO:
+        found = f"Every account on this machine may enter {path}, which holds private teachers."
+        return Finding("data directory", Severity.PROBLEM, found, f"chmod 700 '{path}'")
+    return Finding("data directory", Severity.OK, f"{path.absolute()} is closed to other accounts.")
+
+
+def secret_key(path: Path) -> Finding:
+    """Check that the secret key exists, is long enough, and is closed to other accounts."""
+    try:
+        load_secret_key(path)
+    except SecretKeyError as error:
+        fix = f"openssl rand -hex 32 > '{path}'" if path.exists() else "terrine init"
+        return Finding("secret key", Severity.PROBLEM, str(error), fix)
+    return private("secret key", path)
+
+
+def private(check: str, path: Path) -> Finding:
+    """Check that a secret file is closed to other accounts."""
+    mode = path.stat().st_mode
+    if path.resolve().is_relative_to("/run/secrets"):
+        # Container engines mount secrets here, and the container has no other accounts.
+        return Finding(check, Severity.OK, f"{path} is a container secret.")
+    if mode & stat.S_IRWXO:
+        found = f"Every account on this machine may use {path} (mode {stat.S_IMODE(mode):o})."
+        return Finding(check, Severity.PROBLEM, found, f"chmod 600 '{path}'")
+    if mode & stat.S_IRWXG:
+        found = f"The group of {path} may use it (mode {stat.S_IMODE(mode):o})."
+        return Finding(check, Severity.WARNING, found, f"chmod 600 '{path}'")
+    return Finding(check, Severity.OK, f"{path} is closed to other accounts.")
+
+
+def disk(path: Path, free: int) -> Finding:
+    """Check that `free` bytes are enough for the ledger in `path` to grow."""
+    found = f"{free / 2**30:.1f} GiB are free on the disk of {path}."
+    if free >= LOW_DISK:
+        return Finding("disk", Severity.OK, found)
+    state = Severity.WARNING if free >= FULL_DISK else Severity.PROBLEM
+    return Finding(
+        "disk", state, found, "Free some space: when the ledger cannot grow, answers stop"
+    )
+
+
+def close(path: Path) -> bool:
+    """Take all rights on a file or directory from other accounts; return whether any had some."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if path.resolve().is_relative_to("/run/secrets") or not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return False
+    path.chmod(mode & stat.S_IRWXU)
+    return True
+
+
+OLDEST_POSTGRESQL = 14
+CLOCK_SKEW, CLOCK_BROKEN = timedelta(seconds=1), timedelta(minutes=1)
+
+
+def look(engine: Engine) -> Iterator[Finding]:
+    """Connect and yield findings. Raises DatabaseUnavailable."""
+    path = sqlite_path(engine)
+    if path is not None:
+        yield from _sqlite(engine, path)
+        return
+    with reading(engine) as connection:
+        names = ("server_version", "server_version_num", *POSTGRESQL, *POSTGRESQL_WAITS)
+        found = {name: str(_value(connection, f"SHOW {name}")) for name in names}
+        standby = bool(_value(connection, "SELECT pg_is_in_recovery()"))
+        before = datetime.now(UTC)
+        there = _value(connection, "SELECT clock_timestamp()")
+        here = before + (datetime.now(UTC) - before) / 2
+    yield from postgresql(found, standby)
+    assert isinstance(there, datetime)  # noqa: S101 - as PostgreSQL documents it
+    yield skew(here, there)
+
+
+def rights(engine: Engine) -> Iterator[Finding]:
+    """Check this account's rights on the tables; nothing on SQLite or without tables."""
+    if sqlite_path(engine) is not None:
+        return
+    with reading(engine) as connection:
+        if _value(connection, "SELECT to_regclass('charges')") is None:
+            return
+        account = _value(connection, "SELECT current_user")
+        lacking, excess = missing(connection), over_history(connection)
+    if lacking:
+        found = f"The account {account} may not {', '.join(lacking)}."
+        fix = f"terrine init --service-role {account}   (as the owner of the tables)"
+        yield Finding("rights", Severity.PROBLEM, found, fix)
+    elif excess:
+        found = f"The account {account} may {', '.join(excess)} charges: only triggers prevent it."
+        fix = "Serve with another role: docs/ledger.md, A role with fewer rights"
+        yield Finding("rights", Severity.WARNING, found, fix)
+    else:
+        found = f"The account {account} may add charges, but not change them."
+        yield Finding("rights", Severity.OK, found)
+
+
+def schema(engine: Engine) -> Iterator[Finding]:
+    """Check that the whole schema is as this version's migrations make it."""
+    parts = differences(engine)
+    added = [part.part for part in parts if part.change == "added"]
+    lost = [str(part) for part in parts if part.change != "added" and not part.restore]
+    restorable = [str(part) for part in parts if part.restore]
+    if added:
+        found = f"The schema has what is not Terrine's: {'; '.join(added)}."
+        fix = "Find out who added it, then DROP it; terrine ledger verify all"
+        yield Finding("schema", Severity.PROBLEM, found, fix)
+    if restorable:
+        found = f"The schema is not as Terrine made it: {'; '.join(restorable)}."
+        fix = "terrine init && terrine ledger verify all"
+        yield Finding("schema", Severity.PROBLEM, found, fix)
+    if lost:
+        found = f"The schema is not as Terrine made it, and cannot be restored: {'; '.join(lost)}."
+        fix = "Restore a backup of the database; terrine ledger verify all"
+        yield Finding("schema", Severity.PROBLEM, found, fix)
+    if not parts:
+        found = "The whole schema is as this version of Terrine makes it."
+        yield Finding("schema", Severity.OK, found)
+
+
+def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
+    with reading(engine) as connection:
+        version = _value(connection, "SELECT sqlite_version()")
+        journal = _value(connection, "PRAGMA journal_mode")
+    yield Finding("database", Severity.OK, f"SQLite {version}, {path}.")
+    if journal != "wal":
+        found = f"The journal mode of {path} is {journal}; expected wal (write-ahead log)."
+        yield Finding("database", Severity.PROBLEM, found, "terrine init")
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        found = f"This account may not write to {path} and its directory."
+        fix = f"chown \"$(id -u)\" '{path.parent}' '{path}'*"
+        yield Finding("database", Severity.PROBLEM, found, fix)
+    yield private("database", path)
+    yield disk(path, disk_usage(path.parent).free)
+
+
+POSTGRESQL = {
+    "fsync": ({"on"}, "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf();"),
+    "full_page_writes": (
+        {"on"},
+        "ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf();",
+    ),
+    "synchronous_commit": (
+        {"on", "remote_apply"},
+        "Connect to PostgreSQL itself, or to a pooler that passes on startup options",
+    ),
+    "default_transaction_isolation": (
+        {"read committed"},
+        "ALTER DATABASE … SET default_transaction_isolation = 'read committed';",
+    ),
+    "default_transaction_read_only": (
+        {"off"},
+        "ALTER DATABASE … SET default_transaction_read_only = off;",
+    ),
+}
+"""Without these, a charge is not durable or fails. Accepted values, and how to set them."""
+POSTGRESQL_WAITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+
+
+def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
+    """Check a PostgreSQL server's settings, as our session sees them."""
+    version = settings["server_version"].partition(" ")[0]
+    if int(settings["server_version_num"]) // 10_000 < OLDEST_POSTGRESQL:
+        found = f"PostgreSQL {version} is no longer supported by its developers."
+        fix = f"Upgrade to PostgreSQL {OLDEST_POSTGRESQL} or newer"
+        yield Finding("database", Severity.WARNING, found, fix)
+    else:
+        yield Finding("database", Severity.OK, f"PostgreSQL {version}.")
+    if standby:
+        found = "This PostgreSQL server is a standby, which accepts no charges."
+        yield Finding(
+            "database", Severity.PROBLEM, found, "Point TERRINE_DATABASE_URL at the primary"
+        )
+    wrong = False
+    for name, (right, fix) in POSTGRESQL.items():
+        if settings[name] not in right:
+            wrong = True
+            found = f"PostgreSQL's {name} is {settings[name]}; expected {' or '.join(right)}."
+            yield Finding("durability", Severity.PROBLEM, found, fix)
+    for name in POSTGRESQL_WAITS:
+        if settings[name] == "0":
+            wrong = True
+            found = f"PostgreSQL's {name} is off: one stuck connection could block a project."
+            _, fix = POSTGRESQL["synchronous_commit"]
+            yield Finding("durability", Severity.PROBLEM, found, fix)
+    if not wrong:
+        yield Finding(
+            "durability", Severity.OK, "Commits are on disk, and every wait has a timeout."
+        )
+
+
+def skew(here: datetime, there: datetime) -> Finding:
+    """Compare this machine's clock with the database's."""
+    apart = abs(here - there)
+    found = (
+        f"The clocks of this machine and of the database are {apart.total_seconds():.1f} s apart."
+    )
+    if apart < CLOCK_SKEW:
+        return Finding("clock", Severity.OK, found)
+    state = Severity.WARNING if apart < CLOCK_BROKEN else Severity.PROBLEM
+    return Finding("clock", state, found, "timedatectl set-ntp true")
+
+
+def _value(connection: Connection, query: str) -> object:
+    return connection.execute(text(query)).scalar_one()
+
+
+def sign_in(settings: Settings) -> Iterator[Finding]:
+    """Check that the issuer answers, as an issuer that can be used here."""
+    if settings.oidc_issuer is None:
+        return
+    try:
+        issuer = Issuer(settings)
+        issuer.metadata()
+    except IssuerError as error:
+        fix = "Correct TERRINE_OIDC_ISSUER, or see to the issuer; tokens are admitted meanwhile"
+        yield Finding("sign-in", Severity.PROBLEM, str(error), fix)
+        return
+    if settings.oidc_client_secret_file is not None:
+        yield private("client secret", settings.oidc_client_secret_file)
+    back = f"{(settings.oidc_public_url or '').rstrip('/')}{CALLBACK}"
+    found = f"{issuer.host} answers as an issuer. It must know the address {back}."
+    yield Finding("sign-in", Severity.OK, found)
+
+
+def files_of(name: str, directory: Path, digest: str) -> Finding:
+    """Check that an ensemble's files are those that were registered, and that we can read them."""
+    from terrine_models.storage.manifests import StoreError, manifest_digest
+    from terrine_models.teachers.federation import (
+        federation_digest,
+        is_federation,
+        verified_digest,
+    )
+    from terrine_models.teachers.kinds import load_manifest
+
+    check, federation = f"ensemble {name}", is_federation(directory)
+    fix = f"Restore {directory} from a backup: terrine restore"
+    try:
+        identity = federation_digest(directory) if federation else manifest_digest(directory)
+        if identity != digest:
+            found = f"{directory} holds a different ensemble from the one registered."
+            return Finding(check, Severity.PROBLEM, found, fix)
+        if not federation:
+            try:
+                load_manifest(directory)
+            except StoreError as error:  # nobody altered it
+                other = "Serve it with the version of Terrine that made it, or make it again"
+                return Finding(check, Severity.PROBLEM, str(error), other)
+        verified_digest(directory)
+    except StoreError as error:
+        return Finding(check, Severity.PROBLEM, str(error), fix)
+    return Finding(check, Severity.OK, "Its files are as registered.")
+
+
+def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
+    """Verify the files of every registered ensemble, and report unregistered directories."""
+    registered = ledger.ensembles()
+    for registration in registered:
+        record = registration.current
+        found = files_of(record.name, settings.data_dir / record.path, record.manifest_sha256)
+        yield found
+        if found.state is not Severity.OK or record.edition is None:
+            continue
+        if left := leftovers(settings, registration):
+            named = ", ".join(path.name for path in left)
+            yield Finding(
+                found.check,
+                Severity.PROBLEM,
+                f"{named}: private records of an edition that does not serve.",
+                "the command that was interrupted, once more: `terrine ensemble forget` or "
+                "`terrine neighbours add`",
+            )
+    known = {(settings.data_dir / record.path).resolve() for record in registered}
+    for directory in sorted(settings.ensembles_dir.glob("*/")):
+        if directory.resolve() not in known:
+            yield Finding(
+                f"ensemble {directory.name}",
+                Severity.WARNING,
+                f"{directory} is not registered: no project can use it.",
+                f"terrine ensemble register {directory.name}",
+            )
+
+
+def ends(ledger: Ledger) -> Iterator[Finding]:
+    """Read each project's balance and its units' accounts, which must match its last entry.
+
+    And that entry's date.
+    """
+    whole, newest = 0, None
+    names = ledger.project_names()
+    for name in names:
+        try:
+            project = ledger.project(name)
+            last = ledger.charges(name, after_seq=max(0, project.charges - 1), limit=1)
+            if project.terms.allowance is not None:
+                with suppress(ConcurrentUpdate):  # a server has just read and written them
+                    ledger.accounts(project)
+        except TerrineError as error:
+            yield Finding("books", Severity.PROBLEM, str(error), f"terrine ledger verify {name}")
+            continue
+        whole += 1
+        newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
+    text = (
+        f"Projects whose last entry is as balance and accounts say: {whole} of {len(names)}. "
+        "All entries: `terrine ledger verify`."
+    )
+    yield Finding("books", Severity.OK, text)
+    yield dated(datetime.now(UTC), newest)
+
+
+def log(ledger: Ledger) -> Iterator[Finding]:
+    """Check the administrative log, and that what it is about is as it says."""
+    found = ledger.verify_log()
+    for problem in found.problems:
+        yield Finding(
+            "log", Severity.PROBLEM, problem, "terrine log show; docs/ledger.md, Edits by hand"
+        )
+    if found.ok:
+        text = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."
+        yield Finding("log", Severity.OK, text)
+
+
+def signed(ledger: Ledger, settings: Settings) -> Finding:
+    """Check that the ledger continues what was signed of it, as the data directory has it."""
+    path = settings.signed_checkpoint_path
+    try:
+        attach_history(ledger, settings).check()
+    except LedgerRestored as error:
+        return Finding("signed", Severity.PROBLEM, str(error), "terrine ledger restored")
+    except LogNotSigned as error:
+        fix = f"Make {path} readable, or see docs/transparency.md"
+        return Finding("signed", Severity.PROBLEM, str(error), fix)
+    except CheckpointError as error:
+        return Finding("signed", Severity.PROBLEM, str(error), "terrine init")
+    if not path.exists():
+        return Finding("signed", Severity.OK, "Nothing has been signed of the ledger yet.")
+    return Finding("signed", Severity.OK, f"The ledger continues what {path} says.")
+
+
+def dated(now: datetime, newest: datetime | None) -> Finding:
+    """Check this machine's clock against the newest charge, which cannot be in the future."""
+    if newest is None or newest <= now + CLOCK_SKEW:
+        return Finding("clock", Severity.OK, "No charge is dated in the future.")
+    found = f"A charge is dated {newest:%Y-%m-%d %H:%M:%S} UTC, but this machine's clock says "
+    now_text = f"{now:%Y-%m-%d %H:%M:%S} UTC."
+    return Finding("clock", Severity.PROBLEM, found + now_text, "timedatectl set-ntp true")
+
+
+def examine_upgrade() -> Iterator[Finding]:
+    """Yield what this version finds of settings, keys, ledger and ensembles."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        yield from unusable(error)
+        return
+    yield variables(os.environ)
+    yield device(settings.device)
+    yield directory(settings.data_dir)
+    try:
+        key = load_secret_key(settings.secret_key_path)
+        load_checkpoint_key(settings.checkpoint_key_path)
+        load_policy(settings.log_policy_path)
+        engine = connect(settings.database, settings.database_password())
+    except (SecretKeyError, CheckpointError, OSError, DatabaseUnavailable) as error:
+        fix = "Put it back, or correct the setting that names it"
+        yield Finding("keys", Severity.PROBLEM, str(error), fix)
+        return
+    yield Finding("keys", Severity.OK, "Keys and policy can be read.")
+    try:
+        yield ledger(engine, key)
+        yield from upgraded_ensembles(engine, settings)
+    except SchemaMismatch as error:
+        fix = "Install the version that migrated it; if there should be one, correct the settings"
+        yield Finding("ledger", Severity.PROBLEM, str(error), fix)
+    except NotSealed as error:
+        yield Finding("ledger", Severity.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
+    except LedgerCorrupted as error:
+        fix = "Check it with the version that wrote it, or restore a backup"
+        yield Finding("ledger", Severity.PROBLEM, str(error), fix)
+    except DatabaseUnavailable as error:
+        fix = "Check that it is running, TERRINE_DATABASE_URL and the password file"
+        yield Finding("ledger", Severity.PROBLEM, str(error), fix)
+    finally:
+        engine.dispose()
+
+
+def ledger(engine: Engine, key: bytes) -> Finding:
+    """Check that the ledger is sealed with this key and can be brought to this version.
+
+    Raises SchemaMismatch (newer, or not there), NotSealed and LedgerCorrupted.
+    """
+    with reading(engine) as connection:
+        missing = missing_migrations(connection)
+    Ledger(engine, key).check_sealed()
+    if not missing:
+        return Finding("ledger", Severity.OK, "Its tables are of this version.")
+    found = f"Migrations that bring its tables to this version: {missing}."
+    return Finding("ledger", Severity.OK, found)
+
+
+def upgraded_ensembles(engine: Engine, settings: Settings) -> Iterator[Finding]:
+    """Check that every registered ensemble can be read and loaded by this version."""
+    for each in registrations(engine):
+        yield ensemble(each, settings)
+
+
+def ensemble(registered: Registration, settings: Settings) -> Finding:
+    """Check one ensemble. Its files need not be here if all projects on it are closed."""
+    from terrine_models.storage.manifests import StoreError
+    from terrine_models.teachers.ensemble import load
+    from terrine_models.teachers.federation import is_federation
+
+    directory = settings.data_dir / registered.path
+    if not directory.exists():
+        found = f"{directory} is not here."
+        return Finding(
+            f"ensemble {registered.name}",
+            Severity.PROBLEM if registered.in_use else Severity.WARNING,
+            found,
+            "Restore it from a backup: terrine restore"
+            if registered.in_use
+            else "None is needed as long as all projects on it are closed",
+        )
+    found_files = files_of(registered.name, directory, registered.manifest_sha256)
+    if found_files.state is not Severity.OK or is_federation(directory):
+        return found_files
+    try:
+        load(directory, device="cpu")
+    except StoreError as error:
+        fix = "Serve it with the version of Terrine that made it, or make it again"
+        return Finding(found_files.check, Severity.PROBLEM, str(error), fix)
+    return Finding(found_files.check, Severity.OK, "Its files are as registered, and load.")
+
+
+def close_to_others() -> list[Path]:
+    """Take the rights of other accounts on the data directory and secret files; return these.
+
+    Raises ValidationError if the settings are invalid, OSError for a file of another account.
+    """
+    settings = Settings()
+    directory = settings.data_dir
+    private = [directory, settings.ensembles_dir, settings.secret_key_path]
+    private += [settings.checkpoint_key_path, settings.records_key_path]
+    private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
+    secrets = (settings.database_password_file, settings.oidc_client_secret_file)
+    private += [path for path in secrets if path is not None]
+    return [path for path in private if path.exists() and close(path)]
+
+
+def examine() -> Iterator[Finding]:
+    """Yield the findings on this machine, in the order in which to fix them."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        yield from unusable(error)
+        return
+    yield variables(os.environ)
+    yield device(settings.device)
+    yield directory(settings.data_dir)
+    yield secret_key(settings.secret_key_path)
+    if settings.checkpoint_key_path.exists():
+        yield private("checkpoint key", settings.checkpoint_key_path)
+    if settings.records_key_path.exists():
+        yield private("key of the records", settings.records_key_path)
+    try:
+        password = settings.database_password()
+    except OSError as error:
+        path = settings.database_password_file
+        yield Finding(
+            "password",
+            Severity.PROBLEM,
+            f"The database password file {path} cannot be read ({error.strerror}).",
+            "Create it, or correct TERRINE_DATABASE_PASSWORD_FILE",
+        )
+        return
+    if settings.database_password_file is not None:
+        yield private("password", settings.database_password_file)
+    yield from _with_database(settings, password)
+    yield from sign_in(settings)
+
+
+def _with_database(settings: Settings, password: str | None) -> Iterator[Finding]:
+    try:
+        engine = connect(settings.database, password)
+    except DatabaseUnavailable as error:
+        yield Finding("database", Severity.PROBLEM, str(error), "Correct TERRINE_DATABASE_URL")
+        return
+    try:
+        yield from look(engine)
+        yield from rights(engine)
+        check_schema(engine)
+        yield from schema(engine)
+        try:
+            ledger = Ledger(engine, load_secret_key(settings.secret_key_path))
+        except SecretKeyError:
+            return  # which `files.secret_key` has found
+        ledger.check_sealed()
+        yield from ensembles(ledger, settings)
+        yield from ends(ledger)
+        yield from log(ledger)
+        yield signed(ledger, settings)
+    except SchemaMismatch as error:
+        newer = "newer" in error.detail
+        fix = "Install the version of Terrine that migrated it" if newer else "terrine init"
+        yield Finding("schema", Severity.PROBLEM, str(error), fix)
+    except NotSealed as error:
+        yield Finding("seals", Severity.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
+    except LedgerCorrupted as error:
+        yield Finding("books", Severity.PROBLEM, str(error), "terrine ledger verify all")
+    except DatabaseUnavailable as error:
+        fix = "Check that it is running, TERRINE_DATABASE_URL and the password file"
+        yield Finding("database", Severity.PROBLEM, str(error), fix)
+    finally:
+        engine.dispose()

@@ -1,0 +1,537 @@
+"""Pays for batches, those of one project at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
+from itertools import chain, islice
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Table, TextClause, text
+from sqlalchemy.dialects import postgresql
+
+from terrine_protocol import Outcome, ProjectStatus
+from terrine_server.errors import (
+    BudgetExhausted,
+    InvalidQuery,
+    LedgerCorrupted,
+    NotFound,
+    ProjectClosed,
+    ProjectPaused,
+    TerrineError,
+)
+from terrine_server.ledger import accounts, rows
+from terrine_server.ledger.chain import (
+    CHARGE_FIELDS,
+    Action,
+    Actor,
+    canonical_json,
+    check_counts,
+    counts_of,
+    frame_counts,
+    frame_kind,
+    hasher,
+    iso,
+    publication_digest,
+    text_of,
+)
+from terrine_server.ledger.database import Transaction, check_written
+from terrine_server.ledger.log import UNREADABLE
+from terrine_server.ledger.log import record as record_log
+from terrine_server.ledger.records import (
+    ChargedBatch,
+    EntryFields,
+    Payment,
+    ProjectRecord,
+    ProjectSnapshot,
+    Proposal,
+    QueryDigest,
+    RecordedCharges,
+    Result,
+    SpentAccounts,
+)
+from terrine_server.ledger.rows import KnownProjects, check_end, publications
+from terrine_server.ledger.schema import charges
+from terrine_server.ledger.schema import payments as payments_table
+from terrine_server.privacy import Account, Price, Terms, VoteOutcome
+
+REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
+EXHAUSTED = Result(Outcome.EXHAUSTED, label=None, seq=None, replayed=False)
+
+
+@dataclass(frozen=True)
+class NewEntry:
+    """A new entry, numbered `seq`: the charge for a query's `proposal`, or a published `figure`.
+
+    `baseline`: that of its price list.
+    """
+
+    seq: int
+    outcome: Outcome
+    price: Price
+    proposal: Proposal | None = None
+    figure: int | None = None
+    baseline: int = 0
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The decision on a batch: results in order, new entries, and the account after them."""
+
+    results: Sequence[Result]
+    entries: Sequence[NewEntry]
+    account: Account
+
+
+class SecretBudget(Protocol):
+    """A project's secret spend, as `admit` uses it."""
+
+    def add(self, places: tuple[int, ...]) -> None:
+        """Count one paid query."""
+
+    def publish(self, bound: int) -> int:
+        """Draw a figure from the spend (except with a probability that δ covers) up to `bound`."""
+
+
+def admit(
+    terms: Terms,
+    account: Account,
+    recorded: RecordedCharges,
+    proposals: Sequence[Proposal],
+    secret: SecretBudget | None = None,
+) -> Admission:
+    """Decide on each query of a batch, in order.
+
+    A query that is on record, or that came earlier in this batch, is replayed. A new one is paid as
+    long as one more with its baseline is certain to fit, at the worst price. From the first new one
+    that does not fit, or that was not voted on, all new ones are refused. One that is exhausted
+    costs nothing, and is so while another could be paid for. For a data-dependent
+    project, a figure of its `secret` spend is published wherever the terms say. Raises ValueError
+    for an outcome that is not on the price list: nothing unpriced is ever released.
+    """
+    queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
+    known = RecordedCharges(queries, answered_inputs)
+    results: list[Result] = []
+    entries: list[NewEntry] = []
+    refusing = False
+    for proposal in proposals:
+        earlier = known.find(proposal.query_digest, proposal.input_digest)
+        if earlier is not None:
+            results.append(replace(earlier, replayed=True))
+            continue
+        baseline = terms.priced_baseline(proposal.baseline)
+        fits = terms.admits(account, baseline)
+        if proposal.exhausted and fits:
+            results.append(EXHAUSTED)
+            continue
+        refusing = refusing or proposal.outcome is None or not fits
+        if refusing or proposal.outcome is None:
+            results.append(REFUSED)
+            continue
+        if proposal.outcome not in terms.prices:
+            raise ValueError(f"{proposal.outcome!r} is not on the project's price list")
+        outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, baseline)
+        account = terms.capped(account.plus(price))
+        result = Result(outcome, proposal.label, account.charges, False, proposal.counts)
+        queries[proposal.query_digest] = result
+        if outcome is Outcome.ANSWERED:
+            answered_inputs[proposal.input_digest] = result
+        results.append(result)
+        entries.append(
+            NewEntry(
+                account.charges,
+                outcome,
+                price,
+                proposal=proposal,
+                baseline=baseline,
+            )
+        )
+        if secret is not None:
+            secret.add(proposal.places)
+            if terms.schedule is not None and terms.due(account):
+                figure = secret.publish(terms.bound(account))
+                account = terms.after_publishing(account, figure)
+                price = terms.schedule.price
+                entries.append(NewEntry(account.charges, Outcome.PUBLISHED, price, figure=figure))
+    return Admission(results, entries, account)
+
+
+# ruff: noqa: S608 - statements are made of constants
+
+
+COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
+"""The columns in an entry's tuple; project and time are the same for all entries of a charge."""
+
+PAYMENT_COLUMNS = ("first_seq", "last_seq", "token_id", "seal")
+
+_MOVE = f"""
+    UPDATE projects SET spent = :spent, delta_spent = :delta_spent, cap_spent = :cap_spent,
+        charges = :charges, published = :published, head = :head, seal = :seal
+    WHERE id = :project AND status = '{ProjectStatus.ACTIVE}'
+        AND charges = :from_charges AND head = :from_head AND seal = :from_seal
+"""
+
+
+def append(
+    tx: Transaction,
+    before: ProjectRecord,
+    after: ProjectRecord,
+    entries: Sequence[Sequence[Any]],
+    paid: Sequence[Payment] = (),
+) -> bool:
+    """Append entries (tuples of `COLUMNS`; at least one) and who paid, and update the balance.
+
+    Returns False, and writes nothing, if the project is not active or no longer as `before` because
+    of other charges. Raises LedgerCorrupted (on PostgreSQL: DataError) if the database ignored a
+    part; nothing is written then either, once the transaction, if there is one, is rolled back.
+    """
+    balance = {
+        "spent": after.spent,
+        "delta_spent": after.delta_spent,
+        "cap_spent": after.cap_spent,
+        "charges": after.charges,
+        "published": canonical_json([(p.seq, p.figure) for p in after.published]),
+        "head": bytes.fromhex(after.head),
+    }
+    fixed = {
+        "id": before.id,
+        "name": before.name,
+        "genesis": bytes.fromhex(before.genesis),
+        "status": ProjectStatus.ACTIVE,
+        "closed_at": None,
+    }
+    move = {
+        **balance,
+        "project": before.id,
+        "from_charges": before.charges,
+        "from_head": bytes.fromhex(before.head),
+        "from_seal": before.seal,
+        "seal": tx.seals.of("projects", {**fixed, **balance}),
+    }
+    write = _in_sqlite if tx.connection.dialect.name == "sqlite" else _in_postgresql
+    return write(tx.connection, tx.now, move, entries, [_sealed(tx, before.id, p) for p in paid])
+
+
+def _sealed(tx: Transaction, project_id: int, payment: Payment) -> tuple[Any, ...]:
+    """Return a payment as a tuple of `PAYMENT_COLUMNS`."""
+    row = payment.first, payment.last, payment.token
+    return *row, tx.seals.over("payments", (project_id, *row))
+
+
+def _in_sqlite(
+    connection: Connection,
+    now: datetime,
+    move: Mapping[str, Any],
+    entries: Sequence[Sequence[Any]],
+    paid: Sequence[Sequence[Any]],
+) -> bool:
+    if connection.exec_driver_sql(_MOVE, dict(move)).rowcount != 1:
+        return False
+    rows = [(move["project"], iso(now), *entry) for entry in entries]
+    check_written(connection.exec_driver_sql(_SQLITE_APPEND, rows).rowcount, len(rows))
+    if paid:
+        rows = [(move["project"], *payment) for payment in paid]
+        check_written(connection.exec_driver_sql(_SQLITE_PAYMENTS, rows).rowcount, len(rows))
+    return True
+
+
+_NAMES = ", ".join(COLUMNS)
+_SQLITE_APPEND = (
+    f"INSERT INTO charges (project_id, created_at, {_NAMES}) "
+    f"VALUES ({', '.join('?' * (2 + len(COLUMNS)))})"
+)
+_PAYMENT_NAMES = ", ".join(PAYMENT_COLUMNS)
+_SQLITE_PAYMENTS = (
+    f"INSERT INTO payments (project_id, {_PAYMENT_NAMES}) "
+    f"VALUES ({', '.join('?' * (1 + len(PAYMENT_COLUMNS)))})"
+)
+
+
+def _in_postgresql(
+    connection: Connection,
+    now: datetime,
+    move: Mapping[str, Any],
+    entries: Sequence[Sequence[Any]],
+    paid: Sequence[Sequence[Any]],
+) -> bool:
+    given = {
+        **move,
+        "now": now,
+        "entries": len(entries),
+        **_parameters("", COLUMNS, entries),
+        **_parameters("paid_", PAYMENT_COLUMNS, paid),
+    }
+    if paid:
+        given["payments"] = len(paid)
+    statement = _statement(len(entries) == 1, min(len(paid), 2))
+    return connection.execute(statement, given).one_or_none() is not None
+
+
+def _parameters(prefix: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return one row's values, or of many a list for each column. `prefix`: of their names."""
+    if not rows:
+        return {}
+    values = rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
+    return {f"{prefix}{name}": value for name, value in zip(names, values, strict=True)}
+
+
+@cache
+def _statement(one_entry: bool, payments: int) -> TextClause:
+    """One entry is passed as values, which is faster; many as arrays. `payments`: 0, 1, or many."""
+    # The statement commits by itself, so it must fail as a whole if a part of it was ignored.
+    source = _source("", charges, COLUMNS, one_entry)
+    appended = (
+        f"appended AS (INSERT INTO charges (project_id, created_at, {_NAMES}) "
+        f"SELECT moved.id, :now, {_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
+    )
+    written = "(SELECT count(*) FROM appended) = CAST(:entries AS bigint)"
+    if payments:
+        source = _source("paid_", payments_table, PAYMENT_COLUMNS, payments == 1)
+        appended += (
+            f", paid AS (INSERT INTO payments (project_id, {_PAYMENT_NAMES}) "
+            f"SELECT moved.id, {_PAYMENT_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
+        )
+        written += " AND (SELECT count(*) FROM paid) = CAST(:payments AS bigint)"
+    return text(
+        f"WITH moved AS ({_MOVE} RETURNING id), {appended} "
+        f"SELECT id, 1 / CASE WHEN {written} THEN 1 ELSE 0 END FROM moved"
+    )
+
+
+def _source(prefix: str, table: Table, names: Sequence[str], one: bool) -> str:
+    """Return the rows that are given as parameters, as SQL. `prefix`: of the parameters' names."""
+    form = "CAST(:{}{} AS {})" if one else "CAST(:{}{} AS {}[])"
+    types = {name: table.c[name].type.compile(_DIALECT) for name in names}
+    values = ", ".join(form.format(prefix, name, type) for name, type in types.items())
+    source = f"(VALUES ({values}))" if one else f"unnest({values})"
+    return f"{source} AS given ({', '.join(names)})"
+
+
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+
+
+SERVICE = Actor("service")
+"""Publishes figures when they are due, whoever asked last."""
+
+
+class StaleRecord(Exception):  # noqa: N818 - not an error: it is tried again
+    """Other charges came in between; nothing was written."""
+
+
+def charge(
+    tx: Transaction,
+    record: ProjectSnapshot,
+    batches: Sequence[Sequence[Proposal]],
+    cast: SpentAccounts | None = None,
+    payers: Sequence[str | None] | None = None,
+) -> tuple[ProjectRecord, list[ChargedBatch | TerrineError]]:
+    """Pay for the batches that `record` is about; return the project after them, and the answers.
+
+    See `Payments.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
+    project with a tally must be locked: its tally is read and written separately from its balance.
+    One whose units have accounts is paid for only together with what was `cast`, in one
+    transaction. `payers`: by batch, the id of the token that asks.
+    """
+    project = record.project
+    check_active(project)
+    proposals = list(chain.from_iterable(batches))
+    known = record.recorded.find
+    new = any(known(p.query_digest, p.input_digest) is None for p in proposals)
+    tally = accounts.load_tally(tx.connection, tx.seals, project) if new else None
+    admission = admit(project.terms, project.account, record.recorded, proposals, tally)
+    after, entries = _entries(tx.now, project, admission)
+    if project.terms.allowance is not None and (entries or cast is not None):
+        accounts.check_cast(project, len(entries), cast)
+    results = _with_hashes(admission.results, entries)
+    answers: list[ChargedBatch | TerrineError] = []
+    payments: list[Payment] = []
+    for batch, payer in zip(batches, payers or [None] * len(batches), strict=True):
+        of_batch = list(islice(results, len(batch)))
+        if not batch:
+            answers.append(InvalidQuery("The batch is empty; at least one query is expected."))
+        elif all(result is REFUSED for result in of_batch):
+            answers.append(_exhausted(after))
+        else:
+            answers.append(ChargedBatch(of_batch, after))
+        paid = [result.seq for result in of_batch if result.seq and not result.replayed]
+        if paid and payer is not None:
+            payments.append(Payment(paid[0], paid[-1], payer))
+    if entries and not append(tx, project, after, entries, payments):
+        raise StaleRecord
+    if entries and tally is not None:
+        accounts.save_tally(tx.connection, tx.seals, project, tally, after.charges)
+    if entries and cast is not None:
+        accounts.save_unit_accounts(tx, after, cast.accounts)
+        accounts.save_shadow_accounts(tx, after, cast.shadows)
+    for publication in after.published[len(project.published) :]:
+        record_log(
+            replace(tx, by=SERVICE),
+            Action.FIGURE_PUBLISHED,
+            project.name,
+            {"charge": publication.seq, "figure": publication.figure},
+        )
+    return after, answers
+
+
+def check_active(project: ProjectRecord) -> None:
+    """Raise ProjectPaused or ProjectClosed unless the project answers."""
+    if project.status is ProjectStatus.PAUSED:
+        raise ProjectPaused(f"The project {project.name} is paused. Ask the data owner, or later.")
+    if project.status is ProjectStatus.CLOSED:
+        raise ProjectClosed(f"The project {project.name} is closed and will not answer again.")
+
+
+def _exhausted(project: ProjectRecord) -> BudgetExhausted:
+    budget = project.terms.budget
+    if project.terms.allowance is not None:
+        return BudgetExhausted(
+            f"The project {project.name} answers {project.terms.allowance.queries} new queries, as "
+            "its terms say, and they have been asked.",
+            spent=project.spent,
+            budget=budget,
+        )
+    return BudgetExhausted(
+        f"The project {project.name} cannot pay for a new query: {project.spent / budget:.4%} of "
+        f"its budget is spent, and one more costs up to {project.terms.worst.cost / budget:.4%}.",
+        spent=project.spent,
+        budget=budget,
+    )
+
+
+def _with_hashes(results: Sequence[Result], entries: Sequence[tuple[Any, ...]]) -> Iterator[Result]:
+    """Yield the results, those of new entries with their hashes."""
+    hashes = {entry[0]: entry[-1].hex() for entry in entries}
+    for result in results:
+        made = hashes.get(result.seq)
+        yield result if made is None else replace(result, hash=made)
+
+
+def _entries(
+    now: datetime, project: ProjectRecord, admission: Admission
+) -> tuple[ProjectRecord, list[tuple[Any, ...]]]:
+    """Return the project after an admission, and its entries in the form that `append` takes.
+
+    Raises ValueError for noisy counts that are not charged for, or missing where they are.
+    """
+    if not admission.entries:
+        return project, []
+    head = bytes.fromhex(project.head)
+    kinds, hashed, time = EntryFields(project), hasher(project.id), iso(now)
+    entries: list[tuple[Any, ...]] = []
+    published: list[tuple[int, Any]] = [(p.seq, p.figure) for p in project.published]
+    for new in admission.entries:
+        label = counts = None
+        if new.proposal is not None:
+            query, input = new.proposal.query_digest, new.proposal.input_digest
+            label, counts = new.proposal.label, text_of(new.proposal.counts)
+            check_counts(new.proposal.counts, label, project.counts_due(new.outcome))
+        else:
+            query = input = publication_digest(project.genesis, len(published))
+            published.append((new.seq, new.figure))
+        kind = kinds.fields(new.outcome, new.price, label, new.figure, baseline=new.baseline)
+        framed = frame_kind(*kind) + frame_counts(counts)
+        head = hashed(head, new.seq, time, query, input, framed)
+        entries.append((new.seq, query, input, *kind, counts, head))
+    account = admission.account
+    after = replace(
+        project,
+        spent=account.spent,
+        delta_spent=account.delta_spent,
+        cap_spent=account.cap_spent,
+        charges=account.charges,
+        published=publications(published),
+        head=head.hex(),
+    )
+    return after, entries
+
+
+def look_up(
+    connection: Connection,
+    accounts: KnownProjects,
+    project: str | int,
+    digests: Sequence[QueryDigest],
+) -> ProjectSnapshot:
+    """Return the project with this name or id, and what is on record for queries to it.
+
+    Everything is as of one moment; see `Ledger.look_up`. Raises NotFound, and LedgerCorrupted if
+    the last charge is not the one that the account names as its last, or if a charge that answers a
+    query was altered.
+    """
+    row, found = rows.find(connection, project, digests)
+    if row is None:
+        called = "called" if isinstance(project, str) else "number"
+        raise NotFound(f"There is no project {called} {project}.")
+    account = accounts.current(connection, row)
+    paid = _Paid(account)
+    by_query: dict[bytes, Result] = {}
+    by_input: dict[bytes, Result] = {}
+    ends: set[tuple[int, bytes]] = set()
+    for entry in found:
+        if entry.kind == rows.LAST:
+            ends.add((entry.seq, entry.hash))
+        elif entry.kind == rows.QUERY:
+            by_query[entry.query_digest] = paid.result(entry)
+        else:
+            by_input[entry.input_digest] = paid.result(entry)
+    check_end(account, ends)
+    return ProjectSnapshot(account, RecordedCharges(by_query, by_input))
+
+
+class _Paid:
+    """Reads charges of a project that answer queries, and checks the hash of each.
+
+    The hash covers the price and the cost event. Both are taken from the terms, not from the entry,
+    so the hash of an entry that was charged at any other price does not match.
+    """
+
+    def __init__(self, project: ProjectRecord) -> None:
+        self._project = project
+        self._genesis = bytes.fromhex(project.genesis)
+        self._hashed = hasher(project.id)
+        self._framed: dict[tuple[str, int | None], list[bytes]] = {}
+
+    def result(self, entry: Any) -> Result:
+        """Return the result in a row of `searches.find`. Raises LedgerCorrupted if it was
+        altered."""
+        counts = None
+        try:
+            seq, time = entry.seq, entry.created_at
+            fields = (
+                self._genesis if seq == 1 else entry.previous,
+                seq,
+                iso(time) if isinstance(time, datetime) else time,
+                entry.query_digest,
+                entry.input_digest,
+            )
+            kinds = self._kinds(entry.outcome, entry.label)
+            framed = frame_counts(entry.counts)
+            intact = any(self._hashed(*fields, kind + framed) == entry.hash for kind in kinds)
+            counts = counts_of(entry.counts)
+            check_counts(counts, entry.label, self._project.counts_due(entry.outcome))
+        except UNREADABLE:
+            intact = False
+        if not intact:
+            name = self._project.name
+            raise LedgerCorrupted(f"Entry {entry.seq} of project {name} was altered.", name)
+        return Result(Outcome(entry.outcome), entry.label, seq, True, counts, entry.hash.hex())
+
+    def _kinds(self, outcome: str, label: int | None) -> list[bytes]:
+        """Return the frames of an entry with this outcome: one for each baseline that is priced."""
+        framed = self._framed.get((outcome, label))
+        if framed is None:
+            terms, kinds = self._project.terms, EntryFields(self._project)
+            framed = [
+                frame_kind(
+                    *kinds.fields(
+                        outcome,
+                        terms.price(VoteOutcome(outcome), baseline),
+                        label,
+                        baseline=baseline,
+                    )
+                )
+                for baseline in terms.baselines
+            ]
+            self._framed[outcome, label] = framed
+        return framed

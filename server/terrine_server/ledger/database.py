@@ -1,0 +1,655 @@
+"""Opens the database so that every commit is durable and every write waits its turn.
+
+SQLite: write-ahead log, `synchronous=FULL`, `BEGIN IMMEDIATE` for writes. Connecting never creates
+the file. A file that was removed or replaced under a running server is refused, not written to.
+PostgreSQL: psycopg 3, `synchronous_commit=on`, limits on every wait, at both ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select as selecting
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any, TypeVar
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.types.array import ListBinaryDumper
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Executable,
+    Table,
+    create_engine,
+    event,
+    exc,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.engine import URL, ExceptionContext, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from terrine_server.errors import (
+    DatabaseStarting,
+    DatabaseUnavailable,
+    LedgerCorrupted,
+    SchemaMismatch,
+)
+from terrine_server.ledger.chain import Actor
+from terrine_server.ledger.schema import Seals
+
+GRACE_SECONDS = 2.0
+"""What PostgreSQL has beyond its own time-out to say that it has passed."""
+T = TypeVar("T")
+
+
+class NoReply(psycopg.OperationalError):
+    """No reply in time. What was asked may still be done, also a COMMIT."""
+
+
+class StalledDatabase:
+    """Whether a database is silent. Thread-safe."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds + GRACE_SECONDS
+        self._since: float | None = None
+        self._asking = Lock()
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        """Around a transaction. Raises DatabaseUnavailable if another already waits in vain."""
+        if self._since is None:
+            yield
+        elif self._asking.acquire(blocking=False):
+            try:
+                yield
+            finally:
+                self._asking.release()
+        else:
+            silent = time.monotonic() - self._since
+            raise DatabaseUnavailable("The ledger does not answer.", f"silent for {silent:.0f} s")
+
+    def begins(self) -> None:
+        """Note that a reply did not come in time."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def ends(self) -> None:
+        """Note that the database has answered."""
+        self._since = None
+
+    def limited(self) -> type[psycopg.Connection[Any]]:
+        """Return a class of connections that wait for no reply longer than this allows."""
+        silence = self
+
+        class Limited(psycopg.Connection[Any]):
+            """A connection whose every wait is limited."""
+
+            @classmethod
+            def connect(cls, *given: Any, **more: Any) -> Any:
+                """Connect within `connect_timeout`."""
+                try:
+                    return super().connect(*given, **more)
+                except psycopg.errors.ConnectionTimeout:
+                    silence.begins()
+                    raise
+
+            def wait(self, gen: Generator[Any, Any, T], *given: Any, **more: Any) -> T:
+                """Wait for a reply; close the connection if none comes in time."""
+                due = time.monotonic() + silence.seconds
+                try:
+                    result = super().wait(_until(due, gen), *given, **more)
+                except NoReply:
+                    silence.begins()
+                    self.pgconn.finish()  # a late reply would be taken for that of another question
+                    raise
+                silence.ends()
+                return result
+
+        return Limited
+
+
+def _until(due: float, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Go through psycopg's `steps`; at each it wakes up, with nothing if no data has come."""
+    ready = None
+    try:
+        while True:
+            ready = yield steps.send(ready)
+            if not ready and time.monotonic() > due:
+                raise NoReply("no reply in time; the connection was closed")
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+BUSY_SECONDS = 20.0
+"""Longest wait for another writer."""
+STATEMENT_SECONDS = 60.0
+"""Longest time for a statement of PostgreSQL, unless its caller is less patient."""
+# hide_parameters: otherwise an error's text would contain a label that was not paid for.
+_POOL: dict[str, Any] = {
+    "pool_size": 10,
+    "max_overflow": 10,
+    "pool_timeout": 20,
+    "hide_parameters": True,
+}
+# PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
+_BUSY = {"55P03", "57014", "40P01", "40001"}
+_READ_ONLY = "25006"
+_NO_RIGHT = "42501"
+_NOT_WHOLE = "22012"
+"""Division by zero: how the one statement of a charge fails if a part of it was ignored."""
+_STARTING = "57P03"
+# Of a connection that was refused, libpq gives the text alone.
+_STARTS = "the database system is (starting|shutting|in recovery|not (yet )?accepting)"
+_DISK = {"53100", "58030"}
+_NO_TABLE = {"42P01", "42703", "3F000"}
+_POSTGRESQL = {
+    "synchronous_commit": "on",
+    "idle_in_transaction_session_timeout": "60s",
+    "timezone": "UTC",
+    # PostgreSQL keeps the plans of statements that are sent again and again. While a table is empty
+    # or short, to scan or sort it is as quick as its indexes, and a plan that did so would be kept
+    # when it is long. There is an index for every order that we ask for.
+    "enable_seqscan": "off",
+    "enable_sort": "off",
+    "jit": "off",  # what cannot but scan or sort seems so dear now that it would be compiled
+}
+# A connection that the network dropped is noticed within half a minute, also while it is idle.
+_ALIVE = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+LOG_PAGES, CACHE_KIB = 10_000, 16 * 1024
+"""SQLite: pages of 4 KiB in the write-ahead log before they are moved to the file, and what each
+connection keeps of the file. Digests are random, so each query changes two pages of indexes: the
+longer the log, the more changes of a page are moved at once."""
+_WRITE = "BEGIN IMMEDIATE"
+BEGIN = "begin"
+"""In the `info` of a connection to SQLite: the statement that begins its next transaction."""
+# SQLite has no queue for writers; they retry until one succeeds. Those of a process wait here.
+_TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
+_SILENCES: WeakKeyDictionary[Engine, StalledDatabase] = WeakKeyDictionary()
+
+
+def connect(
+    url: str, password: str | None = None, statement_seconds: float = STATEMENT_SECONDS
+) -> Engine:
+    """Return an engine for `sqlite:///path` or `postgresql://user@host/name`. Does not connect yet.
+
+    `password` replaces the URL's, so that it can come from a file. `statement_seconds`: how long
+    PostgreSQL may take for one statement. Raises DatabaseUnavailable when the URL is not of either
+    form.
+    """
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite(parsed)
+        if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+            return _postgresql(parsed, password, statement_seconds)
+    except (ArgumentError, ValueError):
+        pass  # the text may hold a password: say what was expected without repeating it
+    raise DatabaseUnavailable(
+        "The database URL must be sqlite:///path/to/file or postgresql://user@host/name. "
+        "Check TERRINE_DATABASE_URL."
+    )
+
+
+def reading(engine: Engine) -> AbstractContextManager[Connection]:
+    """A connection that only reads. Any failure of the database is raised as DatabaseUnavailable.
+
+    On SQLite it is one transaction. On PostgreSQL each statement is its own transaction: it would
+    read its own snapshot anyway, and a transaction around it costs two more round trips.
+    """
+    return _transaction(engine, "AUTOCOMMIT")
+
+
+def snapshot(engine: Engine) -> AbstractContextManager[Connection]:
+    """Like `reading`, but all statements read the same snapshot."""
+    return _transaction(engine, "REPEATABLE READ")
+
+
+def writing(engine: Engine) -> AbstractContextManager[Connection]:
+    """A transaction that commits as a whole or not at all; on SQLite it excludes other writers.
+
+    Any failure of the database is raised as DatabaseUnavailable. If the connection breaks during
+    COMMIT, the outcome is unknown: only the same charge again tells: what was paid is replayed.
+    """
+    return _transaction(engine, writes=True)
+
+
+def appending(engine: Engine) -> AbstractContextManager[Connection]:
+    """Like `writing`, but on PostgreSQL for a single statement, which is its own transaction.
+
+    It, too, is committed as a whole or not at all, without the round trips of BEGIN and COMMIT.
+    """
+    return _transaction(engine, "AUTOCOMMIT", writes=True)
+
+
+@contextmanager
+def migrating_alone(engine: Engine) -> Iterator[Connection]:
+    """Like `writing`, but SQLite enforces foreign keys only at the end: tables may be rebuilt."""
+    with _transaction(engine, writes=True, rebuilds=True) as connection:
+        yield connection
+        if engine.dialect.name == "sqlite":
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+            if broken is not None:
+                raise LedgerCorrupted(f"A row of {broken[0]} refers to what is not there.")
+
+
+@contextmanager
+def _transaction(
+    engine: Engine, level: str | None = None, writes: bool = False, rebuilds: bool = False
+) -> Iterator[Connection]:
+    """`level`: PostgreSQL's isolation level. `writes`: on SQLite, it waits for its turn.
+
+    `rebuilds`: SQLite does not enforce foreign keys in it.
+
+    One context manager, not one for each step: every request enters several.
+    """
+    turn = _TURNS.get(engine) if writes else None
+    if turn is not None and not turn.acquire(timeout=BUSY_SECONDS):
+        raise DatabaseUnavailable("The ledger is busy. Retry.")
+    silence = _SILENCES.get(engine)
+    noticed = nullcontext() if silence is None else silence.noticed()
+    try:
+        with noticed, engine.connect() as connection:
+            if engine.dialect.name == "sqlite":
+                connection.info[BEGIN] = _WRITE if writes else "BEGIN"
+                if rebuilds:  # which cannot be said within a transaction
+                    _enforce_foreign_keys(connection, False)
+            elif level is not None:
+                connection = connection.execution_options(isolation_level=level)
+            try:
+                with connection.begin():
+                    yield connection
+            finally:
+                if rebuilds and engine.dialect.name == "sqlite":
+                    _enforce_foreign_keys(connection, True)
+    except SQLAlchemyError as error:
+        # `from None`: a driver's error quotes the row, and with it a label not yet paid for.
+        raise _explanation(engine, error) from None
+    finally:
+        if turn is not None:
+            turn.release()
+
+
+def _enforce_foreign_keys(connection: Connection, on: bool) -> None:
+    driver: Any = connection.connection.driver_connection
+    driver.execute(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}")
+
+
+def write(
+    connection: Connection,
+    statement: Executable,
+    parameters: Sequence[Mapping[str, Any]] | None = None,
+    rows: int = 1,
+) -> None:
+    """Insert or update exactly so many rows. Raises LedgerCorrupted if it was fewer, or more.
+
+    Every write goes through here, or is counted where it is made: a trigger or a rule that somebody
+    added can make the database ignore a write without an error.
+    """
+    done = connection.execute(statement, parameters, execution_options={"preserve_rowcount": True})
+    check_written(done.rowcount, rows)
+
+
+def check_written(rows: int, expected: int) -> None:
+    """Raise LedgerCorrupted unless as many rows were written as should have been."""
+    if rows != expected:
+        raise LedgerCorrupted("The database ignored what was written to it.")
+
+
+def use_write_ahead_log(engine: Engine) -> None:
+    """Switch a SQLite file to a write-ahead log, which is recorded in the file.
+
+    Not in a transaction, since SQLite cannot switch within one.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            with closing(engine.raw_connection()) as raw:
+                mode = raw.cursor().execute("PRAGMA journal_mode = WAL").fetchone()
+            break
+        except SQLAlchemyError as error:
+            raise _explanation(engine, error) from None
+        except sqlite3.Error as error:
+            # If two processes switch at once, SQLite refuses one of them without waiting.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise DatabaseUnavailable("The ledger's file cannot be used.", str(error)) from None
+            time.sleep(0.02)
+    if mode != ("wal",):
+        raise DatabaseUnavailable(
+            "The ledger's file is on a disk that cannot hold SQLite's write-ahead log. "
+            "Use a local disk, or PostgreSQL."
+        )
+
+
+def sqlite_path(engine: Engine) -> Path | None:
+    """Return the database's file, or None on PostgreSQL."""
+    return Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
+
+
+def _sqlite(url: URL) -> Engine:
+    if not url.database or url.database == ":memory:" or url.query:
+        raise ValueError(url.database)
+    path = Path(url.database).absolute()
+    uri = f"file:{quote(str(path))}?mode=rw"
+
+    def open_file() -> sqlite3.Connection:
+        # isolation_level=None: the driver begins no transaction by itself; `begin` below does.
+        return sqlite3.connect(
+            uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+
+    engine = create_engine(
+        url.set(drivername=f"sqlite+{_Dialect.driver}", database=str(path)),
+        creator=open_file,
+        **_POOL,
+    )
+
+    _TURNS[engine] = threading.Lock()
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, record: object) -> None:
+        connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        record.info.update(path=str(path), file=_identity(str(path)))  # type: ignore[attr-defined]
+
+    return engine
+
+
+class _Dialect(SQLiteDialect_pysqlite):
+    """Begins transactions by a statement of their own.
+
+    As a listener to SQLAlchemy's `begin` would, but listeners slow down every statement.
+    """
+
+    driver = "terrine"
+    supports_statement_cache = True
+
+    def do_begin(self, dbapi_connection: Any) -> None:
+        """Begin as `info` says, on the file that was opened."""
+        info = dbapi_connection.info
+        if info["file"] != _identity(info["path"]):
+            dbapi_connection.invalidate()
+            raise DatabaseUnavailable(
+                "The ledger's file was removed or replaced while it was open. "
+                "Put it back, or restart the server.",
+                info["path"],
+            )
+        dbapi_connection.execute(info.pop(BEGIN, "BEGIN"))
+
+
+registry.register(f"sqlite.{_Dialect.driver}", __name__, _Dialect.__name__)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _postgresql(url: URL, password: str | None, statement_seconds: float) -> Engine:
+    silence = StalledDatabase(statement_seconds)
+    limited = silence.limited()
+    settings = {
+        **_POSTGRESQL,
+        "lock_timeout": f"{min(BUSY_SECONDS, statement_seconds):g}s",
+        "statement_timeout": f"{statement_seconds:g}s",
+    }
+    url = url.set(drivername="postgresql+psycopg")
+    if password is not None:
+        url = url.set(password=password)
+    engine = create_engine(
+        url,
+        **_POOL | {"pool_timeout": min(BUSY_SECONDS, statement_seconds)},
+        connect_args={
+            "connect_timeout": 5,
+            **_ALIVE,
+            "application_name": "terrine",
+            "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
+        },
+    )
+
+    _SILENCES[engine] = silence
+
+    @event.listens_for(engine, "do_connect")
+    def open_limited(_: object, __: object, given: Any, more: Any) -> psycopg.Connection[Any]:
+        return limited.connect(*given, **more)
+
+    @event.listens_for(engine, "connect")
+    def prefer_binary(connection: psycopg.Connection[Any], _: object) -> None:
+        connection.adapters.register_dumper(list, ListBinaryDumper)  # lists of digests
+
+    @event.listens_for(engine, "checkout")
+    def check_open(connection: psycopg.Connection[Any], *_: object) -> None:
+        # An idle connection is readable only if the server closed it. Cheaper than a statement.
+        if connection.closed or _readable(connection.fileno()):
+            raise exc.InvalidatePoolError("The server closed the connection.")
+
+    @event.listens_for(engine, "handle_error")
+    def forget_read_only(context: ExceptionContext) -> None:
+        # A session that began while the database was read-only stays read-only. Open a new one.
+        if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+            context.is_disconnect = True
+
+    return engine
+
+
+def _readable(socket: int) -> bool:
+    poll = selecting.poll()
+    poll.register(socket, selecting.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
+    """Return an error that says what to do about the driver's."""
+    where = engine.url.render_as_string(hide_password=True)
+    if isinstance(error, exc.TimeoutError):
+        return DatabaseUnavailable("Every connection to the ledger is in use. Retry.", where)
+    original = getattr(error, "orig", None)
+    state = getattr(original, "sqlstate", None) or ""
+    words = _words(error)
+    cause = f"{where}: {words}"
+    if state in _BUSY or "database is locked" in words:
+        return DatabaseUnavailable("The ledger is busy. Retry.", cause)
+    if state == _STARTING or re.search(_STARTS, words):
+        return DatabaseStarting("The ledger's database is starting. Retry.", cause)
+    if state == _READ_ONLY or "readonly database" in words:
+        return DatabaseUnavailable("The ledger cannot be written to. Check it, then retry.", cause)
+    path = sqlite_path(engine)
+    if path is not None and not path.exists():
+        return SchemaMismatch("There is no ledger yet. Run `terrine init`.", str(path))
+    if state in _NO_TABLE or re.search(r"no such (table|column)", words):
+        return SchemaMismatch("The ledger has no tables yet. Run `terrine init`.", cause)
+    if state == _NOT_WHOLE:
+        return LedgerCorrupted("The database ignored what was written to it.", cause=cause)
+    if isinstance(error, exc.IntegrityError):
+        return LedgerCorrupted("The ledger refused an entry.", cause=cause)
+    if isinstance(error, exc.DataError) and not state:
+        # Raised by the driver itself: Python cannot represent a value in PostgreSQL.
+        return LedgerCorrupted("A value in the ledger is none that was written.", cause=cause)
+    if state == _NO_RIGHT:  # in words that name the table, and no row
+        return DatabaseUnavailable(
+            f"The account that this service has in PostgreSQL lacks a right: {words}. Run `terrine "
+            "init --service-role ACCOUNT` as the owner of the tables, which grants all that it "
+            "needs; `terrine doctor` lists what is missing.",
+            cause,
+        )
+    if state in _DISK or re.search(r"disk is full|disk I/O", words):
+        return DatabaseUnavailable(
+            "The ledger's disk is full or fails. Repair it, then retry.", cause
+        )
+    if re.search(r"malformed|not a database", words):
+        return DatabaseUnavailable("The ledger's file is damaged. Restore a backup.", cause)
+    return DatabaseUnavailable("The ledger cannot be reached. Check it, then retry.", cause)
+
+
+def _words(error: SQLAlchemyError) -> str:
+    original = getattr(error, "orig", None)
+    primary = getattr(getattr(original, "diag", None), "message_primary", None)
+    return " ".join(str(primary or original or type(error).__name__).split())
+
+
+MOST_SECONDS = 300
+"""How long PostgreSQL lets a process that hangs hold a turn."""
+TURNS = 0x7E221E
+"""The first of the two numbers of these advisory locks; the second is the project's."""
+_TAKE = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', :most, true), "
+    "pg_advisory_xact_lock(:turns, :project)"
+)
+_ONE = 0
+"""The second number where only one process may act for the whole ledger. No project has it."""
+_GROWING = text("SELECT pg_advisory_xact_lock(:turns, -1)")
+_TRY = text("SELECT pg_try_advisory_lock(:turns, :one)")
+_LEAVE = text("SELECT pg_advisory_unlock(:turns, :one)")
+_POLL_SECONDS = 0.02
+
+
+@contextmanager
+def turn(engine: Engine, project_id: int) -> Iterator[None]:
+    """Hold a project's turn. It ends with the block, or with the process, however that ends.
+
+    On PostgreSQL it is an advisory lock, in a transaction on a connection of its own; on SQLite,
+    whose processes share a machine, a locked file beside the database. Raises DatabaseUnavailable
+    when others hold it for too long, or there is no database. What goes wrong at its end is not
+    raised: what was done meanwhile is done.
+    """
+    path = sqlite_path(engine)
+    stack = ExitStack()
+    try:
+        if path is None:
+            stack.enter_context(_in_database(engine, project_id))
+        else:
+            stack.enter_context(_of_file(path.with_name(f"{path.name}-turn-{project_id}")))
+        yield
+    finally:
+        with suppress(DatabaseUnavailable):
+            stack.close()
+
+
+@contextmanager
+def only_one(engine: Engine) -> Iterator[bool]:
+    """Whether no other process is here: nobody waits. It ends as a project's turn does.
+
+    On PostgreSQL nothing else waits for its connection, so it may take long.
+    """
+    path = sqlite_path(engine)
+    if path is not None:
+        with _opened(path.with_name(f"{path.name}-turn-{_ONE}")) as file:
+            yield _taken(file)
+        return
+    given = {"turns": TURNS, "one": _ONE}
+    with reading(engine) as connection:
+        taken = bool(connection.execute(_TRY, given).scalar_one())
+        try:
+            yield taken
+        finally:
+            if taken:
+                with suppress(SQLAlchemyError):  # the lock ends with its connection, too
+                    connection.execute(_LEAVE, given)
+
+
+def exclude_others(connection: Connection) -> None:
+    """Wait until no other transaction that called this is under way; on SQLite, none is."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(_GROWING, {"turns": TURNS})
+
+
+@contextmanager
+def _in_database(engine: Engine, project_id: int) -> Iterator[None]:
+    with writing(engine) as connection:
+        most = f"{MOST_SECONDS}s"
+        connection.execute(_TAKE, {"most": most, "turns": TURNS, "project": project_id})
+        yield
+
+
+@contextmanager
+def _of_file(path: Path) -> Iterator[None]:
+    deadline = time.monotonic() + BUSY_SECONDS
+    with _opened(path) as file:
+        while not _taken(file):
+            if time.monotonic() > deadline:
+                raise DatabaseUnavailable("The ledger is busy. Retry.")
+            time.sleep(_POLL_SECONDS)
+        yield
+
+
+def _opened(path: Path) -> IO[str]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600))
+
+
+def _taken(file: IO[str]) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+UNSEALED = bytes(32)
+"""In the seal of a row whose id is not known yet: no seal is this."""
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """What is done in it is committed as a whole. `by`: None for this process's account."""
+
+    connection: Connection
+    seals: Seals
+    now: datetime
+    by: Actor | None
+
+    def insert(self, table: Table, row: Mapping[str, Any]) -> None:
+        """Insert a row, sealed. Raises IntegrityError if its key is taken."""
+        write(self.connection, insert(table).values(self.seals.sealed(table.name, row)))
+
+    def insert_named(self, table: Table, row: Mapping[str, Any]) -> None:
+        """Insert a row whose id the database chooses, and seal it as it was meant to be.
+
+        Raises IntegrityError if its name is taken.
+        """
+        write(self.connection, insert(table).values({**row, "seal": UNSEALED}))
+        query = select(table.c.id).where(table.c.name == row["name"])
+        id = self.connection.execute(query).scalar_one()
+        seal = self.seals.of(table.name, {**row, "id": id})
+        write(self.connection, update(table).where(table.c.id == id).values(seal=seal))
+
+    def change(self, table: Table, id: int | str, changed: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Change a locked row, sealed as it is meant to be afterwards, and return it."""
+        row = self.connection.execute(select(table).where(table.c.id == id)).one()._mapping
+        sealed = self.seals.sealed(table.name, {**row, **changed})
+        new = {**changed, "seal": sealed["seal"]}
+        write(self.connection, update(table).where(table.c.id == id).values(new))
+        return sealed

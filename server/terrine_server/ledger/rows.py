@@ -1,0 +1,883 @@
+"""Queries of the database, and records from their rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from functools import cache, lru_cache, partial
+from itertools import chain
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from sqlalchemy import (
+    Connection,
+    Date,
+    Engine,
+    Executable,
+    Row,
+    Select,
+    String,
+    bindparam,
+    case,
+    cast,
+    column,
+    func,
+    literal,
+    select,
+    text,
+    type_coerce,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
+from terrine_server.errors import LedgerCorrupted, NotFound
+from terrine_server.ledger.chain import (
+    Actor,
+    canonical_json,
+    check_counts,
+    counts_of,
+    facts_text,
+    follows,
+    genesis,
+)
+from terrine_server.ledger.database import Transaction, appending, reading, writing
+from terrine_server.ledger.log import (
+    UNREADABLE,
+    check_account,
+    check_population,
+    check_types,
+    logged,
+)
+from terrine_server.ledger.records import (
+    NEIGHBOURS,
+    ChargeRecord,
+    Edition,
+    EnsembleRecord,
+    History,
+    Payment,
+    PopulationRecord,
+    ProjectPosition,
+    ProjectRecord,
+    Publication,
+    QueryDigest,
+    RequestRecord,
+    TokenRecord,
+)
+from terrine_server.ledger.schema import (
+    SEALED,
+    Seals,
+    charges,
+    editions,
+    ensembles,
+    payments,
+    populations,
+    projects,
+    requests,
+    tokens,
+)
+from terrine_server.privacy import Terms
+
+# ruff: noqa: S608 - statements are made of constants
+
+
+QUERY, INPUT, LAST = range(3)
+"""Kinds of rows found: a charge, by its query digest; a charge, by its input digest; the last
+charge that the account counts, or a later one."""
+
+ACCOUNT = (*SEALED["projects"], "seal")
+"""The columns of a project that may change, and those that identify it."""
+_FOUND = {
+    "kind": "int",
+    "seq": "bigint",
+    "hash": "bytea",
+    "query_digest": "bytea",
+    "input_digest": "bytea",
+    "created_at": "timestamptz",
+    "outcome": "text",
+    "label": "bigint",
+    "counts": "text",
+    "previous": "bytea",
+}
+FOUND = tuple(_FOUND)
+"""Columns of the rows found. Of the last charge, only number and hash are looked up. `previous`:
+the hash before."""
+
+_ACCOUNT = [projects.c[name] for name in ACCOUNT]
+_CHUNK = 5000  # a statement of SQLite has at most 32,766 parameters
+
+_By = Literal["id", "name"]
+_Form = Literal["sqlite", "many", "one"]
+"""How values come: to SQLite, as a table; to PostgreSQL, as arrays, or one of each. PostgreSQL
+plans the last once and for all, and arrays only if it likes."""
+
+
+def find(
+    connection: Connection, project: str | int, digests: Sequence[QueryDigest]
+) -> tuple[Any, Sequence[Any]]:
+    """Return the `ACCOUNT` of the project with this name or id, and rows of `FOUND`.
+
+    Everything is as of one moment. The account is None if there is no such project.
+    """
+    by: _By = "name" if isinstance(project, str) else "id"
+    if connection.dialect.name == "postgresql":
+        wanted: dict[str, Any] = _wanted(digests)
+        form: _Form = "many"
+        if all(len(values) == 1 for values in wanted.values()):
+            form, wanted = "one", {name: value for name, (value,) in wanted.items()}
+        found_by = account_and_found(by, form)
+        rows = connection.execute(found_by, {"project": project, **wanted}).all()
+        return (rows[0] if rows else None), [row for row in rows if row.kind is not None]
+    account = connection.execute(_account(by), {"project": project}).one_or_none()
+    if account is None:
+        return None, []
+    found: list[Any] = []
+    for start in range(0, len(digests) or 1, _CHUNK):
+        wanted = _wanted(digests[start : start + _CHUNK])
+        given = (account.id, account.charges, *chain.from_iterable(wanted.values()))
+        query = _found({name: len(values) for name, values in wanted.items()})
+        found += connection.exec_driver_sql(query, given).all()
+    return account, found
+
+
+def _wanted(digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
+    nothing = [b""]  # an empty list of values is not a valid table
+    return {
+        "queries": sorted({digest.query for digest in digests}) or nothing,
+        "inputs": sorted({digest.input for digest in digests}) or nothing,
+    }
+
+
+# Cached: SQLAlchemy takes longer to build a statement than a database to run it.
+
+
+@cache
+def account_and_found(by: _By, form: _Form) -> Executable:
+    """PostgreSQL: the account of a `:project`, repeated in each row found; alone if there is none.
+
+    One statement reads one snapshot.
+    """
+    account = ", ".join(f"projects.{name}" for name in ACCOUNT)
+    found = f"({_search(form)}) AS found ({', '.join(FOUND)})"
+    query = text(
+        f"SELECT {account}, found.* FROM projects LEFT JOIN LATERAL {found} ON true "
+        f"WHERE projects.{by} = :project"
+    )
+    return query.columns(*_ACCOUNT, *map(column, FOUND))
+
+
+@cache
+def _account(by: _By) -> Executable:
+    return select(*_ACCOUNT).where(projects.c[by] == bindparam("project"))
+
+
+def _found(wanted: Mapping[str, int]) -> str:
+    """SQLite: the rows found in a project, the first parameter, that counts as many charges as the
+    second says. Those wanted come after these: so many of each name.
+
+    Not by SQLAlchemy's expanding parameters, which take longer than the search.
+    """
+    query, first = _search("sqlite"), 3
+    for name, count in wanted.items():
+        values = ", ".join(f"(?{number})" for number in range(first, first + count))
+        query, first = query.replace(f":{name}", f"(VALUES {values})"), first + count
+    return query
+
+
+@cache
+def _search(form: _Form) -> str:
+    """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`."""
+    sqlite = form == "sqlite"
+    project, last = ("?1", "?2") if sqlite else ("projects.id", "projects.charges")
+    previous = (
+        "(SELECT hash FROM charges AS before WHERE before.project_id = charges.project_id "
+        "AND before.seq < charges.seq ORDER BY before.seq DESC LIMIT 1)"
+    )
+    charge = {name: name for name in FOUND[1:-1]} | {"previous": previous}
+    by_query, by_input = _columns(QUERY, charge), _columns(INPUT, charge)
+    answered = f"AND outcome = '{Outcome.ANSWERED}'"
+    each = partial(_each, form, project)
+    parts = [
+        each(by_query, "queries", "query_digest"),
+        each(by_input, "inputs", "input_digest", answered),
+        # Two rows are already wrong. Without LIMIT, PostgreSQL expects a third of all charges.
+        f"SELECT * FROM (SELECT {_columns(LAST, {'seq': 'seq', 'hash': 'hash'})} FROM charges "
+        f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
+    ]
+    return " UNION ALL ".join(parts)
+
+
+def _columns(kind: int, given: dict[str, str]) -> str:
+    """Return the columns `FOUND`, in order. PostgreSQL would take an untyped NULL for text."""
+    values = {name: f"CAST(NULL AS {type})" for name, type in _FOUND.items()}
+    values |= {"kind": str(kind)} | given
+    return ", ".join(f"{value} AS {name}" for name, value in values.items())
+
+
+def _each(form: _Form, project: str, columns: str, wanted: str, column: str, only: str = "") -> str:
+    """Return the SQL that looks up each of the `wanted` values of a column separately."""
+    if form == "sqlite":  # which keeps the order of a CROSS JOIN
+        condition = f"project_id = {project} AND {column} = column1 {only}"
+        return f"SELECT {columns} FROM :{wanted} CROSS JOIN charges ON {condition}"
+    value = f"CAST(:{wanted} AS bytea)" if form == "one" else "value"
+    # The order is that of one index. For an equality alone, PostgreSQL might as well take another,
+    # and read all rows of the project, as long as it has no statistics.
+    first = (
+        f"SELECT * FROM charges WHERE project_id = {project} AND {column} >= {value} {only} "
+        f"ORDER BY {column} LIMIT 1"
+    )
+    found = f"SELECT {columns} FROM ({first}) AS charges WHERE {column} = {value}"
+    if form == "one":
+        return found
+    given = f"unnest(CAST(:{wanted} AS bytea[])) AS given (value)"
+    return f"SELECT found.* FROM {given} CROSS JOIN LATERAL ({found}) AS found"
+
+
+SUBJECT = ensembles.c.name.concat("/").concat(cast(editions.c.number, String))
+"""What the administrative log calls an edition."""
+
+
+def select_editions() -> Select[Any]:
+    """Select all editions but the first of each ensemble, in order, each with its `subject`."""
+    return (
+        select(editions, SUBJECT.label("subject"), logged("edition", SUBJECT).label("logged"))
+        .outerjoin(ensembles, editions.c.ensemble_id == ensembles.c.id)
+        .order_by(editions.c.ensemble_id, editions.c.number)
+    )
+
+
+_NEWEST = (
+    select_editions()
+    .where(editions.c.ensemble_id == bindparam("ensemble"))
+    .order_by(None)
+    .order_by(editions.c.number.desc())
+    .limit(1)
+)
+"""Selects the newest edition of an ensemble. Built once, as every request needs it."""
+
+
+def first(ensemble: EnsembleRecord) -> Edition:
+    """Return the edition that was registered."""
+    return Edition(
+        number=1,
+        manifest_sha256=ensemble.manifest_sha256,
+        units=ensemble.units,
+        slots=ensemble.facts.teachers if ensemble.facts.kind == NEIGHBOURS else ensemble.units,
+        erased=(),
+        begins={},
+        made_at=ensemble.registered_at,
+    )
+
+
+def load_newest_edition(
+    connection: Connection, seals: Seals, ensemble: EnsembleRecord
+) -> EnsembleRecord:
+    """Return the ensemble with its newest edition. Raises LedgerCorrupted."""
+    row = connection.execute(_NEWEST, {"ensemble": ensemble.id}).one_or_none()
+    found = first(ensemble) if row is None else _edition(row, seals, ensemble)
+    return replace(ensemble, edition=found)
+
+
+def load_editions(
+    connection: Connection, seals: Seals, ensemble: EnsembleRecord
+) -> Iterator[Edition]:
+    """Yield all editions of an ensemble, in order. Raises LedgerCorrupted."""
+    yield first(ensemble)
+    for row in connection.execute(select_editions().where(editions.c.ensemble_id == ensemble.id)):
+        yield _edition(row, seals, ensemble)
+
+
+def row_of(ensemble: EnsembleRecord, edition: Edition) -> dict[str, Any]:
+    """Return the row of an edition, without its seal."""
+    return {
+        "ensemble_id": ensemble.id,
+        "number": edition.number,
+        "manifest_sha256": bytes.fromhex(edition.manifest_sha256),
+        "units": edition.units,
+        "slots": edition.slots,
+        "erased": canonical_json(list(edition.erased)),
+        "begins": canonical_json({str(project): at for project, at in edition.begins.items()}),
+        "made_at": edition.made_at,
+    }
+
+
+def _edition(row: Any, seals: Seals, ensemble: EnsembleRecord) -> Edition:
+    fields: Mapping[str, Any] = row._mapping
+    try:
+        check_types(editions.c, fields)
+        seals.check("editions", fields)
+        if row.logged != facts_text("edition", fields):
+            raise ValueError("it is not as the administrative log says")
+        return Edition(
+            number=row.number,
+            manifest_sha256=row.manifest_sha256.hex(),
+            units=row.units,
+            slots=row.slots,
+            erased=tuple(json.loads(row.erased)),
+            begins={int(project): at for project, at in json.loads(row.begins).items()},
+            made_at=row.made_at,
+        )
+    except UNREADABLE as error:
+        raise LedgerCorrupted(
+            f"An edition of the ensemble {ensemble.name} was altered or damaged.", cause=repr(error)
+        ) from None
+
+
+# The tables have columns of the same names, so those of an ensemble and its population get a
+# prefix. Those of the cap have the names that they have in a project's terms.
+_ENSEMBLE, _POPULATION = "ensemble__", "population__"
+_CAP = {"epsilon", "delta", "rdp_order", "cap", "delta_cap"}
+_population_labels = {
+    column.name: f"{_ENSEMBLE if column.name in _CAP else _POPULATION}{column.name}"
+    for column in populations.c
+}
+_ensemble_columns = [
+    *(column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c),
+    logged("ensemble", ensembles.c.name).label(f"{_ENSEMBLE}logged"),
+    *(column.label(_population_labels[column.name]) for column in populations.c),
+    logged("population", populations.c.name).label(f"{_POPULATION}logged"),
+]
+
+# The columns of a project that may change, and those that identify it.
+
+terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.loads(text)))
+"""Terms never change, and every charge needs them."""
+
+
+@cache  # building a query takes longer than running it
+def select_ensembles() -> Select[Any]:
+    """Select all ensembles, by name, each with its population."""
+    return (
+        select(*_ensemble_columns)
+        # Outer: an ensemble whose population is gone is not skipped, but refused as damaged.
+        .outerjoin(populations, ensembles.c.population_id == populations.c.id)
+        .order_by(ensembles.c.name)
+    )
+
+
+@cache
+def select_populations() -> Select[Any]:
+    """Select all populations, by name."""
+    return select(populations, logged("population", populations.c.name).label("logged")).order_by(
+        populations.c.name
+    )
+
+
+@cache
+def ensemble_by(column: str) -> Select[Any]:
+    """Select the ensemble with a value of a column, which is a parameter of that name."""
+    return select_ensembles().where(ensembles.c[column] == bindparam(column))
+
+
+_newest = charges.alias("newest")
+_last = [
+    select(column)
+    .where(_newest.c.project_id == projects.c.id)
+    .order_by(_newest.c.seq.desc())
+    .limit(1)
+    .scalar_subquery()
+    .label(f"last_{column.name}")
+    for column in (_newest.c.seq, _newest.c.hash)
+]
+_logged = logged("project", projects.c.name).label("logged")
+_before = charges.alias("before")
+_previous = (
+    select(_before.c.hash)
+    .where(_before.c.project_id == charges.c.project_id, _before.c.seq == charges.c.seq - 1)
+    .scalar_subquery()
+    .label("previous")
+)
+
+
+@cache
+def select_projects() -> Select[Any]:
+    """Select all projects, by name, each with its ensemble and its last charge.
+
+    Not with FOR UPDATE: after waiting for a lock, PostgreSQL reads the locked row again, but
+    everything else as it was before.
+    """
+    return (
+        select(projects, _logged, *_last, *_ensemble_columns)
+        # Outer: a project whose ensemble is gone is not skipped, but refused as damaged.
+        .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
+        .outerjoin(populations, ensembles.c.population_id == populations.c.id)
+        .order_by(projects.c.name)
+    )
+
+
+@cache
+def project_by(*columns: str) -> Select[Any]:
+    """Select the project with values of some columns, which are parameters of these names."""
+    return select_projects().where(*(projects.c[name] == bindparam(name) for name in columns))
+
+
+def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row[Any] | None:
+    """Fetch an ensemble, and lock its population until the transaction ends.
+
+    To lock a population and a project, lock the population first.
+    """
+    whose = select(ensembles.c.population_id).where(condition)  # which never changes
+    population = connection.execute(whose).scalar_one_or_none()
+    lock_population(connection, population)
+    return connection.execute(select_ensembles().where(condition)).one_or_none()
+
+
+def lock_population(connection: Connection, id: int | None) -> None:
+    """Lock a population until the transaction ends."""
+    locked = select(populations.c.id).where(populations.c.id == id)
+    connection.execute(locked.with_for_update(key_share=True))
+
+
+def fetch_project(connection: Connection, seals: Seals, described: str, **by: Any) -> ProjectRecord:
+    """Fetch the project with these values. Raises NotFound."""
+    row = connection.execute(project_by(*by), by).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no project {described}.")
+    return load_newest_project(connection, seals, project_record(row, seals))
+
+
+def load_newest_project(
+    connection: Connection, seals: Seals, project: ProjectRecord
+) -> ProjectRecord:
+    """Return a project with its ensemble in its newest edition. Raises LedgerCorrupted."""
+    return replace(project, ensemble=load_newest_edition(connection, seals, project.ensemble))
+
+
+@contextmanager
+def readable(what: str, project: str = "all") -> Iterator[None]:
+    """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise LedgerCorrupted(f"{what} was altered or damaged.", project, repr(error)) from None
+
+
+def check_logged(kind: str, row: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a row is as the administrative log's last entry about it says."""
+    if row["logged"] != facts_text(kind, row):
+        raise ValueError("it is not as the administrative log says")
+
+
+def ensemble_record(row: Row[Any], seals: Seals) -> EnsembleRecord:
+    """Return the record of a row of `select_ensembles` or `select_projects`. Raises
+    LedgerCorrupted."""
+    values = row._mapping
+    fields = {name: values[f"{_ENSEMBLE}{name}"] for name in (*ensembles.c.keys(), "logged")}
+    of = {name: values[label] for name, label in _population_labels.items()}
+    population = population_record({**of, "logged": values[f"{_POPULATION}logged"]}, seals)
+    with readable(f"The ensemble {fields['name']!r}"):
+        check_types(ensembles.c, fields)
+        seals.check("ensembles", fields)
+        check_logged("ensemble", {**fields, "population": population.name})
+        return EnsembleRecord(
+            id=fields["id"],
+            name=fields["name"],
+            population=population,
+            path=fields["path"],
+            manifest_sha256=fields["manifest_sha256"].hex(),
+            facts=_facts(fields["info"]),
+            units=fields["units"],
+            registered_at=fields["registered_at"],
+        )
+
+
+def population_record(fields: Mapping[Any, Any], seals: Seals) -> PopulationRecord:
+    """Return the record of a row of `select_populations`. Raises LedgerCorrupted."""
+    with readable(f"The population {fields['name']!r}"):
+        check_types(populations.c, fields)
+        seals.check("populations", fields)
+        check_logged("population", fields)
+        said = fields["disjoint_from"]
+        values = {column.name: fields[column.name] for column in populations.c}
+        values["disjoint_from"] = None if said is None else tuple(json.loads(said))
+        del values["seal"]
+        population = PopulationRecord(**values)
+        check_population(population)
+    return population
+
+
+def _facts(text: str) -> EnsembleFacts:
+    try:
+        return EnsembleFacts.model_validate_json(text)
+    except ValidationError as error:  # whose message has the whole document
+        first = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ValueError(f"{first} is not what was registered") from None
+
+
+def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
+    """Return the record of a row of `select_projects`.
+
+    Raises LedgerCorrupted unless its terms and its ensemble are those that it was opened with, its
+    balance is possible for its number of charges, its seal is right, the administrative log says
+    the same, and its last charge is as `check_end` requires.
+    """
+    with readable(f"The account of project {row.name!r}", str(row.name)):
+        fields = dict(row._mapping)
+        check_types(projects.c, fields)
+        project = ProjectRecord(
+            id=row.id,
+            name=row.name,
+            ensemble=ensemble_record(row, seals),
+            status=ProjectStatus(row.status),
+            mechanism=json.loads(row.mechanism),
+            events=json.loads(row.events),
+            terms=terms_from_text(row.terms),
+            spent=row.spent,
+            delta_spent=row.delta_spent,
+            cap_spent=row.cap_spent,
+            charges=row.charges,
+            published=_published(row.published),
+            genesis=row.genesis.hex(),
+            head=row.head.hex(),
+            opened_at=row.opened_at,
+            closed_at=row.closed_at,
+            seal=row.seal,
+            title=row.title,
+            purpose=row.purpose,
+        )
+        if genesis(fields) != row.genesis:
+            raise ValueError("the terms are not those that the project was opened with")
+        check_account(project)
+        seals.check("projects", fields)
+        check_logged("project", {**fields, "ensemble": project.ensemble.name})
+    check_end(project, [] if row.last_seq is None else [(row.last_seq, row.last_hash)])
+    return project
+
+
+def check_end(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
+    """Raise LedgerCorrupted unless a project's last charge is the one that its account names.
+
+    `ends`: number and hash of the charge with the account's last number, and of any later one.
+    """
+    genesis, head = bytes.fromhex(project.genesis), bytes.fromhex(project.head)
+    if set(ends or [(0, genesis)]) != {(project.charges, head)}:
+        raise LedgerCorrupted(
+            f"The last charge of project {project.name} is not the one that its balance stands on.",
+            project.name,
+        )
+
+
+def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
+    """Return the records of publications, from the number and figure of each entry."""
+    return [
+        Publication(seq, seq - number, figure)
+        for number, (seq, figure) in enumerate(entries, start=1)
+    ]
+
+
+def _published(text: str) -> list[Publication]:
+    entries = json.loads(text)
+    if not isinstance(entries, list):
+        raise TypeError("published is no list")
+    return publications(entries)
+
+
+SPENT = select(ensembles.c.population_id, *_ACCOUNT).outerjoin(
+    ensembles, projects.c.ensemble_id == ensembles.c.id
+)
+"""Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`."""
+
+# key_share: rows that only refer to the project, such as a new token, need not wait.
+HOLD = select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
+"""Locks a project until the transaction ends. What is read next is as the last writer left it."""
+
+MOST_REMEMBERED = 1024
+"""How many projects a process keeps in memory."""
+
+
+class KnownProjects:
+    """Current accounts of projects. What is fixed when a project is opened is read only once.
+
+    It is checked against its hash, and kept in memory with the hash. The ensemble is kept, too, so
+    what may change in it (how much of its cap is reserved) may be out of date. What may change in
+    the account is checked against its seal each time.
+    """
+
+    def __init__(self, seals: Seals) -> None:
+        self.seals = seals
+        self._remembered: dict[str, ProjectRecord] = {}
+
+    def remembered(self, name: str) -> ProjectRecord | None:
+        """Return a project as it was when it was read in full, or None."""
+        return self._remembered.get(name)
+
+    def remember(self, project: ProjectRecord) -> ProjectRecord:
+        """Keep a project that was read in full. It replaces any other of the same name."""
+        if len(self._remembered) >= MOST_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[project.name] = project
+        return project
+
+    def current(self, connection: Connection, row: Any) -> ProjectRecord:
+        """Return the current record of a row of `searches.find`. Raises LedgerCorrupted."""
+        with readable(f"The account of project {row.name!r}", str(row.name)):
+            check_types(_ACCOUNT, row._mapping)
+            self.seals.check("projects", row._mapping)
+            opened = self._remembered.get(row.name)
+            if opened is None or (opened.id, opened.genesis) != (row.id, row.genesis.hex()):
+                same = {"id": row.id, "genesis": row.genesis}
+                opened = self.remember(
+                    fetch_project(connection, self.seals, f"number {row.id}", **same)
+                )
+            account = replace(
+                opened,
+                status=ProjectStatus(row.status),
+                spent=row.spent,
+                delta_spent=row.delta_spent,
+                cap_spent=row.cap_spent,
+                charges=row.charges,
+                published=_published(row.published),
+                head=row.head.hex(),
+                closed_at=row.closed_at,
+                seal=row.seal,
+                ensemble=load_newest_edition(connection, self.seals, opened.ensemble),
+            )
+            check_account(account)
+            return account
+
+
+def select_charges(project_id: int) -> Select[Any]:
+    """Select a project's charges in order, each with the previous hash."""
+    return (
+        select(charges, _previous).where(charges.c.project_id == project_id).order_by(charges.c.seq)
+    )
+
+
+def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
+    """Return the record of a row of `select_charges`. Raises LedgerCorrupted if its hash is
+    wrong."""
+    with readable(f"Entry {row.seq} of project {project.name!r}", project.name):
+        fields = dict(row._mapping)
+        previous = fields.pop("previous")
+        check_types(charges.c, fields)
+        if not follows(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
+            raise ValueError("the hash is not that of its columns and of the entry before")
+        counts = counts_of(row.counts)
+        check_counts(counts, row.label, project.counts_due(row.outcome))
+        return ChargeRecord(
+            project=project.name,
+            **fields
+            | {
+                "query_digest": row.query_digest.hex(),
+                "input_digest": row.input_digest.hex(),
+                "outcome": Outcome(row.outcome),
+                "counts": counts,
+                "mechanism": json.loads(row.mechanism),
+                "event": json.loads(row.event),
+                "hash": row.hash.hex(),
+            },
+        )
+
+
+_token_logged = logged("token", tokens.c.id).label("logged")
+
+
+def select_tokens() -> Select[Any]:
+    """Select all tokens with the name of their project, oldest first."""
+    return (
+        select(tokens, projects.c.name.label("project"), _token_logged)
+        .outerjoin(projects, tokens.c.project_id == projects.c.id)
+        .order_by(tokens.c.created_at, tokens.c.id)
+    )
+
+
+TOKEN = select_tokens().where(tokens.c.id == bindparam("id")).order_by(None)
+"""Selects one token. Built once, since every request needs it."""
+
+
+def token_record(row: Row[Any], seals: Seals) -> TokenRecord:
+    """Return the record of a row of `select_tokens`.
+
+    Raises LedgerCorrupted unless its seal is right and the administrative log says the same.
+    """
+    return _token_record(seals, row._fields, *row)
+
+
+# Every request needs it. What it says follows from the values alone, and from their types.
+@lru_cache(maxsize=1024, typed=True)
+def _token_record(seals: Seals, names: tuple[str, ...], *values: Any) -> TokenRecord:
+    fields = dict(zip(names, values, strict=True))
+    with readable(f"The token {fields['id']!r}"):
+        check_types(tokens.c, fields)
+        seals.check("tokens", fields)
+        check_logged("token", fields)
+        del fields["seal"], fields["logged"]
+        return TokenRecord(**fields | {"role": Role(fields["role"])})
+
+
+def payment(row: Row[Any], seals: Seals) -> Payment:
+    """Return the record of a row of `payments`. Raises LedgerCorrupted unless its seal is right."""
+    with readable(f"Who paid for entry {row.first_seq} of project number {row.project_id}"):
+        check_types(payments.c, row._mapping)
+        seals.check("payments", row._mapping)
+        return Payment(row.first_seq, row.last_seq, row.token_id)
+
+
+_request_logged = logged("request", requests.c.id).label("logged")
+_token_project = projects.alias("token_project")
+
+
+def select_requests() -> Select[Any]:
+    """Select all requests with the names of what they refer to, oldest first."""
+    return (
+        select(
+            requests,
+            requests.c.token_id.label("token"),
+            _token_project.c.name.label("token_project"),
+            ensembles.c.name.label("ensemble"),
+            projects.c.name.label("project"),
+            _request_logged,
+        )
+        # Outer: a request that refers to what is gone is not skipped, but refused as damaged.
+        .outerjoin(tokens, requests.c.token_id == tokens.c.id)
+        .outerjoin(_token_project, tokens.c.project_id == _token_project.c.id)
+        .outerjoin(ensembles, requests.c.ensemble_id == ensembles.c.id)
+        .outerjoin(projects, requests.c.project_id == projects.c.id)
+        .order_by(requests.c.created_at, requests.c.id)
+    )
+
+
+def request_record(row: Row[Any], seals: Seals) -> RequestRecord:
+    """Return the record of a row of `select_requests`.
+
+    Raises LedgerCorrupted unless its seal is right and the administrative log says the same.
+    """
+    with readable(f"The request {row.id!r}"):
+        fields = dict(row._mapping)
+        check_types(requests.c, fields)
+        seals.check("requests", fields)
+        check_logged("request", fields)
+        for name in ("seal", "logged", "token_id", "ensemble_id", "project_id"):
+            del fields[name]
+        status = RequestStatus(row.status)
+        return RequestRecord(**fields | {"status": status, "asked": json.loads(row.asked)})
+
+
+POINTS = 64
+"""The most points of a history at equal numbers of entries."""
+DAYS = 60
+"""How many days before its last entry a history reaches back."""
+
+
+def load_history(connection: Connection, project: ProjectRecord) -> History:
+    """Return the history of a project. Raises LedgerCorrupted unless it ends at the balance.
+
+    A point is the last entry of so many, or before a publication: a figure that is published
+    replaces what its queries had cost at their worst case.
+    """
+    parts: dict[tuple[int, int], list[Any]] = {}
+    days: dict[date, dict[Outcome, int]] = {}
+    outcomes: dict[Outcome, int] = {}
+    with readable(f"An entry of project {project.name!r}", project.name):
+        for row in connection.execute(_summed(project, connection.dialect.name == "sqlite")):
+            if not isinstance(row.last, datetime):
+                raise TypeError("a time is no time")
+            seq, at, paid = parts.get((row.published, row.part), (0, row.last, 0))
+            reached = [max(seq, row.seq), max(at, row.last), paid + int(row.paid)]
+            parts[row.published, row.part] = reached
+            day, outcome = (
+                days.setdefault(date.fromisoformat(str(row.day)), {}),
+                Outcome(row.outcome),
+            )
+            day[outcome] = day.get(outcome, 0) + row.entries
+            outcomes[outcome] = outcomes.get(outcome, 0) + row.entries
+    found, before, spent = [], 0, 0
+    for (published, _), (seq, at, paid) in sorted(parts.items()):
+        if published != before and project.terms.schedule is not None:
+            price = project.terms.schedule.price.cost
+            before, spent = published, project.published[published - 1].figure + published * price
+        spent += paid
+        found.append(ProjectPosition(seq, at, spent))
+    if spent != project.spent:
+        raise LedgerCorrupted(
+            f"The entries of project {project.name} do not add up to its balance.", project.name
+        )
+    recent = max(days, default=date.max) - timedelta(days=DAYS - 1)
+    kept = {day: days[day] for day in sorted(days) if day >= recent}
+    return History(
+        tuple(found), kept, {each: outcomes[each] for each in Outcome if each in outcomes}
+    )
+
+
+def _summed(project: ProjectRecord, sqlite: bool) -> Any:
+    """Select sums by publication, part, day and outcome, over the entries that the account counts.
+
+    Parts have equal length, a power of two: as a project grows, points go, and none moves.
+    """
+    length = 1 << (max(-(-project.charges // POINTS), 1) - 1).bit_length()
+    entry = charges.c
+    published: ColumnElement[Any] = literal(0)
+    for publication in project.published:
+        published = published + case((entry.seq >= publication.seq, 1), else_=0)
+    part: ColumnElement[Any] = (entry.seq - 1) // length
+    day: ColumnElement[Any]
+    if sqlite:  # where an instant is ISO 8601 text in UTC
+        day = func.substr(type_coerce(entry.created_at, String), 1, 10)
+    else:
+        day = cast(func.timezone("UTC", entry.created_at), Date)
+    return (
+        select(
+            published.label("published"),
+            part.label("part"),
+            day.label("day"),
+            entry.outcome,
+            func.max(entry.seq).label("seq"),
+            func.max(entry.created_at, type_=entry.created_at.type).label("last"),
+            func.sum(case((entry.outcome == Outcome.PUBLISHED, 0), else_=entry.cost)).label("paid"),
+            func.count().label("entries"),
+        )
+        .where(entry.project_id == project.id, entry.seq <= project.charges)
+        .group_by(published, part, day, entry.outcome)
+    )
+
+
+class DatabaseHandle:
+    """A database and its key, thread-safe. `key`: the server's secret key.
+
+    What is not sealed with it is not believed.
+    """
+
+    def __init__(self, engine: Engine, key: bytes) -> None:
+        self._engine = engine
+        self._seals = Seals(key)
+        self._accounts = KnownProjects(self._seals)
+        # By project: its number of charges after the last one made here. Older records are stale.
+        self._charged: dict[int, int] = {}
+        self._check_history: Callable[[], None] | None = None
+
+    def guard(self, check_history: Callable[[], None]) -> None:
+        """Let nothing be spent from now on unless this check passes."""
+        self._check_history = check_history
+
+    def check_history(self) -> None:
+        """Raise LedgerRestored or LogNotSigned if nothing may be spent, as found by its guard."""
+        if self._check_history is not None:
+            self._check_history()
+
+    @contextmanager
+    def _writing(self, by: Actor | None) -> Iterator[Transaction]:
+        with writing(self._engine) as connection:
+            yield Transaction(connection, self._seals, now(), by)
+
+    @contextmanager
+    def _appending(self) -> Iterator[Transaction]:
+        """A transaction of a single statement, by which the service charges."""
+        with appending(self._engine) as connection:
+            yield Transaction(connection, self._seals, now(), None)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Transaction]:
+        """A transaction that writes nothing."""
+        with reading(self._engine) as connection:
+            yield Transaction(connection, self._seals, now(), None)
+
+    def _named(self, connection: Connection, project: str) -> ProjectRecord:
+        """Return the project with this name. Raises NotFound."""
+        return fetch_project(connection, self._seals, f"called {project}", name=project)
+
+
+def now() -> datetime:
+    """Return the time of what is written from now on, in UTC."""
+    return datetime.now(UTC)

@@ -1,0 +1,794 @@
+"""Verifies a project's ledger, in the database or in an export, in one pass over its entries.
+
+In constant memory. Nearly all the time goes into reading and hashing entries: what depends only on
+fields that many entries share is computed once for all of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from functools import lru_cache
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, Select, case, func, select
+from sqlalchemy.exc import DBAPIError
+
+from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
+from terrine_protocol.files import opened as opened_file
+from terrine_server.errors import LedgerCorrupted, NotFound, NotSealed
+from terrine_server.ledger import accounts, log, rows
+from terrine_server.ledger.chain import (
+    ABOUT,
+    CHARGE_FIELDS,
+    KIND_FIELDS,
+    START,
+    TERMS_FIELDS,
+    canonical_json,
+    check_counts,
+    counted_outcomes,
+    counts_of,
+    facts,
+    frame,
+    frame_counts,
+    genesis,
+    hasher,
+    iso,
+    log_hash,
+    text_of,
+    whole_numbers,
+)
+from terrine_server.ledger.log import UNREADABLE, check_types
+from terrine_server.ledger.records import ChargeRecord, entry_event
+from terrine_server.ledger.rows import select_editions
+from terrine_server.ledger.schema import (
+    Seals,
+    administrative_log,
+    editions,
+    ensembles,
+    payments,
+    populations,
+    projects,
+    requests,
+    tokens,
+)
+from terrine_server.privacy import Account, Price, Terms, VoteOutcome
+
+Raw = Mapping[str, Any]
+
+
+def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
+    """Check that the terms are those that the project was opened with."""
+    try:
+        start = genesis(project)
+    except (TypeError, ValueError):
+        start = None  # a value of a type that is never written
+    if start != project["genesis"]:
+        yield "terms: their hash is not the one the project was opened with"
+    stated = (terms.budget, terms.delta_budget, terms.cap_budget)
+    if stated != tuple(project[name] for name in ("budget", "delta_budget", "cap_budget")):
+        yield "terms: the project's budgets are not those of its terms"
+
+
+class Rules:
+    """What the terms require of each entry; computes the account from entry to entry."""
+
+    def __init__(self, terms: Terms, events: Mapping[str, Any]) -> None:
+        self.terms = terms
+        self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
+        self.events = dict(events)
+        self.counted = counted_outcomes(events)
+        self.account = Account()
+        self.published: list[tuple[int, int]] = []
+        self.outcomes: Counter[str] = Counter()
+        if terms.schedule is not None:
+            self.prices[Outcome.PUBLISHED] = terms.schedule.price
+            self.events[Outcome.PUBLISHED] = terms.schedule.publication.event.to_json()
+
+    @property
+    def steady(self) -> bool:
+        """Whether no entry depends on earlier ones, as the publications of a schedule do."""
+        return self.terms.schedule is None
+
+    def add(self, entry: Raw, times: int) -> None:
+        """Add equal entries, `times` of them, to the account of `steady` rules."""
+        self.outcomes[entry["outcome"]] += times
+        added = replace(
+            self.account,
+            spent=self.account.spent + times * whole(entry["cost"]),
+            delta_spent=self.account.delta_spent + times * whole(entry["delta"]),
+            cap_spent=self.account.cap_spent + times * whole(entry["cap_cost"]),
+            queries=self.account.queries + times,
+            fresh=True,
+        )
+        self.account = self.terms.capped(added)
+
+    def baseline(self, entry: Raw) -> int:
+        """Return the baseline that an entry says it was priced at, if any is priced; otherwise 0.
+
+        The query's own is not recorded, but its digest covers it.
+        """
+        event = _parsed(entry["event"])
+        stated = event.get("baseline") if isinstance(event, dict) else None
+        return stated if type(stated) is int and stated in self.terms.baselines else 0
+
+    def follow(self, entry: Raw) -> Iterator[str]:
+        """Yield what contradicts the schedule, and add the entry to the account."""
+        due = self.terms.due(self.account)
+        paid = Price(*(whole(entry[name]) for name in ("cost", "delta", "cap_cost")))
+        self.outcomes[entry["outcome"]] += 1
+        if entry["outcome"] != Outcome.PUBLISHED:
+            if due:
+                yield "a publication was due before it"
+            self.account = self.terms.capped(self.account.plus(paid))
+            return
+        figure = whole(entry["figure"])
+        self.published.append((entry["seq"], figure))
+        if not due:
+            yield "published when nothing was due"
+        try:
+            self.account = self.terms.after_publishing(self.account, figure)
+        except ValueError:
+            yield f"figure {figure} is not between 0 and what the queries are known to have cost"
+
+
+def check_balance(
+    project: Raw, rules: Rules, last: int, head: bytes, published: Sequence[tuple[int, ...]]
+) -> Iterator[str]:
+    """Check that the account follows from its entries and is within its budget.
+
+    `last` and `head`: number and hash of the last entry.
+    """
+    if head != project["head"]:
+        yield f"head: the project's last hash is not that of its last entry, {last}"
+    if list(published) != rules.published:
+        yield "balance: the figures that the project shows are not those of its entries"
+    for name, recomputed in [
+        ("charges", rules.account.charges),
+        ("spent", rules.account.spent),
+        ("delta_spent", rules.account.delta_spent),
+        ("cap_spent", rules.account.cap_spent),
+    ]:
+        if project[name] != recomputed:
+            yield f"balance: {name} is {project[name]}, but the entries make {recomputed}"
+    for name, budget in [
+        ("spent", "budget"),
+        ("delta_spent", "delta_budget"),
+        ("cap_spent", "cap_budget"),
+    ]:
+        if project[name] > project[budget]:
+            yield f"balance: {name} {project[name]} exceeds {budget} {project[budget]}"
+
+
+def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterator[str]:
+    """Check that the terms allow an entry, by its `chain.KIND_FIELDS`."""
+    outcome, label = entry["outcome"], entry["label"]
+    price = rules.prices.get(outcome)
+    if price is None:
+        yield f"outcome {outcome!r} is not on the project's price list"
+        return
+    baseline = rules.baseline(entry)
+    if outcome != Outcome.PUBLISHED:
+        price = rules.terms.price(VoteOutcome(outcome), baseline)
+    what = repr(outcome) + (f" with a baseline of {baseline}" if baseline else "")
+    if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
+        price.cost,
+        price.delta,
+        price.cap_cost,
+    ):
+        yield f"not the price of {what} on the project's price list"
+    if outcome in (Outcome.ABSTAINED, Outcome.PUBLISHED):
+        if label is not None:
+            yield f"{outcome}, yet has label {label}"
+    elif not isinstance(label, int) or not 0 <= label < classes:
+        yield f"label {label} is not one of the {classes} classes"
+    if outcome != Outcome.PUBLISHED and entry["figure"] is not None:
+        yield f"{outcome}, yet has a figure"
+    if entry["mechanism"] != project["mechanism"]:
+        yield "mechanism is not the project's"
+    if _parsed(entry["event"]) != entry_event(rules.events, outcome, baseline):
+        yield f"cost event is not that of {what}"
+
+
+def check_counted(rules: Rules, classes: int, entry: Raw, counts: str | None) -> Iterator[str]:
+    """An entry has noisy counts if it was charged for them, and its label is that of the largest.
+
+    `entry`: its `chain.KIND_FIELDS`.
+    """
+    due = classes if entry["outcome"] in rules.counted else None
+    try:
+        check_counts(counts_of(counts), entry["label"], due)
+    except UNREADABLE as error:
+        yield f"its noisy counts are not what was answered ({error})"
+
+
+def check_tally(connection: Connection, seals: Seals, project: Raw, rules: Rules) -> Iterator[str]:
+    """Check that the tally counts as many queries as were charged; their votes are not stored."""
+    if rules.terms.schedule is None:
+        return
+    try:
+        record = rows.fetch_project(connection, seals, "at all", id=project["id"])
+    except LedgerCorrupted:
+        return  # the account itself is wrong, which another check reports
+    try:
+        tally = accounts.load_tally(connection, seals, record)
+    except LedgerCorrupted as error:
+        yield f"tally: {error.found}"
+        return
+    outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
+    if tally is not None and not tally.counts(outcomes):
+        yield "tally: it does not count as many queries as were charged"
+
+
+def check_accounts(
+    connection: Connection, seals: Seals, project: Raw, rules: Rules
+) -> Iterator[str]:
+    """Check that the accounts of a project's units are those of its last charge, and possible."""
+    if rules.terms.allowance is None:
+        return
+    try:
+        record = rows.fetch_project(connection, seals, "at all", id=project["id"])
+    except LedgerCorrupted:
+        return  # the account itself is wrong, which another check reports
+    try:
+        accounts.load_unit_accounts(connection, seals, record)
+    except LedgerCorrupted as error:
+        yield f"accounts: {error.found}"
+    try:
+        accounts.load_shadow_accounts(connection, seals, record)
+    except LedgerCorrupted as error:
+        yield f"shadows: {error.found}"
+
+
+def check_payments(connection: Connection, seals: Seals, project: Raw) -> Iterator[str]:
+    """Check that who paid is as it was written, of entries that are there, each by one at most."""
+    of = select(payments).where(payments.c.project_id == project["id"])
+    in_order = of.order_by(payments.c.first_seq)
+    last = 0
+    for row in connection.execute(in_order, execution_options={"yield_per": 1000}):
+        try:
+            paid = rows.payment(row, seals)
+        except LedgerCorrupted as error:
+            yield f"payments: {error.found}"
+            continue
+        if paid.first <= last:
+            yield f"payments: two of entry {paid.first}"
+        if paid.last > whole(project["charges"]):
+            yield f"payments: one of entry {paid.last}, which is not there"
+        last = paid.last
+
+
+def whole(value: object) -> int:
+    """Return a whole number as it is, and 0 for anything else, which is never written."""
+    return value if isinstance(value, int) else 0
+
+
+def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
+    """Check what is reserved of the cap: budgets of open projects, the spend of closed ones.
+
+    Of all ensembles of the population. That these are the right ones is for the log to say.
+    """
+    of = select(ensembles.c.population_id).where(ensembles.c.id == project["ensemble_id"])
+    id = connection.execute(of).scalar()
+    cap = connection.execute(select(populations).where(populations.c.id == id)).mappings().first()
+    if cap is None:
+        yield f"ensemble {project['ensemble__name']}: the population whose cap it has is gone"
+        return
+    closed = projects.c.status == "closed"
+    of_it = select(ensembles.c.id).where(ensembles.c.population_id == id)
+    cost, delta = connection.execute(
+        select(
+            func.sum(case((closed, projects.c.cap_spent), else_=projects.c.cap_budget)),
+            func.sum(case((closed, projects.c.delta_spent), else_=projects.c.delta_budget)),
+        ).where(projects.c.ensemble_id.in_(of_it))
+    ).one()
+    for name, recomputed in [("reserved", cost), ("delta_reserved", delta)]:
+        if cap[name] != recomputed:
+            yield (
+                f"population {cap['name']}: {name} is {cap[name]}, but its projects make "
+                f"{recomputed}"
+            )
+    for reserved, most in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
+        if cap[reserved] > cap[most]:
+            yield f"population {cap['name']}: {reserved} exceeds {most}"
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: object) -> object:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+
+
+COLUMNS = (*CHARGE_FIELDS[1:], "counts", "hash")
+"""The columns in an entry's tuple. `created_at` is text in the format of `chain.iso`."""
+KIND = slice(len(COLUMNS) - 2 - len(KIND_FIELDS), len(COLUMNS) - 2)
+"""The positions of the `KIND_FIELDS` in it."""
+PAGE = 1000
+
+StoredEntry = Sequence[Any]
+Pages = Iterable[Sequence[StoredEntry]]
+
+# SQLite stores this text as it is.
+_POSTGRESQL_ISO = """to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+_INSTANT = re.compile(
+    r"(\d{4}-\d\d-\d\d)T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{6}Z", re.ASCII
+).fullmatch
+
+
+def stored(connection: Connection, project_id: int) -> Pages:
+    """Yield the entries in order, page by page.
+
+    The project is written into the query, since the two drivers mark parameters differently.
+    """
+    on_postgresql = connection.dialect.name == "postgresql"
+    columns = ", ".join(COLUMNS)
+    if on_postgresql:
+        columns = columns.replace("created_at", _POSTGRESQL_ISO)
+    wanted = f"project_id = {int(project_id)}"
+    query = f"SELECT {columns} FROM charges WHERE {wanted} ORDER BY seq"  # noqa: S608 - see above
+    driver: Any = connection.connection.driver_connection
+    try:
+        # A named cursor stays in PostgreSQL; any other would fetch all entries at once.
+        named = {"name": "entries", "scrollable": False} if on_postgresql else {}
+        with closing(driver.cursor(**named)) as cursor:
+            cursor.execute(query)
+            while page := cursor.fetchmany(PAGE):
+                yield page
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise DBAPIError(query, None, error) from error
+
+
+def is_instant(text: str) -> bool:
+    """Whether `chain.iso` could have written this. Raises TypeError for anything but text."""
+    found = _INSTANT(text)
+    return found is not None and _is_date(found[1])
+
+
+@lru_cache(maxsize=64)
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+FORMAT = "terrine-export/1"
+LOG_FORMAT = "terrine-log/1"
+ACCOUNT_FIELDS = (
+    "id",
+    *TERMS_FIELDS,
+    "status",
+    "closed_at",
+    "spent",
+    "delta_spent",
+    "cap_spent",
+    "charges",
+    "published",
+    "genesis",
+    "head",
+)
+_DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
+_TIMES = {"opened_at", "closed_at"}
+_FIELDS = {"project", "project_id", *COLUMNS} - {"counts"}
+"""Those of every entry. One with noisy counts has `counts` besides."""
+
+
+class ArchiveError(Exception):
+    """A file that is not an export. The message says where."""
+
+
+def account_line(project: RowMapping) -> dict[str, Any]:
+    """Return the first line of an export, from a row of `rows.select_projects`."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return iso(value)
+        return value.hex() if isinstance(value, bytes) else value
+
+    return {
+        "format": FORMAT,
+        "version": version("terrine"),
+        "account": {name: plain(project[name]) for name in ACCOUNT_FIELDS},
+    }
+
+
+def entry_line(entry: ChargeRecord) -> dict[str, Any]:
+    """Return an entry's line, with its time in the form that is hashed."""
+    line = {**vars(entry), "created_at": iso(entry.created_at)}
+    counts = line.pop("counts")
+    return line if counts is None else {**line, "counts": list(counts)}
+
+
+def log_line(entries: int, head: bytes) -> dict[str, Any]:
+    """Return the first line of an export of the administrative log: where the log ends."""
+    return {
+        "format": LOG_FORMAT,
+        "version": version("terrine"),
+        "entries": entries,
+        "head": head.hex(),
+    }
+
+
+def log_entry_line(entry: LogEntry) -> dict[str, Any]:
+    """Return the line of an entry of that log, with its time in the form that is hashed."""
+    return {**vars(entry), "created_at": iso(entry.created_at)}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]:
+    """Open an export; yield the account, as `account_line` took it, and an iterator of entries.
+
+    Raises OSError, and ArchiveError if the file is not an export, or a line not an entry.
+    """
+    with io.TextIOWrapper(opened_file(path), "utf-8", "surrogateescape") as lines:
+        try:
+            first = json.loads(next(lines, ""))
+            if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
+                raise ValueError(first["format"])
+            project = {name: _stored(name, value) for name, value in first["account"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            raise ArchiveError(
+                f"{path} does not begin with an account; expected what "
+                "`terrine ledger export` of this version writes."
+            ) from None
+        yield project, _entries(path, project, lines)
+
+
+def pages(entries: Iterator[StoredEntry]) -> Pages:
+    """Group the entries into pages."""
+    while page := list(islice(entries, PAGE)):
+        yield page
+
+
+def _entries(path: Path, project: Mapping[str, Any], lines: Iterable[str]) -> Iterator[StoredEntry]:
+    for number, line in enumerate(lines, start=2):
+        try:
+            yield _entry(project, line)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ArchiveError(
+                f"{path}, line {number}: not an entry of the project {project['name']}."
+            ) from None
+
+
+def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
+    entry = json.loads(line)
+    if entry.keys() - {"counts"} != _FIELDS:
+        raise KeyError("other fields than an entry's")
+    if (entry["project"], entry["project_id"]) != (project["name"], project["id"]):
+        raise ValueError("an entry of another project")
+    for name in ("seq", "label", "figure", "cost", "delta", "cap_cost"):
+        missing = name in ("label", "figure") and entry[name] is None
+        if type(entry[name]) is not int and not missing:
+            raise TypeError(name)
+    for name in ("query_digest", "input_digest", "hash"):
+        entry[name] = bytes.fromhex(entry[name])
+    for name in ("mechanism", "event"):
+        entry[name] = canonical_json(entry[name])
+    entry["counts"] = text_of(whole_numbers(entry["counts"]) if "counts" in entry else None)
+    return tuple(entry[name] for name in COLUMNS)
+
+
+def _stored(name: str, value: Any) -> Any:
+    if name in _DIGESTS:
+        return bytes.fromhex(value)
+    if name in _TIMES and value is not None:
+        return datetime.fromisoformat(value).astimezone(UTC)
+    return value
+
+
+MOST_PROBLEMS = 100
+"""The most findings that a report names; the first is the one to look at."""
+_KINDS = 10_000
+
+Progress = Callable[[int, int], object]
+"""Called with the number of entries read so far, and how many there should be."""
+
+
+def verify_project(
+    connection: Connection,
+    seals: Seals,
+    name: str,
+    progress: Progress | None = None,
+) -> Verification:
+    """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
+    row = connection.execute(rows.project_by("name"), {"name": name}).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no project called {name}.")
+    project = dict(row._mapping)
+
+    def check_rest(rules: Rules) -> Iterator[str]:
+        yield from check_tally(connection, seals, project, rules)
+        yield from check_accounts(connection, seals, project, rules)
+        yield from check_payments(connection, seals, project)
+        yield from check_reservation(connection, project)
+
+    found = _LedgerWalk(project, progress).verified(stored(connection, project["id"]), check_rest)
+    if found.ok:
+        # An account that every other reader refuses must not be reported as intact.
+        try:
+            rows.load_newest_project(connection, seals, rows.project_record(row, seals))
+        except LedgerCorrupted as error:
+            problems = [f"account: {error.found} {error.cause}"]
+            return found.model_copy(update={"problems": problems})
+    return found
+
+
+def verify_export(path: Path, progress: Progress | None = None) -> Verification:
+    """Verify an export from the file alone: all but what is stored outside a project's own ledger.
+
+    Raises ArchiveError when the file is not an export.
+    """
+    with opened(path) as (project, entries):
+        return _LedgerWalk(project, progress).verified(pages(entries), lambda _: ())
+
+
+class _Kind:
+    """Fields that many entries share, and what follows from them."""
+
+    def __init__(self, fields: Sequence[Any]) -> None:
+        self.fields = dict(zip(KIND_FIELDS, fields, strict=True))
+        try:
+            self.framed: bytes | None = frame(*fields)
+        except TypeError:
+            self.framed = None  # a value of a type that is never written
+        self.problems: Sequence[str] = ()
+        self.count = 0
+
+
+class _LedgerWalk:
+    """One pass over a project's ledger."""
+
+    def __init__(self, project: Raw, progress: Progress | None) -> None:
+        self._project, self._progress = project, progress
+
+    def verified(self, pages: Pages, check_rest: Callable[[Rules], Iterable[str]]) -> Verification:
+        """Check the entries of `pages`, then call `check_rest` for what is stored outside them."""
+        project, found = self._project, list[str]()
+        try:
+            terms = Terms.from_json(json.loads(project["terms"]))
+            rules = Rules(terms, json.loads(project["events"]))
+            published = [tuple(pair) for pair in json.loads(project["published"])]
+        except UNREADABLE:
+            found.append("terms: they cannot be read")
+        else:
+            findings = self._findings(pages, terms, rules, published, check_rest)
+            try:
+                found.extend(islice(findings, MOST_PROBLEMS))
+            except UNREADABLE as error:
+                found.append(f"account: a value is not of the kind that was written ({error})")
+        head = project["head"]
+        return Verification(
+            project=project["name"],
+            charges=whole(project["charges"]),
+            head=head.hex() if isinstance(head, bytes) else str(head),
+            problems=found,
+        )
+
+    def _findings(
+        self,
+        pages: Pages,
+        terms: Terms,
+        rules: Rules,
+        published: Sequence[tuple[int, ...]],
+        check_rest: Callable[[Rules], Iterable[str]],
+    ) -> Iterator[str]:
+        yield from check_terms(self._project, terms)
+        last = yield from self._check_entries(rules, self._counted(pages))
+        yield from check_balance(self._project, rules, *last, published)
+        yield from check_rest(rules)
+
+    def _check_entries(
+        self, rules: Rules, entries: Iterator[StoredEntry]
+    ) -> Generator[str, None, tuple[int, bytes]]:
+        """Yield what is wrong; return the last entry's number and hash."""
+        project = self._project
+        last, head = 0, project["genesis"]
+        classes = len(json.loads(project["ensemble__info"])["classes"])
+        hashed, steady = hasher(project["id"]), rules.steady
+        kinds: dict[Sequence[Any], _Kind] = {}
+        for entry in entries:
+            seq, created_at, query, input = entry[:4]
+            shared, counts, hash = entry[KIND], entry[-2], entry[-1]
+            if seq != last + 1:
+                yield _misnumbered(seq, last)
+            kind = kinds.get(shared)
+            if kind is None:
+                if len(kinds) == _KINDS:
+                    _count(rules, kinds)
+                kind = kinds[shared] = _Kind(shared)
+                kind.problems = list(check_entry(project, rules, classes, kind.fields))
+            kind.count += 1
+            try:
+                intact = (
+                    is_instant(created_at)
+                    and len(query) == len(input) == 32
+                    and kind.framed is not None
+                    and hashed(
+                        head,
+                        seq,
+                        created_at,
+                        query,
+                        input,
+                        kind.framed + frame_counts(counts),
+                    )
+                    == hash
+                )
+            except (TypeError, AttributeError):
+                intact = False  # a value of a type that is never written
+            if not intact:
+                yield f"entry {seq}: altered, or not the one that followed the entry before it"
+            problems = kind.problems
+            if not steady:
+                problems = [*problems, *rules.follow({**kind.fields, "seq": seq})]
+            for problem in problems:
+                yield f"entry {seq}: {problem}"
+            if counts is not None or kind.fields["outcome"] in rules.counted:
+                for problem in check_counted(rules, classes, kind.fields, counts):
+                    yield f"entry {seq}: {problem}"
+            head, last = hash, seq
+        if steady:
+            _count(rules, kinds)
+        return last, head
+
+    def _counted(self, pages: Pages) -> Iterator[StoredEntry]:
+        done, total = 0, self._project["charges"]
+        for page in pages:
+            yield from page
+            done += len(page)
+            if self._progress is not None:
+                self._progress(done, total)
+
+
+def _count(rules: Rules, kinds: dict[Sequence[Any], _Kind]) -> None:
+    for kind in kinds.values():
+        rules.add(kind.fields, kind.count)
+    kinds.clear()
+
+
+def _misnumbered(seq: int, last: int) -> str:
+    if seq <= last:
+        return f"entry {seq}: entries are numbered from 1"
+    if seq == last + 2:
+        return f"entry {last + 1}: missing"
+    return f"entries {last + 1} to {seq - 1}: missing"
+
+
+TABLES = {
+    "population": populations,
+    "ensemble": ensembles,
+    "edition": editions,
+    "project": projects,
+    "token": tokens,
+    "request": requests,
+}
+_KIND = {action: kind for kind, actions in ABOUT.items() for action in actions}
+
+
+def rows_of(kind: str) -> Select[Any]:
+    """Select all rows of a kind of subject, each with its `subject` and all of its facts."""
+    match kind:
+        case "population":
+            subject = populations.c.name.label("subject")
+            return select(populations, subject).order_by(populations.c.id)
+        case "ensemble":
+            return (
+                select(
+                    ensembles,
+                    ensembles.c.name.label("subject"),
+                    populations.c.name.label("population"),
+                )
+                .outerjoin(populations, ensembles.c.population_id == populations.c.id)
+                .order_by(ensembles.c.id)
+            )
+        case "edition":
+            return select_editions()
+        case "project":
+            return (
+                select(
+                    projects,
+                    projects.c.name.label("subject"),
+                    ensembles.c.name.label("ensemble"),
+                )
+                .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
+                .order_by(projects.c.id)
+            )
+        case "request":
+            return rows.select_requests().add_columns(requests.c.id.label("subject"))
+        case _:
+            return (
+                select(tokens, tokens.c.id.label("subject"), projects.c.name.label("project"))
+                .outerjoin(projects, tokens.c.project_id == projects.c.id)
+                .order_by(tokens.c.id)
+            )
+
+
+def verify_log(connection: Connection, seals: Seals) -> LogVerification:
+    """See `Log.verify_log`. The connection's transaction must read one snapshot throughout."""
+    walk = _LogWalk()
+    problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
+    return LogVerification(entries=walk.last, head=walk.head.hex(), problems=problems)
+
+
+def _findings(connection: Connection, seals: Seals, walk: _LogWalk) -> Iterator[str]:
+    entries = connection.execute(log.select_log(), execution_options={"yield_per": 1000})
+    for row in entries:
+        yield from walk.follow(row._mapping)
+    try:
+        log.check_head(connection, seals)
+    except (LedgerCorrupted, NotSealed) as error:
+        yield f"log: {error.found if isinstance(error, LedgerCorrupted) else error.detail}"
+    for kind, said in walk.said.items():
+        yield from _check_rows(connection, seals, kind, said)
+    there = select(projects.c.id)
+    lost = select(payments.c.project_id).where(payments.c.project_id.not_in(there)).distinct()
+    for id in connection.execute(lost).scalars():
+        yield f"payments: some are of project number {id}, which is not there"
+
+
+class _LogWalk:
+    """One pass over the log. `said`: by kind and subject, the last entry about it."""
+
+    def __init__(self) -> None:
+        self.last, self.head = 0, START
+        self.said: dict[str, dict[str, str]] = {kind: {} for kind in ABOUT}
+
+    def follow(self, entry: Mapping[Any, Any]) -> Iterator[str]:
+        """Check the next entry."""
+        seq = entry["seq"]
+        if seq != self.last + 1:
+            yield f"log entry {seq}: not the one after {self.last}; entries are missing"
+        try:
+            check_types(administrative_log.c, entry)
+            intact = log_hash(self.head, entry) == entry["hash"]
+        except UNREADABLE:
+            intact = False
+        if not intact:
+            yield f"log entry {seq}: altered, or not the one that followed the entry before it"
+        kind = _KIND.get(entry["action"])
+        if kind is not None:
+            self.said[kind][entry["subject"]] = entry["detail"]
+            if entry["detail"] == log.GONE:
+                del self.said[kind][entry["subject"]]
+        self.last, self.head = seq, entry["hash"]
+
+
+def _check_rows(
+    connection: Connection, seals: Seals, kind: str, said: Mapping[str, str]
+) -> Iterator[str]:
+    left = dict(said)
+    for row in connection.execute(rows_of(kind)):
+        what = f"{kind} {row.subject}"
+        detail = left.pop(row.subject, None)
+        if detail is None:
+            yield f"{what}: it is there, but the log does not say so"
+        else:
+            yield from (f"{what}: {found}" for found in _differences(kind, row._mapping, detail))
+        try:
+            seals.check(TABLES[kind].name, row._mapping)
+        except UNREADABLE:
+            yield f"{what}: its row was edited; its seal does not match"
+    yield from (f"{kind} {subject}: the log says it is there, but it is gone" for subject in left)
+
+
+def _differences(kind: str, row: Mapping[Any, Any], detail: str) -> Iterator[str]:
+    try:
+        then, now = json.loads(detail), facts(kind, row)
+        if canonical_json(now) == detail:
+            return
+        for name in sorted(now.keys() | then.keys()):
+            if now.get(name) != then.get(name):
+                yield f"{name} is {now.get(name)!r}, but the log says {then.get(name)!r}"
+    except UNREADABLE:
+        yield "what the log or its row says cannot be read"

@@ -1,0 +1,574 @@
+"""A project's terms: its rule, its budget and its price list, fixed when it is opened.
+
+Whether one more query is admitted follows from the terms and the account alone. `quoting` computes
+terms from a mechanism and an (ε, δ) budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+
+from terrine_server.privacy.curves import (
+    additive_delta,
+    epsilon_from_gdp,
+    epsilon_from_rdp,
+    gdp_budget,
+    gdp_squared,
+    rdp,
+    rdp_budget,
+)
+from terrine_server.privacy.events import (
+    Composition,
+    ConfidentMax,
+    CostEvent,
+    GaussianArgmax,
+    GaussianNoisyCounts,
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceArgmax,
+    LaplaceNoisyMax,
+    NeighbourCounts,
+    PublishedBound,
+    StabilityTest,
+)
+from terrine_server.privacy.mechanisms import VoteOutcome
+from terrine_server.privacy.numbers import (
+    COST_UNITS,
+    DELTA_UNITS,
+    SAMPLER_DELTA,
+    SLACK,
+    ceil_units,
+)
+from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.published import BoundRelease
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How costs add up: Gaussian DP, or Rényi DP at one order."""
+
+    name: Literal["gdp", "rdp"]
+    order: float | None = None
+
+    def __str__(self) -> str:
+        return "Gaussian DP" if self.order is None else f"Rényi DP at order {self.order:g}"
+
+
+GDP = Rule("gdp")
+
+
+def opening_rule(events: Iterable[CostEvent], epsilon: float, delta: float) -> Rule:
+    """Return the rule under which a project that charges these events is opened.
+
+    `delta` is the share of δ that converts the rule's quantity into ε. The rule is Gaussian DP,
+    unless an event adds up better in Rényi DP: one with Laplace noise, or one priced jointly.
+    """
+    kinds = list(events)
+    if any(map(_gains_from_rdp, kinds)):
+        return Rule("rdp", best_order(kinds, epsilon, delta))
+    return GDP
+
+
+def best_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> float:
+    """Return the Rényi order at which the budget buys the most queries of the most expensive kind.
+
+    It is chosen from public parameters before the first query and then fixed: "as long as some
+    order still fits" is not a valid filter (tests/privacy shows a counterexample). Orders beyond
+    1/δ make the rule at least as generous as adding up pure ε.
+    """
+    orders, kinds = _orders(delta), list(events)
+    if any(
+        isinstance(event, ConfidentMax | LaplaceArgmax | GaussianArgmax) for event in kinds
+    ):  # priced order by order
+        return search_order(
+            epsilon, delta, lambda order: max(float(rdp(event, order)) for event in kinds)
+        )
+    highest = np.max([rdp(event, orders) for event in kinds], axis=0)
+    return float(orders[np.argmax(rdp_budget(orders, epsilon, delta) / highest)])
+
+
+def search_order(epsilon: float, delta: float, cost: Callable[[float], float]) -> float:
+    """Return the order at which the budget buys the most queries of this mean cost.
+
+    For costs that take long: it tries about thirty orders, and ends within 4 % of a local best.
+    """
+    orders = _orders(delta)
+
+    def bought(at: int) -> float:
+        return float(rdp_budget(orders[at], epsilon, delta)) / cost(float(orders[at]))
+
+    best, near = 0, range(0, len(orders), 256)
+    for step in (64, 16, 8):
+        best = max(near, key=bought)
+        near = range(max(0, best - 3 * step), min(len(orders), best + 3 * step + 1), step)
+    return float(orders[max(near, key=bought)])
+
+
+def _orders(delta: float) -> NDArray[np.float64]:
+    return np.round(1 + np.geomspace(0.01, 100 / max(delta, 1e-15), 4000), 2)
+
+
+def _gains_from_rdp(event: CostEvent) -> bool:
+    match event:
+        case LaplaceNoisyMax() | LaplaceArgmax() | ConfidentMax():
+            return True
+        case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
+            return False
+        case GaussianArgmax() | StabilityTest() | NeighbourCounts():
+            return False
+        case Composition(events):
+            return any(map(_gains_from_rdp, events))
+        case _:
+            assert_never(event)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one query debits: `cost` and `cap_cost` in 1e-12, `delta` in 1e-18."""
+
+    cost: int
+    delta: int
+    cap_cost: int
+
+
+def price(event: CostEvent | PublishedBound, rule: Rule, cap_rule: Rule = GDP) -> Price:
+    """Return what a ledger entry for `event` debits under `rule`, rounded up."""
+    if isinstance(event, PublishedBound):
+        return publication_price(BoundRelease.of(event))
+    return Price(
+        cost=_cost(event, rule),
+        delta=ceil_units(additive_delta(event), DELTA_UNITS) + SAMPLER_DELTA,
+        cap_cost=_cost(event, cap_rule),
+    )
+
+
+def publication_price(publication: BoundRelease) -> Price:
+    """Return what one publication debits, rounded up. The cap counts the same cost as the rule."""
+    cost = ceil_units(publication.cost * (1 + SLACK), COST_UNITS)
+    delta = ceil_units(publication.failure, DELTA_UNITS) + SAMPLER_DELTA
+    return Price(cost=cost, delta=delta, cap_cost=cost)
+
+
+def _cost(event: CostEvent, rule: Rule) -> int:
+    cost = gdp_squared(event) if rule.order is None else float(rdp(event, rule.order))
+    return ceil_units(cost * (1 + SLACK), COST_UNITS)
+
+
+MOST = 2**32 - 1
+"""Accounts are stored in 32 bits."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """`most`: A, what Σ‖v‖² of any unit never exceeds. `norm`: no vote has a larger ‖v‖.
+
+    `sigma`: of the noise, the same for all queries. `queries`: how many are answered.
+    """
+
+    most: int
+    norm: int
+    sigma: float
+    queries: int
+
+    def used(self, queries: int) -> int:
+        """Return the most that any unit can have spent after so many queries, which is public."""
+        return min(self.most, queries * self.norm**2)
+
+    def worth(self, squared: int, rule: Rule) -> float:
+        """Return what Σ‖v‖² = `squared` of every unit costs under a rule, rounded up."""
+        return squared * _each(self.sigma, rule)
+
+    def units(self, squared: int, rule: Rule) -> int:
+        """Return `worth` in whole units, rounded up."""
+        return ceil_units(self.worth(squared, rule), COST_UNITS)
+
+
+def allowance(
+    sigma: float, norm: int, queries: int, epsilon: float, delta: float
+) -> tuple[Rule, Allowance]:
+    """Return the larger of the allowances in Gaussian DP and in zCDP, and the rule that it is by.
+
+    `delta`: for the conversion alone. Raises `ParameterError` if it is less than one whole vote.
+    """
+    order = best_order_of_allowance(epsilon, delta)
+    found = {rule: largest(rule, sigma, epsilon, delta) for rule in (GDP, Rule("rdp", order))}
+    rule = max(found, key=lambda rule: found[rule])
+    most = min(found[rule], queries * norm**2, MOST)
+    if most < norm**2:
+        raise ParameterError(
+            f"epsilon = {epsilon:g} and sigma = {sigma:g} allow every person {most} in squared "
+            f"votes over all queries, but a single vote may have {norm**2}: nobody could cast one. "
+            "Use more noise, a larger epsilon or a smaller norm."
+        )
+    return rule, Allowance(most, norm, sigma, queries)
+
+
+def largest(rule: Rule, sigma: float, epsilon: float, delta: float) -> int:
+    """Return the largest A that implies (ε, δ)-DP under a rule, rounded down.
+
+    Gaussian DP: ⌊μ²/(2·μ_Z(σ)²)⌋. Rényi DP at an order α: ⌊Bσ²⌋, B the largest ρ with which α·ρ
+    implies (ε, δ).
+    """
+    if rule.order is None:
+        budget = gdp_budget(epsilon, delta)
+    else:
+        budget = float(rdp_budget(rule.order, epsilon, delta)) * (1 - SLACK)
+    each = Fraction(_each(sigma, rule))
+    return max(0, math.floor(Fraction(budget) / each))
+
+
+def best_order_of_allowance(epsilon: float, delta: float) -> float:
+    """Return the order at which ρ-zCDP implies (ε, δ) for the largest ρ.
+
+    The whole project costs α·A/σ² at every order α at once, so any may be chosen beforehand.
+    """
+    found = minimize_scalar(
+        lambda log: -float(rdp_budget(1 + math.exp(log), epsilon, delta)) / (1 + math.exp(log)),
+        bounds=(math.log(1e-3), math.log(1e3 * (1 - math.log(delta)) / min(epsilon, 1.0))),
+        method="bounded",
+        options={"xatol": 1e-9},
+    )
+    return float(f"{1 + math.exp(found.x):.9g}")
+
+
+def _each(sigma: float, rule: Rule) -> float:
+    """Return what ‖v‖² = 1 costs under a rule, rounded up."""
+    event = NeighbourCounts(sigma, norm=1)
+    cost = gdp_squared(event) if rule.order is None else float(rdp(event, rule.order))
+    return cost * (1 + SLACK)
+
+
+@dataclass(frozen=True)
+class DeltaSplit:
+    """How δ is divided. The parts add up to at most δ."""
+
+    conversion: float
+    stability: float
+    publication: float
+    sampler: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a project publishes a bound on its secret spend: after each of these counts of queries.
+
+    One publication debits `price`. It happens early if the next query might leave no room for it.
+    """
+
+    publication: BoundRelease
+    counts: tuple[int, ...]
+    price: Price
+
+
+@dataclass(frozen=True)
+class Account:
+    """The state that decides whether the next query is admitted. All of it is public.
+
+    `queries`: how many were paid. `published`: how many bounds on their cost were published.
+    `fresh`: whether a query was paid since the last publication.
+    """
+
+    spent: int = 0
+    delta_spent: int = 0
+    cap_spent: int = 0
+    queries: int = 0
+    published: int = 0
+    fresh: bool = False
+
+    @property
+    def charges(self) -> int:
+        """The number of the last ledger entry."""
+        return self.queries + self.published
+
+    def plus(self, price: Price) -> Account:
+        """Return the account after one more query at this price."""
+        return Account(
+            spent=self.spent + price.cost,
+            delta_spent=self.delta_spent + price.delta,
+            cap_spent=self.cap_spent + price.cap_cost,
+            queries=self.queries + 1,
+            published=self.published,
+            fresh=True,
+        )
+
+
+@dataclass(frozen=True)
+class ConsideredRule:
+    """A rule that the project could have been opened under, and what it would have bought.
+
+    `answer_share`: see `ConfidentMax`; None if each release is charged by itself. `answers`: how
+    many are expected at the planned pass rate. `queries`: how many are certain, whatever happens.
+    """
+
+    rule: Rule
+    answer_share: float | None
+    answers: int
+    queries: int
+
+
+@dataclass(frozen=True)
+class RuleChoice:
+    """Why the project has this rule: it buys the most of those considered, which come first.
+
+    `pass_rate`: the public expectation of the share of queries that are answered.
+    """
+
+    pass_rate: float
+    considered: tuple[ConsideredRule, ...]
+
+
+@dataclass(frozen=True)
+class BaselinePrices:
+    """The prices of queries whose baseline is at least `baseline` votes for every class.
+
+    A baseline follows from the student's own probabilities (`InteractiveGNMax`), so it is public.
+    """
+
+    baseline: int
+    prices: Mapping[VoteOutcome, Price]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Everything that decides whether a query is admitted and what it pays.
+
+    `cap_budget` is what the project reserves of its ensemble's cap, in the units of `cap_rule`.
+    `schedule` is None if every query always counts at its worst case. `by_baseline`:
+    prices of queries with a baseline, ascending; none of them has a schedule.
+    `allowance`: of every unit, for `neighbours` alone. Then the budget is that of `queries`, each
+    at one price, and what is taken of the cap never exceeds `cap_budget`, the price of it all.
+    """
+
+    epsilon: float
+    delta: float
+    split: DeltaSplit
+    rule: Rule
+    cap_rule: Rule
+    budget: int
+    delta_budget: int
+    prices: Mapping[VoteOutcome, Price]
+    cap_budget: int
+    schedule: Schedule | None = None
+    choice: RuleChoice | None = None
+    by_baseline: tuple[BaselinePrices, ...] = ()
+    allowance: Allowance | None = None
+
+    @cached_property
+    def worst(self) -> Price:
+        """The most that any query can cost, component by component."""
+        return self._worst_of[0]
+
+    @cached_property
+    def least(self) -> Price:
+        """The least that any query can cost, component by component."""
+        every = [price for prices in self._lists.values() for price in prices.values()]
+        return _by_component(min, every)
+
+    @cached_property
+    def room(self) -> Price:
+        """What must be left for any query at all: what one with the highest baseline may cost."""
+        return self._worst_of[self.baselines[-1]]
+
+    @cached_property
+    def baselines(self) -> tuple[int, ...]:
+        """The baselines that have prices of their own, ascending; the first is 0.
+
+        The higher the baseline, the cheaper its most expensive outcome.
+        """
+        return tuple(self._lists)
+
+    def priced_baseline(self, baseline: int) -> int:
+        """Return the largest of the `baselines` that a query with this one has."""
+        return max(each for each in self.baselines if each <= baseline)
+
+    def price(self, outcome: VoteOutcome, baseline: int = 0) -> Price:
+        """Return what a query with this outcome debits.
+
+        `baseline`: one of the `baselines`; raises KeyError if it is not.
+        """
+        return self._lists[baseline][outcome]
+
+    def admits(self, account: Account, baseline: int = 0) -> bool:
+        """Whether one more query fits at the worst price that its outcome can have.
+
+        `baseline`: one of the `baselines`.
+        """
+        worst = self._worst_of[baseline]
+        return (
+            account.spent + worst.cost <= self.budget
+            and account.delta_spent + worst.delta <= self.delta_budget - self._reserved(account)
+        )
+
+    def affordable(self, account: Account) -> int:
+        """Return how many further queries are certain to fit, each at the worst price.
+
+        Publications still to come may free nothing.
+        """
+        worst, publications = self.worst, self._publications_left(account)
+        left = self.budget - account.spent
+        delta_left = self.delta_budget - self._reserved(account) - account.delta_spent
+        if publications and self.schedule:
+            certain = (left - publications * self.schedule.price.cost) // worst.cost
+            by_cost = max(certain, min(1, left // worst.cost))
+        else:
+            by_cost = left // worst.cost
+        return max(0, min(by_cost, delta_left // worst.delta))
+
+    def capped(self, account: Account) -> Account:
+        """Return an account to which prices were added, with no more of the cap than allowed.
+
+        No unit's accounts exceed their allowance, so no number of queries costs the cap more.
+        """
+        if self.allowance is None:
+            return account
+        return replace(account, cap_spent=min(account.cap_spent, self.cap_budget))
+
+    def due(self, account: Account) -> bool:
+        """Whether a bound on the spend is published before the next query. Public, like all terms.
+
+        True once the scheduled number of queries is paid, or if one more might leave no room.
+        """
+        schedule = self.schedule
+        if schedule is None or not account.fresh or account.published >= len(schedule.counts):
+            return False
+        fits = account.spent + schedule.price.cost
+        scheduled = account.queries >= schedule.counts[account.published]
+        return fits <= self.budget and (scheduled or fits + self.worst.cost > self.budget)
+
+    def bound(self, account: Account) -> int:
+        """Return the most that all queries cost: the spend, less the price of publications."""
+        prices = account.published * self.schedule.price.cost if self.schedule else 0
+        return account.spent - prices
+
+    def after_publishing(self, account: Account, figure: int) -> Account:
+        """Return the account after `figure` is published and replaces the bound."""
+        if self.schedule is None or not 0 <= figure <= self.bound(account):
+            raise ValueError("a published figure must lie between 0 and the bound known before")
+        spent = account.spent - self.bound(account) + figure + self.schedule.price.cost
+        return replace(
+            account,
+            spent=spent,
+            delta_spent=account.delta_spent + self.schedule.price.delta,
+            cap_spent=spent,  # the cap has the same rule
+            published=account.published + 1,
+            fresh=False,
+        )
+
+    def epsilon_spent(self, spent: int) -> float:
+        """Return ε of a spend, at the same δ. Informational: refusals depend on the budget."""
+        if spent <= 0:
+            return 0.0
+        delta, cost = self.split.conversion, spent / COST_UNITS
+        if self.allowance is not None:
+            # The balance counts queries. Whoever voted in all of them has spent more than it says.
+            queries = -(-spent // self.worst.cost)
+            cost = self.allowance.worth(self.allowance.used(queries), self.rule)
+        if self.rule.order is None:
+            epsilon = epsilon_from_gdp(cost, delta)
+        else:
+            epsilon = epsilon_from_rdp([cost], [self.rule.order], delta)
+            costs = {price.cost for price in self.prices.values()}
+            steady = self.schedule is None and self.allowance is None and len(costs) == 1
+            if steady and self.cap_rule == GDP:
+                # After few queries the fixed order converts badly; their μ² converts better.
+                queries = -(-spent // self.worst.cost)
+                squared = queries * self.worst.cap_cost / COST_UNITS
+                epsilon = min(epsilon, epsilon_from_gdp(squared, delta))
+        return min(epsilon, self.epsilon) if spent <= self.budget else epsilon
+
+    @cached_property
+    def _lists(self) -> Mapping[int, Mapping[VoteOutcome, Price]]:
+        """The price list of each baseline."""
+        return {0: self.prices} | {each.baseline: each.prices for each in self.by_baseline}
+
+    @cached_property
+    def _worst_of(self) -> Mapping[int, Price]:
+        return {baseline: most(prices.values()) for baseline, prices in self._lists.items()}
+
+    def _publications_left(self, account: Account) -> int:
+        return len(self.schedule.counts) - account.published if self.schedule else 0
+
+    def _reserved(self, account: Account) -> int:
+        """Return the δ reserved for publications still to come."""
+        return self._publications_left(account) * self.schedule.price.delta if self.schedule else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the terms as JSON."""
+        written = asdict(self) | {"prices": _written(self.prices)}
+        # Older terms, whose hash must not change, have none of these.
+        for name in ("choice", "allowance"):
+            if written[name] is None:
+                del written[name]
+        if self.by_baseline:
+            written["by_baseline"] = [
+                {"baseline": each.baseline, "prices": _written(each.prices)}
+                for each in self.by_baseline
+            ]
+        else:
+            del written["by_baseline"]
+        return written
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Terms:
+        """Return the terms that `to_json` wrote. Raises ValueError for any with other prices."""
+        fields = dict(data)
+        # Older terms have it. It is null for every mechanism that there is.
+        if fields.pop("opening", None) is not None:
+            raise ValueError("the terms have a price of opening, which this version does not know")
+        return cls(
+            **fields
+            | {
+                "split": DeltaSplit(**data["split"]),
+                "rule": Rule(**data["rule"]),
+                "cap_rule": Rule(**data["cap_rule"]),
+                "prices": _prices(data["prices"]),
+                "schedule": data["schedule"] and _schedule(data["schedule"]),
+                "choice": _choice(data["choice"]) if "choice" in data else None,
+                "allowance": Allowance(**data["allowance"]) if "allowance" in data else None,
+                "by_baseline": tuple(
+                    BaselinePrices(each["baseline"], _prices(each["prices"]))
+                    for each in data.get("by_baseline", [])
+                ),
+            }
+        )
+
+
+def _schedule(data: Mapping[str, Any]) -> Schedule:
+    return Schedule(
+        BoundRelease(**data["publication"]), tuple(data["counts"]), Price(**data["price"])
+    )
+
+
+def _choice(data: Mapping[str, Any]) -> RuleChoice:
+    considered = (each | {"rule": Rule(**each["rule"])} for each in data["considered"])
+    return RuleChoice(data["pass_rate"], tuple(ConsideredRule(**each) for each in considered))
+
+
+def _prices(data: Mapping[str, Any]) -> dict[VoteOutcome, Price]:
+    return {VoteOutcome(outcome): Price(**price) for outcome, price in data.items()}
+
+
+def _written(prices: Mapping[VoteOutcome, Price]) -> dict[str, Any]:
+    return {outcome.value: asdict(price) for outcome, price in prices.items()}
+
+
+def most(prices: Iterable[Price]) -> Price:
+    """Return the most of each component."""
+    return _by_component(max, list(prices))
+
+
+def _by_component(choose: Callable[[Iterable[int]], int], prices: Sequence[Price]) -> Price:
+    return Price(
+        cost=choose(price.cost for price in prices),
+        delta=choose(price.delta for price in prices),
+        cap_cost=choose(price.cap_cost for price in prices),
+    )
