@@ -41,11 +41,11 @@ from digits import DigitsEnsemble, train_digits
 from migrated import SECRET_KEY
 from server import installed
 
-from terrine_models.teachers.federation import read_token
+from terrine_addons.federation import aggregator as aggregators
+from terrine_addons.federation import voters
+from terrine_addons.federation.federations import read_token
+from terrine_addons.federation.voters import TERMS, AggregatorTerms
 from terrine_protocol import ProjectOpen, Role, TokenCreate
-from terrine_server import aggregator as aggregators
-from terrine_server.labeling import remote_voters
-from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import make_checkpoint_key
 from terrine_server.owner.operations import open_project
@@ -306,12 +306,12 @@ def aggregator(home: Path, _: DigitsEnsemble) -> Iterator[Target]:
         more = {
             "Authorization": f"Bearer {token}",
             TERMS: agreed.digest(),
-            remote_voters.SHAPE: remote_voters.shape_of(share),
+            voters.SHAPE: voters.shape_of(share),
         }
 
         def made() -> bytes:
-            path = f"/v1/rounds/{remote_voters.new_round()}/share"
-            return request("PUT", path, remote_voters.write(share), **more)
+            path = f"/v1/rounds/{voters.new_round()}/share"
+            return request("PUT", path, voters.write(share), **more)
 
         return made
 
@@ -336,7 +336,7 @@ def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
 
     def asked(rows: int, bearer: str) -> bytes:
         x = np.resize(ensemble.public, (rows, 8, 8))
-        body, headers = remote_voters.request(x, "input", None, binary=True)
+        body, headers = voters.request(x, "input", None, binary=True)
         more = {"Authorization": f"Bearer {bearer}", **headers}
         return request("POST", "/v2/models/digits/infer", body, **more)
 

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from terrine_addons.onnx.backbones import Backbone
+from terrine_addons.onnx.models import OnnxModel
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.backbones import Backbone
 from terrine_models.storage.manifests import PublicModel, sha256
-from terrine_models.storage.onnx_models import OnnxModel
 
 BLOCK, ROUNDS = 128, 3
 MODELS = {

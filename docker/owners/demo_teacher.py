@@ -6,8 +6,8 @@ Arguments: which owner, from 0, and how many there are. Each has every so many-t
 import sys
 from dataclasses import replace
 
+from terrine_addons.demo.material import digits
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.demo.material import digits
 from terrine_server.settings import Settings
 
 number, owners = map(int, sys.argv[1:])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from terrine_addons.demo.story import DemoOwner
 from terrine_experiments.setup import Setup
 from terrine_experiments.sources import Source
 from terrine_models.data.arrays import DataError
@@ -18,7 +19,6 @@ from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
-from terrine_server.demo.story import DemoOwner
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble

@@ -12,6 +12,7 @@ import structlog
 from anyio import to_thread
 from fastapi import Depends, FastAPI
 
+from terrine_models.addons import added
 from terrine_server import admin
 from terrine_server.api import health, middleware, openapi, owner, problems, students
 from terrine_server.api import ledger as books
@@ -35,8 +36,7 @@ from terrine_server.owner.checkpoints import (
     load_checkpoint_key,
     load_policy,
 )
-from terrine_server.owner.issuer import Issuer
-from terrine_server.owner.sign_in import Sessions, Tokens, load_secret_key
+from terrine_server.owner.sign_in import Issuer, Sessions, Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 
@@ -68,7 +68,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         engine=engine,
         ledger=ledger,
         tokens=(tokens := Tokens(ledger, key)),
-        sessions=Sessions(ledger, tokens, key, Issuer(settings) if settings.oidc_issuer else None),
+        sessions=Sessions(ledger, tokens, key, _issuer(settings)),
         voters=voters,
         readiness=Readiness(engine, ledger, voters, policy),
         published_log=PublishedLog(ledger),
@@ -138,11 +138,19 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         admin.router,
     ):
         app.include_router(router, dependencies=[Depends(known_parameters)])
-    for router in (health.router, transparency.transparency_router, admin.answers):
+    for router in (health.router, transparency.transparency_router, *added("callbacks")):
         app.include_router(router)
     problems.install(app, admin.answer)
     openapi.complete(app)
     return app
+
+
+def _issuer(settings: Settings) -> Issuer | None:
+    """Return whom callers may sign in through, if the settings name one."""
+    if settings.oidc_issuer is None:
+        return None
+    made: Issuer = next(added("issuer"))(settings)
+    return made
 
 
 def _warm_up(services: Services) -> None:

@@ -15,6 +15,7 @@ from shutil import disk_usage
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, text
 
+from terrine_models.addons import added
 from terrine_server.errors import (
     ConcurrentUpdate,
     DatabaseUnavailable,
@@ -36,7 +37,6 @@ from terrine_server.owner.checkpoints import (
     load_policy,
 )
 from terrine_server.owner.editions import leftovers
-from terrine_server.owner.issuer import CALLBACK, Issuer, IssuerError
 from terrine_server.owner.operations import RESTORING
 from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
@@ -323,48 +323,24 @@ def _value(connection: Connection, query: str) -> object:
     return connection.execute(text(query)).scalar_one()
 
 
-def sign_in(settings: Settings) -> Iterator[Finding]:
-    """Check that the issuer answers, as an issuer that can be used here."""
-    if settings.oidc_issuer is None:
-        return
-    try:
-        issuer = Issuer(settings)
-        issuer.metadata()
-    except IssuerError as error:
-        fix = "Correct TERRINE_OIDC_ISSUER, or see to the issuer; tokens are admitted meanwhile"
-        yield Finding("sign-in", Severity.PROBLEM, str(error), fix)
-        return
-    if settings.oidc_client_secret_file is not None:
-        yield private("client secret", settings.oidc_client_secret_file)
-    back = f"{(settings.oidc_public_url or '').rstrip('/')}{CALLBACK}"
-    found = f"{issuer.host} answers as an issuer. It must know the address {back}."
-    yield Finding("sign-in", Severity.OK, found)
-
-
 def files_of(name: str, directory: Path, digest: str) -> Finding:
     """Check that an ensemble's files are those that were registered, and that we can read them."""
-    from terrine_models.storage.manifests import StoreError, manifest_digest
-    from terrine_models.teachers.federation import (
-        federation_digest,
-        is_federation,
-        verified_digest,
-    )
-    from terrine_models.teachers.kinds import load_manifest
+    from terrine_models.storage.manifests import StoreError
+    from terrine_models.teachers.kinds import ensemble_format, load_manifest
 
-    check, federation = f"ensemble {name}", is_federation(directory)
+    check, held = f"ensemble {name}", ensemble_format(directory)
     fix = f"Restore {directory} from a backup: terrine restore"
     try:
-        identity = federation_digest(directory) if federation else manifest_digest(directory)
-        if identity != digest:
+        if held.digest(directory) != digest:
             found = f"{directory} holds a different ensemble from the one registered."
             return Finding(check, Severity.PROBLEM, found, fix)
-        if not federation:
+        if held.has_manifest:
             try:
                 load_manifest(directory)
             except StoreError as error:  # nobody altered it
                 other = "Serve it with the version of Terrine that made it, or make it again"
                 return Finding(check, Severity.PROBLEM, str(error), other)
-        verified_digest(directory)
+        held.verify(directory)
     except StoreError as error:
         return Finding(check, Severity.PROBLEM, str(error), fix)
     return Finding(check, Severity.OK, "Its files are as registered.")
@@ -526,7 +502,7 @@ def ensemble(registered: Registration, settings: Settings) -> Finding:
     """Check one ensemble. Its files need not be here if all projects on it are closed."""
     from terrine_models.storage.manifests import StoreError
     from terrine_models.teachers.ensemble import load
-    from terrine_models.teachers.federation import is_federation
+    from terrine_models.teachers.kinds import ensemble_format
 
     directory = settings.data_dir / registered.path
     if not directory.exists():
@@ -540,7 +516,7 @@ def ensemble(registered: Registration, settings: Settings) -> Finding:
             else "None is needed as long as all projects on it are closed",
         )
     found_files = files_of(registered.name, directory, registered.manifest_sha256)
-    if found_files.state is not Severity.OK or is_federation(directory):
+    if found_files.state is not Severity.OK or not ensemble_format(directory).has_manifest:
         return found_files
     try:
         load(directory, device="cpu")
@@ -594,7 +570,8 @@ def examine() -> Iterator[Finding]:
     if settings.database_password_file is not None:
         yield private("password", settings.database_password_file)
     yield from _with_database(settings, password)
-    yield from sign_in(settings)
+    for check in added("checks"):
+        yield from check(settings)
 
 
 def _with_database(settings: Settings, password: str | None) -> Iterator[Finding]:

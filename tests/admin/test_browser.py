@@ -15,10 +15,10 @@ from refusals import holds
 from server import RunningServer, running_server
 from visitor import SCREENS
 
+from terrine_addons.dossier import folder
+from terrine_addons.dossier.facts import gather
 from terrine_client import Client
 from terrine_protocol import ProjectStatus
-from terrine_server.dossier import folder
-from terrine_server.dossier.facts import gather
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -16,12 +16,12 @@ from logged import signed
 from refusals import holds, says
 from visitor import SCREENS, Visitor, text_of
 
+from terrine_addons.dossier import assessment
+from terrine_addons.dossier.assessment import unchecked
+from terrine_addons.dossier.facts import gather
 from terrine_protocol import Outcome
 from terrine_server import views
 from terrine_server.admin import charts, rendering
-from terrine_server.dossier import assessment
-from terrine_server.dossier.assessment import unchecked
-from terrine_server.dossier.facts import gather
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.owner.checkpoints import SignedHistory
 

@@ -13,9 +13,9 @@ from edits import Hand
 from refusals import holds
 from server import RunningServer
 
+from terrine_addons.audit.service import check_project
 from terrine_client import BudgetExhausted, Client
 from terrine_protocol import Outcome, ProjectInfo
-from terrine_server.audit.service import check_project
 from terrine_server.ledger import connect
 
 Call = Callable[..., Caller]

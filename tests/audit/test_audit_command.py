@@ -16,9 +16,9 @@ from refusals import holds
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from terrine_server.audit.mechanisms import CASES, audit_mechanisms
-from terrine_server.audit.service import QUICK, SampleSizes
-from terrine_server.audit.service import audit as run
+from terrine_addons.audit.mechanisms import CASES, audit_mechanisms
+from terrine_addons.audit.service import QUICK, SampleSizes
+from terrine_addons.audit.service import audit as run
 from terrine_server.cli import app
 from terrine_server.privacy.noise import NoiseTable
 
@@ -30,10 +30,10 @@ FEW = [case for case in CASES if case.title in ("gnmax", "immutable, as publishe
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Quick, and convicting what is sound less than once in 10⁹ times."""
     few = partial(audit_mechanisms, cases=FEW)
-    monkeypatch.setattr("terrine_server.audit.service.audit_mechanisms", few)
-    monkeypatch.setattr("terrine_server.audit.service.QUICK", SMALL)
-    monkeypatch.setattr("terrine_server.audit.evidence.LEVELS", 4)
-    monkeypatch.setattr("terrine_server.cli.audit.CONFIDENCE", 1 - 1e-9)
+    monkeypatch.setattr("terrine_addons.audit.service.audit_mechanisms", few)
+    monkeypatch.setattr("terrine_addons.audit.service.QUICK", SMALL)
+    monkeypatch.setattr("terrine_addons.audit.evidence.LEVELS", 4)
+    monkeypatch.setattr("terrine_addons.audit.commands.CONFIDENCE", 1 - 1e-9)
     # The command runs in this process, where its log settings would outlive it.
     monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)
     with capture_logs():  # else it would be among what the command prints

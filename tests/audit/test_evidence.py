@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from terrine_server.audit.evidence import Promise, Sample, events, limits
+from terrine_addons.audit.evidence import Promise, Sample, events, limits
 
 
 def sample(hits: int, size: int) -> Sample:

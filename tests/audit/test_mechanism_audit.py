@@ -20,9 +20,9 @@ import pytest
 from refusals import holds
 from small_worlds import mutated
 
-from terrine_server.audit import mechanisms
-from terrine_server.audit.evidence import Promise
-from terrine_server.audit.mechanisms import (
+from terrine_addons.audit import mechanisms
+from terrine_addons.audit.evidence import Promise
+from terrine_addons.audit.mechanisms import (
     CASES,
     Aspect,
     Case,

@@ -18,8 +18,8 @@ import pytest
 from refusals import holds
 from small_worlds import mutated
 
-from terrine_server.audit import service
-from terrine_server.audit.service import audit_people
+from terrine_addons.audit import service
+from terrine_addons.audit.service import audit_people
 from terrine_server.findings import AuditFinding
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import Neighbourhood

@@ -13,9 +13,8 @@ import pytest
 from refusals import holds
 from seeded_noise import seed_noise
 
-from terrine_models.teachers.ensemble import Ensemble
-from terrine_server.audit import service
-from terrine_server.audit.service import (
+from terrine_addons.audit import service
+from terrine_addons.audit.service import (
     ADVERSARIES,
     AT_ONCE,
     MECHANISM,
@@ -27,6 +26,7 @@ from terrine_server.audit.service import (
     audit_service,
     save_world,
 )
+from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.findings import AuditFinding
 from terrine_server.planning import opening
 from terrine_server.privacy import Mechanism, Terms, quote

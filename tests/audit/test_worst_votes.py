@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from refusals import holds
 
-from terrine_server.audit import evidence
-from terrine_server.audit.evidence import (
+from terrine_addons.audit import evidence
+from terrine_addons.audit.evidence import (
     EXAMPLE,
     audit_prices,
     needed_by_answer,

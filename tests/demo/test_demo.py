@@ -21,9 +21,9 @@ from rich.console import Console
 from seeded_noise import REPEATED
 from serving import until
 
+from terrine_addons.demo.material import choose, mnist
+from terrine_addons.demo.story import ServerError, running_server
 from terrine_models.data.arrays import DataError
-from terrine_server.demo.material import choose, mnist
-from terrine_server.demo.story import ServerError, running_server
 
 TERRINE = [sys.executable, "-m", "terrine_server"]
 

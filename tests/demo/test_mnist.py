@@ -17,8 +17,8 @@ from refusals import holds, refuses
 from rich.console import Console
 from rich.progress import Progress
 
-from terrine_server.demo import material
-from terrine_server.demo.material import FetchError, cache_directory, cached_mnist
+from terrine_addons.demo import material
+from terrine_addons.demo.material import FetchError, cache_directory, cached_mnist
 
 
 @dataclass

@@ -31,15 +31,15 @@ from server import CAP_DELTA, CAP_EPSILON, Owner, installed
 from server import register as register_ensemble_of
 from sqlalchemy import Engine
 
-from terrine_models.teachers.federation import Federation, save_federation
-from terrine_models.teachers.federation import Owner as FederationOwner
+from terrine_addons.dossier import assessment, folder, signing, words
+from terrine_addons.dossier import facts as code
+from terrine_addons.dossier import facts as registry
+from terrine_addons.dossier.assessment import unchecked
+from terrine_addons.dossier.facts import Facts, TrainingFacts, _trained, gather, read_audit
+from terrine_addons.dossier.words import MARK, QUESTIONS, DossierError
+from terrine_addons.federation.federations import Federation, save_federation
+from terrine_addons.federation.federations import Owner as FederationOwner
 from terrine_protocol.transparency import Checkpoint, Kind, Note, NoteError, SignerKey
-from terrine_server.dossier import assessment, folder, signing, words
-from terrine_server.dossier import facts as code
-from terrine_server.dossier import facts as registry
-from terrine_server.dossier.assessment import unchecked
-from terrine_server.dossier.facts import Facts, TrainingFacts, _trained, gather, read_audit
-from terrine_server.dossier.words import MARK, QUESTIONS, DossierError
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
@@ -112,7 +112,7 @@ def world(
     digits_ensemble: DigitsEnsemble,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[World]:
-    monkeypatch.setattr("terrine_server.dossier.folder.BROWSERS", ())
+    monkeypatch.setattr("terrine_addons.dossier.folder.BROWSERS", ())
     settings, engine = installed(tmp_path / "data", database_url, digits_ensemble)
     settings.checkpoint_key_path.write_text(LOG.secret)
     settings.checkpoint_key_path.chmod(0o600)

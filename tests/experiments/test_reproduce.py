@@ -17,6 +17,7 @@ from rich.console import Console
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
+from terrine_addons.demo.story import DemoOwner
 from terrine_experiments.interval import half_width
 from terrine_experiments.lesson import Lesson
 from terrine_experiments.owner import trained
@@ -30,7 +31,6 @@ from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.shards import partition_records
-from terrine_server.demo.story import DemoOwner
 
 pytestmark = pytest.mark.nightly
 

@@ -16,11 +16,17 @@ from many_owners import listening
 from refusals import refuses
 from sharing_owners import owner_tokens
 
+from terrine_addons.federation import voters
+from terrine_addons.federation.aggregator import (
+    SERVICE,
+    Aggregator,
+    PendingShares,
+    ReleaseCounter,
+    make,
+)
+from terrine_addons.federation.federations import read_token
+from terrine_addons.federation.voters import TERMS, AggregatorTerms, read_terms
 from terrine_models.storage.manifests import StoreError
-from terrine_models.teachers.federation import read_token
-from terrine_server.aggregator import SERVICE, Aggregator, PendingShares, ReleaseCounter, make
-from terrine_server.labeling import remote_voters
-from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms, read_terms
 from terrine_server.privacy import Account, NoisyVotes, quote
 
 OWNERS, CLASSES, SIGMA = 20, 10, 12.0
@@ -51,7 +57,7 @@ class Asking:
         headers = {
             "Authorization": f"Bearer {token or self.tokens[owner]}",
             TERMS: terms().digest(),
-            remote_voters.SHAPE: f"1x{CLASSES}",
+            voters.SHAPE: f"1x{CLASSES}",
             **said,
         }
         url = f"{self.url}/v1/rounds/{of_round}/share"
@@ -78,25 +84,25 @@ def asking(aggregator: Aggregator) -> Iterator[Asking]:
         yield Asking(url, aggregator.directory)
 
 
-ROW = remote_voters.write(np.arange(CLASSES, dtype=np.uint32)[None])
+ROW = voters.write(np.arange(CLASSES, dtype=np.uint32)[None])
 
 
 def test_a_share_is_added_once(asking: Asking, aggregator: Aggregator) -> None:
     """Of one round only one sum ever leaves, in which each owner's share has weight 1."""
     before, (a, b) = aggregator.count.released, NAMES[:2]
-    name = remote_voters.new_round()
+    name = voters.new_round()
     assert asking.put(0, name, ROW) == 204
     assert asking.put(0, name, ROW) == 409, "a second share would be a second vote"
     assert asking.put(1, name, ROW) == 204
     opened = asking.open(name, [a, b], 1)
-    total = remote_voters.parse_share(opened.content, 1, CLASSES).view(np.int32)[0] - 2 * np.arange(
+    total = voters.parse_share(opened.content, 1, CLASSES).view(np.int32)[0] - 2 * np.arange(
         CLASSES
     )
     assert np.abs(total).max() < 10 * SIGMA
     assert aggregator.count.released == before + 1
     assert asking.open(name, [a, b], 1).status_code == 409, "the same round a second time"
     for wanted, rows in (([a, a], 1), ([a, b], 1), ([], 1), (["nobody"], 1), ([a], 2), ([a], 0)):
-        name = remote_voters.new_round()
+        name = voters.new_round()
         assert asking.put(0, name, ROW) == 204
         assert asking.open(name, wanted, rows).status_code == 409
         assert asking.open(name, [a], 1).status_code == 409, "a round that failed is over"
@@ -104,7 +110,7 @@ def test_a_share_is_added_once(asking: Asking, aggregator: Aggregator) -> None:
 
 
 def test_only_who_has_the_token_gives_or_gets(asking: Asking, aggregator: Aggregator) -> None:
-    before, name = aggregator.count.released, remote_voters.new_round()
+    before, name = aggregator.count.released, voters.new_round()
     assert asking.put(0, name, ROW, token="wrong") == 401
     assert asking.put(0, name, ROW, token=asking.service) == 401, "the service is no owner"
     assert asking.put(0, name, ROW) == 204
@@ -122,18 +128,18 @@ def test_a_share_of_other_rows_or_classes_than_those_priced_is_refused(
     asking: Asking, aggregator: Aggregator
 ) -> None:
     """Bytes alone do not tell ten votes among two classes from one vote among twenty."""
-    before, name = aggregator.count.released, remote_voters.new_round()
-    ten_votes = remote_voters.write(np.ones((CLASSES // 2, 2), dtype=np.uint32))
+    before, name = aggregator.count.released, voters.new_round()
+    ten_votes = voters.write(np.ones((CLASSES // 2, 2), dtype=np.uint32))
     assert len(ten_votes) == len(ROW)
     wrong = [f"{CLASSES // 2}x2", f"1x{2 * CLASSES}", f"2x{CLASSES}", f"0x{CLASSES}", "1", ""]
     wrong += [f"-1x{CLASSES}", f"1.0x{CLASSES}", "1x" * 9]
     for shape in wrong:
-        assert asking.put(0, name, ten_votes, **{remote_voters.SHAPE: shape}) == 400, shape
+        assert asking.put(0, name, ten_votes, **{voters.SHAPE: shape}) == 400, shape
     for other in (terms(classes=2), terms(epsilon=8), terms(sigma=3), terms(owners=NAMES[:2])):
         assert asking.put(0, name, ROW, **{TERMS: other.digest()}) == 409
     assert asking.put(0, name, ROW, **{TERMS: ""}) == 409
     assert asking.open(name, [NAMES[0]], 1).status_code == 409, "nothing was kept"
-    assert asking.put(0, name, ROW * 2, **{remote_voters.SHAPE: f"2x{CLASSES}"}) == 204
+    assert asking.put(0, name, ROW * 2, **{voters.SHAPE: f"2x{CLASSES}"}) == 204
     assert asking.open(name, [NAMES[0]], 1).status_code == 409, "rows are the owners' to say"
     assert aggregator.count.released == before
 
@@ -151,7 +157,7 @@ def test_several_votes_in_a_row_would_cost_several_times_what_is_promised() -> N
 
 
 def test_malformed_requests_are_refused(asking: Asking) -> None:
-    name = remote_voters.new_round()
+    name = voters.new_round()
     assert asking.put(0, "short", ROW) == 400
     assert asking.put(0, name, b"") == 400
     assert asking.put(0, name, ROW[:-1]) == 400
@@ -246,7 +252,7 @@ def test_a_aggregator_whose_files_are_gone_or_edited_does_not_start(tmp_path: Pa
 
 
 def test_what_cannot_be_counted_is_not_released(asking: Asking, aggregator: Aggregator) -> None:
-    name = remote_voters.new_round()
+    name = voters.new_round()
     assert asking.put(0, name, ROW) == 204
     aggregator.count._db.execute("PRAGMA query_only = ON")  # as if the disk were full
     try:

@@ -15,19 +15,19 @@ from refusals import holds, refuses
 from scipy.stats import chi2
 from small_servers import certified, small_server
 
+from terrine_addons.audit.service import serving
+from terrine_addons.federation import voters
+from terrine_addons.federation.aggregator import Aggregator, ReleaseCounter, make
+from terrine_addons.federation.federations import read_token
+from terrine_addons.federation.teacher import AgreedAggregator, Teacher
+from terrine_addons.federation.voters import client, read_terms
 from terrine_client import Client
-from terrine_models.teachers.federation import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
-from terrine_server.aggregator import Aggregator, ReleaseCounter, make
-from terrine_server.audit.service import serving
 from terrine_server.errors import InvalidTerms
-from terrine_server.labeling import remote_voters
-from terrine_server.labeling.remote_voters import client, read_terms
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project
 from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
-from terrine_server.teacher import AgreedAggregator, Teacher
 
 AGGREGATOR = 'owners = ["a", "b", "c"]\nclasses = 10\nsigma = 4\nepsilon = 50\ndelta = 1e-6\n'
 
@@ -184,10 +184,10 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
         teacher = Teacher(digits_ensemble.directory, "digits", "secret", agreed)
         with listening(teacher.app()) as asked:
             x = digits_ensemble.public[:8]
-            body, headers = remote_voters.request(x, "input", None, binary=True)
+            body, headers = voters.request(x, "input", None, binary=True)
             headers |= {
                 "Authorization": "Bearer secret",
-                remote_voters.ROUND: remote_voters.new_round(),
+                voters.ROUND: voters.new_round(),
             }
             answer = httpx.post(
                 f"{asked}/v2/models/digits/share", content=body, headers=headers, timeout=60

@@ -26,17 +26,17 @@ from refusals import holds, refuses
 from server import running_server
 from sklearn.datasets import load_digits
 
+from terrine_addons.onnx.teachers import Declaration, import_ensemble
+from terrine_addons.ray.training import INLINE_BYTES, on_node, on_ray
+from terrine_addons.ray.voters import RayVoters
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import load_tensors, manifest_digest
 from terrine_models.teachers.kinds import Heads, Networks, load_manifest
 from terrine_models.teachers.manifests import TeacherSettings
-from terrine_models.teachers.onnx import Declaration, import_ensemble
-from terrine_models.teachers.ray import INLINE_BYTES, on_node, on_ray
 from terrine_models.teachers.training import Trainer, here, train_ensemble
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.labeling.ray_voters import RayVoters
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.settings import VotersKind

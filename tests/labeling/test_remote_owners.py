@@ -20,27 +20,27 @@ from many_owners import FAILING, ManyOwners, choices, many_owners
 from migrated import SECRET_KEY, migrated
 from refusals import refuses
 
-from terrine_client import Client
-from terrine_models.storage.manifests import StoreError
-from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.federation import (
+from terrine_addons.audit.service import serving
+from terrine_addons.federation import voters
+from terrine_addons.federation.federations import (
     Federation,
     Owner,
     federation_digest,
     load_federation,
     save_federation,
 )
-from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
-from terrine_server.audit.service import serving
-from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling import remote_voters
-from terrine_server.labeling.remote_voters import (
+from terrine_addons.federation.voters import (
     RemoteVoters,
     ask,
     client,
     requests_for,
     stand_in,
 )
+from terrine_client import Client
+from terrine_models.storage.manifests import StoreError
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
+from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -159,7 +159,7 @@ class EndsEveryOtherRequest(BaseHTTPRequestHandler):
             return
         self.answered += 1
         self.rfile.read(int(self.headers["Content-Length"]))
-        body = remote_voters.response("owner-0", np.full(4, 3))
+        body = voters.response("owner-0", np.full(4, 3))
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -200,7 +200,7 @@ STARTS = {
 def test_owners_who_flood_or_dribble_make_no_other_owner_absent() -> None:
     """Of 40, four flood for as long as they are read, and one sends a byte now and then."""
     labels, x = np.arange(4), np.zeros((4, 8, 8), np.uint8)
-    good = remote_voters.response("owner", labels)
+    good = voters.response("owner", labels)
     over = asyncio.Event()
 
     async def bad(kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -306,9 +306,9 @@ def test_inputs_arrive_as_they_were_sent(digits: Ensemble, binary: bool, dtype: 
     spec = digits.manifest.input.model_copy(update={"dtype": dtype})
     x = np.random.default_rng(0).integers(0, 16, (5, 8, 8)).astype(dtype) * np.float32(0.3)
     x = x.astype(dtype)
-    body, headers = remote_voters.request(x, "input", None, binary)
-    length = headers.get(remote_voters.HEADER_LENGTH)
-    found = remote_voters.inputs(body, int(length) if length else None, spec)
+    body, headers = voters.request(x, "input", None, binary)
+    length = headers.get(voters.HEADER_LENGTH)
+    found = voters.inputs(body, int(length) if length else None, spec)
     assert found.dtype == x.dtype
     assert (found == x).all()
 
@@ -336,8 +336,8 @@ def test_inputs_arrive_as_they_were_sent(digits: Ensemble, binary: bool, dtype: 
 def test_malformed_requests_say_what_is_expected(
     digits: Ensemble, body: bytes, length: int | None, says: str
 ) -> None:
-    with refuses(remote_voters.ProtocolError, *says.split()):
-        remote_voters.inputs(body, length, digits.manifest.input)
+    with refuses(voters.ProtocolError, *says.split()):
+        voters.inputs(body, length, digits.manifest.input)
 
 
 @pytest.mark.slow

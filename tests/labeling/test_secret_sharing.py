@@ -17,13 +17,10 @@ from refusals import refuses
 from scipy.stats import chi2, chi2_contingency
 from sharing_owners import SharingOwners, sharing_owners
 
-from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.federation import Federation, federation_digest, save_federation
-from terrine_server.aggregator import SERVICE, Aggregator
-from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling import remote_voters
-from terrine_server.labeling.pipeline import released_shared
-from terrine_server.labeling.remote_voters import (
+from terrine_addons.federation import voters as remote_voters
+from terrine_addons.federation.aggregator import SERVICE, Aggregator
+from terrine_addons.federation.federations import Federation, federation_digest, save_federation
+from terrine_addons.federation.voters import (
     AggregatorTerms,
     Share,
     SharedVoters,
@@ -31,6 +28,9 @@ from terrine_server.labeling.remote_voters import (
     probe,
     stand_in,
 )
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling.pipeline import released_shared
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import NoisyVotes, build_mechanism
@@ -304,7 +304,7 @@ def test_crude_lies_are_found_and_say_nothing_of_votes(
 def test_the_owners_are_asked_once_when_they_are_gathered(
     tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, aggregator: Aggregator
 ) -> None:
-    from terrine_models.teachers.federation import load_federation
+    from terrine_addons.federation.federations import load_federation
 
     before = aggregator.count.released
     owners.behaviour |= {1: "status", 2: "short"}

@@ -14,9 +14,9 @@ from digits import DigitsEnsemble
 from refusals import holds
 from small_servers import certified, small_server
 
-from terrine_models.teachers.federation import load_federation
-from terrine_server.labeling import remote_voters
-from terrine_server.labeling.remote_voters import probe
+from terrine_addons.federation import voters
+from terrine_addons.federation.federations import load_federation
+from terrine_addons.federation.voters import probe
 
 TOKEN = "a-token-of-more-than-twenty-characters"
 
@@ -60,20 +60,20 @@ def test_owners_serve_their_teachers_and_are_gathered(
 
         with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=good)) as http:
             x = digits_ensemble.public[:8]
-            body, headers = remote_voters.request(x, "input", None, binary=True)
+            body, headers = voters.request(x, "input", None, binary=True)
             infer = "/v2/models/digits/infer"
             assert http.post(infer, content=body, headers=headers).status_code == 401
             assert http.get("/v2/models/digits").status_code == 401
             http.headers["Authorization"] = f"Bearer {TOKEN}"
             assert http.get("/v2/models/digits").json()["inputs"][0]["shape"] == [-1, 8, 8]
             answer = http.post(infer, content=body, headers=headers)
-            labels = remote_voters.labels(answer.content, None, 8, 10)
+            labels = voters.labels(answer.content, None, 8, 10)
             assert (labels == digits_ensemble.public_labels[:8]).mean() > 0.7
             bad = http.post(infer, content=body[:-1], headers=headers)
             assert bad.status_code == 400
             holds(bad.json()["error"], "header")
             assert http.post(infer, content=b"{", headers={}).status_code == 400
-            headers[remote_voters.HEADER_LENGTH] = "-1"
+            headers[voters.HEADER_LENGTH] = "-1"
             assert http.post(infer, content=body, headers=headers).status_code == 400
 
 

@@ -21,13 +21,13 @@ from refusals import refuses
 from serving import until
 from sharing_owners import sharing_owners
 
+from terrine_addons.federation.aggregator import SERVICE, Aggregator
+from terrine_addons.federation.federations import Federation, save_federation
+from terrine_addons.federation.voters import AggregatorTerms, SharedVoters
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.federation import Federation, save_federation
 from terrine_protocol import EnsembleRegister, ProjectOpen
-from terrine_server.aggregator import SERVICE, Aggregator
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.labeling.remote_voters import AggregatorTerms, SharedVoters
 from terrine_server.ledger import ChargedBatch, Ledger, connect, database
 from terrine_server.metrics import Metrics
 from terrine_server.owner.operations import open_project, register_ensemble

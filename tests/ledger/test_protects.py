@@ -10,12 +10,12 @@ from books import FACTS
 from migrated import SECRET_KEY, migrated
 from refusals import holds
 
+from terrine_addons.dossier.facts import gather
 from terrine_models.data.arrays import load_npz
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import build
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server import views
-from terrine_server.dossier.facts import gather
 from terrine_server.errors import CapExceeded
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import epsilon_that_fits, open_project, register_ensemble

@@ -25,8 +25,8 @@ from publishing import (
 from refusals import refuses
 from seeded_noise import seed_noise
 
+from terrine_addons.audit.service import check_project
 from terrine_protocol import Outcome, ProjectStatus
-from terrine_server.audit.service import check_project
 from terrine_server.errors import BudgetExhausted, Conflict
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, RecordedCharges
 from terrine_server.ledger.accounts import SecretTally

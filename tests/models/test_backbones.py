@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_made import INPUTS, mlp, model, quantised
 from refusals import holds, refuses
 
+from terrine_addons.onnx import backbones
+from terrine_addons.onnx.backbones import Backbone
+from terrine_addons.onnx.models import FileFinding, OnnxModel
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features import backbones
-from terrine_models.features.backbones import Backbone
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
     BACKBONE,
@@ -28,7 +29,6 @@ from terrine_models.storage.manifests import (
     load_tensors,
     sha256,
 )
-from terrine_models.storage.onnx_models import FileFinding, OnnxModel
 from terrine_models.teachers.editions import add
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, load_manifest, verify

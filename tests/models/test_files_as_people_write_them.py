@@ -16,16 +16,16 @@ from onnx_made import INPUTS, trees
 from pydantic import ValidationError
 from refusals import holds, refuses, says
 
+from terrine_addons.onnx import models
+from terrine_addons.onnx.models import CheckRequest, ModelError, indices
+from terrine_addons.onnx.teachers import Declaration, import_ensemble
 from terrine_models.data.arrays import DataError, InputSpec, load_groups, load_idx, load_npz
 from terrine_models.data.images import class_folders, load_image_classes
-from terrine_models.storage import onnx_models
 from terrine_models.storage.manifests import Partition
-from terrine_models.storage.onnx_models import CheckRequest, ModelError, indices
 from terrine_models.tables import roles
 from terrine_models.tables.loading import load_people, load_table, read_schema
 from terrine_models.tables.roles import RoleGuess, propose_schema
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.onnx import Declaration, import_ensemble
 from terrine_models.teachers.people import name_digests
 from terrine_protocol.base import fold, numbered
 from terrine_protocol.images import ImageFormat
@@ -157,10 +157,10 @@ def test_scores_in_another_order_are_refused(
         output="scores",
     )
     if taken:
-        assert onnx_models.check(path, request, onnx_models.probes(request)).width == 3
+        assert models.check(path, request, models.probes(request)).width == 3
         return
     with refuses(ModelError, "order", *classes):
-        onnx_models.check(path, request, onnx_models.probes(request))
+        models.check(path, request, models.probes(request))
 
 
 # ------------------------------------------------------------------------ names in either form

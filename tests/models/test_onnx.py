@@ -16,20 +16,20 @@ from onnx_made import CLASSES, INPUTS, corpus, mlp, model, trees, with_external_
 from opened import watching
 from refusals import holds, refuses, says
 
-from terrine_models.data.arrays import DataError, InputSpec
-from terrine_models.storage import onnx_models
-from terrine_models.storage.manifests import StoreError, manifest_digest
-from terrine_models.storage.onnx_models import (
+from terrine_addons.onnx import models
+from terrine_addons.onnx.models import (
     CheckRequest,
     ModelError,
     OnnxModel,
     OnnxTeachers,
     findings,
 )
+from terrine_addons.onnx.teachers import Declaration, ImportedTeachers, import_ensemble
+from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.storage.manifests import StoreError, manifest_digest
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import load_manifest, verify
 from terrine_models.teachers.manifests import Manifest
-from terrine_models.teachers.onnx import Declaration, ImportedTeachers, import_ensemble
 
 CLASS_NAMES = ("a", "b", "c")
 DECLARED = Declaration(
@@ -56,7 +56,7 @@ def refusal(path: Path, request: CheckRequest | None = None) -> str:
     """Why a file is refused, checked in this process."""
     made = request or asked(path)
     with pytest.raises((ModelError, OSError)) as refused:
-        onnx_models.check(path, made, onnx_models.probes(made))
+        models.check(path, made, models.probes(made))
     return str(refused.value)
 
 
@@ -203,7 +203,7 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path: Path) -> None:
         if labels is None:
             holds(refusal(path, request), "'z'")
             continue
-        onnx_models.check(path, request, onnx_models.probes(request))
+        models.check(path, request, models.probes(request))
         teachers = OnnxTeachers([OnnxModel(path.read_bytes(), "label")], CLASS_NAMES)
         assert teachers.choices(x)[:, 0].tolist() == labels
 
@@ -211,7 +211,7 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     with path.open("wb") as file:
-        file.truncate(onnx_models.LARGEST + 1)
+        file.truncate(models.LARGEST + 1)
     holds(refusal(path), "536,870,912")
 
 

@@ -20,10 +20,10 @@ from refusals import refuses
 from server import installed
 from serving import until
 
+from terrine_addons.onnx.teachers import Declaration, GuardedTeachers, VotingError, import_ensemble
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.onnx import Declaration, GuardedTeachers, VotingError, import_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
@@ -125,8 +125,8 @@ def test_the_process_neither_writes_nor_outlives_its_server(tmp_path: Path) -> N
     assert re.search(r"^Max file size +0 ", limits, re.MULTILINE)
     program = (
         "import sys, time; from pathlib import Path; sys.path[:0] = sys.argv[3:]\n"
-        "from terrine_models.storage.onnx_models import GuardedProcess\n"
-        "process = GuardedProcess('terrine_models.teachers.onnx')\n"
+        "from terrine_addons.onnx.models import GuardedProcess\n"
+        "process = GuardedProcess('terrine_addons.onnx.teachers')\n"
         "process.tell(sys.argv[1].encode(), 60)\n"
         "process.ask(Path(sys.argv[2]).read_bytes(), 60); process.hear(60)\n"
         "print(process.pid, flush=True); time.sleep(600)"

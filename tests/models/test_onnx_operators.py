@@ -12,9 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_made import CLASSES, INPUTS, mlp, model, quantised
 from refusals import holds, refuses
 
-from terrine_models.data.arrays import InputSpec
-from terrine_models.storage import onnx_models
-from terrine_models.storage.onnx_models import (
+from terrine_addons.onnx import models
+from terrine_addons.onnx.models import (
     DECIDING,
     CheckRequest,
     FileFinding,
@@ -23,6 +22,7 @@ from terrine_models.storage.onnx_models import (
     check_content,
     probes,
 )
+from terrine_models.data.arrays import InputSpec
 
 node = helper.make_node
 SUM = [node("ReduceSum", ["x", "all"], ["total"], keepdims=0), node("Cast", ["total"], ["n"], to=7)]
@@ -309,7 +309,7 @@ def test_what_combines_the_rows_of_a_batch_is_refused_by_name(operator: str) -> 
 def test_the_probe_sees_it_too(
     operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_models, "check_rows", lambda *given: None)
+    monkeypatch.setattr(models, "check_rows", lambda *given: None)
     with refuses(ModelError, "beside", "batch"):
         checked_here(after_scores(COUPLING[operator]), tmp_path / "coupling.onnx")
 
@@ -351,6 +351,6 @@ def test_a_quantised_network_is_refused_in_whichever_way_its_scale_shows(
     path = quantised(mlp(), tmp_path)
     with refuses(ModelError, "DynamicQuantizeLinear", "scale"):
         check_content(path.read_bytes())
-    monkeypatch.setattr(onnx_models, "check_rows", lambda *given: None)
+    monkeypatch.setattr(models, "check_rows", lambda *given: None)
     with refuses(ModelError, "beside", "batch"):
         checked_here(path.read_bytes(), path)

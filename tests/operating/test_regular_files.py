@@ -14,12 +14,13 @@ import pytest
 from commands import Terrine
 from refusals import holds, refuses
 
+from terrine_addons.federation.federations import read_token
+from terrine_addons.oidc.issuer import IssuerError, _secret
 from terrine_models.data.arrays import DataError, load_idx, load_inputs
 from terrine_models.data.images import load_images
 from terrine_models.storage.manifests import StoreError, verified_bytes
 from terrine_models.students.models import Student
 from terrine_models.tables.loading import check_table, read_schema
-from terrine_models.teachers.federation import read_token
 from terrine_models.teachers.shards import read_partition
 from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
 from terrine_protocol.images import ImageFormat
@@ -27,7 +28,6 @@ from terrine_protocol.tables.columns import sha256
 from terrine_server.cli.plan import load_votes
 from terrine_server.ledger.verifying import verify_export
 from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
-from terrine_server.owner.issuer import IssuerError, _secret
 from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 

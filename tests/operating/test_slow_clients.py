@@ -21,14 +21,14 @@ from serving import until
 from small_servers import certified
 from starlette.applications import Starlette
 
-from terrine_models.teachers.federation import read_token
-from terrine_server import aggregator as aggregators
-from terrine_server.aggregator import Aggregator
-from terrine_server.labeling import remote_voters
-from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms
+from terrine_addons.federation import aggregator as aggregators
+from terrine_addons.federation import voters
+from terrine_addons.federation.aggregator import Aggregator
+from terrine_addons.federation.federations import read_token
+from terrine_addons.federation.teacher import Teacher
+from terrine_addons.federation.voters import TERMS, AggregatorTerms
 from terrine_server.serving import bounds, listening
 from terrine_server.serving.bounds import SPARE, Limits, few_callers, options
-from terrine_server.teacher import Teacher
 
 TOKEN = "a-token-of-more-than-twenty-characters"
 SHORT = replace(few_callers(4), keep_alive_seconds=1, body_seconds=1)
@@ -70,7 +70,7 @@ class Small:
     def status(self) -> int:
         """Send the request, and return the status of the reply."""
         headers = {**self.headers, "Authorization": f"Bearer {self.token}"}
-        path = self.path.replace("0" * 32, remote_voters.new_round())
+        path = self.path.replace("0" * 32, voters.new_round())
         verify = True if self.trusted is None else self.trusted
         with httpx.Client(base_url=self.url, verify=verify, timeout=PATIENCE_SECONDS) as http:
             return http.request(self.method, path, content=self.body, headers=headers).status_code
@@ -111,13 +111,13 @@ def small(kind: str, limits: Limits, directory: Path, ensemble: DigitsEnsemble) 
         made = Aggregator(directory / "party")
         token = read_token(directory / "party" / aggregators.OWNERS / "a.token")
         share = np.zeros((ROWS, 10), np.uint32)
-        headers = {TERMS: terms.digest(), remote_voters.SHAPE: remote_voters.shape_of(share)}
+        headers = {TERMS: terms.digest(), voters.SHAPE: voters.shape_of(share)}
         path = f"/v1/rounds/{'0' * 32}/share"
         with listening_on(made.app(limits), limits, pem) as url:
-            yield Small(url, "PUT", path, token, remote_voters.write(share), headers, trusted)
+            yield Small(url, "PUT", path, token, voters.write(share), headers, trusted)
     else:
         teacher = Teacher(ensemble.directory, "digits", TOKEN)
-        body, headers = remote_voters.request(ensemble.public[:ROWS], "input", None, binary=True)
+        body, headers = voters.request(ensemble.public[:ROWS], "input", None, binary=True)
         path = "/v2/models/digits/infer"
         with listening_on(teacher.app(limits), limits, pem) as url:
             yield Small(url, "POST", path, TOKEN, body, headers, trusted)

@@ -18,7 +18,7 @@ from logged import LOG, policy_text
 from packaging.requirements import Requirement
 from refusals import holds
 
-from terrine_server.dossier.signing import sign
+from terrine_addons.dossier.signing import sign
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_addons.federation.federations import Federation, Owner, save_federation
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import load
-from terrine_models.teachers.federation import Federation, Owner, save_federation
 from terrine_models.teachers.kinds import Forests, Heads
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.training import train_ensemble

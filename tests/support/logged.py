@@ -14,6 +14,7 @@ import uvicorn
 from migrated import SECRET_KEY
 from patience import PATIENCE_SECONDS
 
+from terrine_addons.witness.service import LIMITS, Witness, serve_app
 from terrine_protocol import transparency
 from terrine_protocol.transparency import Checkpoint, Kind, Note, Policy, SignerKey, VerifierKey
 from terrine_server.ledger import Ledger
@@ -21,7 +22,6 @@ from terrine_server.owner.checkpoints import Publisher
 from terrine_server.serving import listening
 from terrine_server.serving.bounds import options
 from terrine_server.settings import Settings
-from terrine_server.witness import LIMITS, Witness, serve_app
 
 LOG = SignerKey("log.example/1", Kind.ED25519, bytes(range(32)))
 """The owner's key in tests."""

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from terrine_addons.federation import voters
 from terrine_models.data.arrays import InputSpec
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_server.labeling import remote_voters
 
 Labels = Callable[[NDArray[Any]], NDArray[np.int64]]
 """Inputs `[B, …]` to the choices `[B, n]` of all owners."""
@@ -133,8 +133,8 @@ def many_owners(vote: Labels, spec: InputSpec, classes: int) -> Iterator[ManyOwn
 
     async def infer(request: Request) -> Response:
         number = int(request.path_params["number"])
-        head = request.headers.get(remote_voters.HEADER_LENGTH)
-        x = remote_voters.inputs(await request.body(), int(head) if head else None, spec)
+        head = request.headers.get(voters.HEADER_LENGTH)
+        x = voters.inputs(await request.body(), int(head) if head else None, spec)
         owners.asked += 1
         behaves = owners.behaviour.get(number)
         if behaves == "status":

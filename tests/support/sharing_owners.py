@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from terrine_addons.federation import voters
+from terrine_addons.federation.aggregator import OWNERS, Aggregator, make
+from terrine_addons.federation.federations import read_token
+from terrine_addons.federation.voters import TERMS, AggregatorTerms
 from terrine_models.data.arrays import InputSpec
-from terrine_models.teachers.federation import read_token
-from terrine_server.aggregator import OWNERS, Aggregator, make
-from terrine_server.labeling import remote_voters
-from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms
 
 
 @dataclass
@@ -35,8 +35,8 @@ class SharingOwners:
     aggregator_url: str
     tokens: Sequence[str]
     behaviour: dict[int, str] = field(default_factory=dict)
-    split: Callable[..., tuple[remote_voters.Share, remote_voters.Share]] = remote_voters.split
-    seen: list[tuple[remote_voters.Share, remote_voters.Share]] = field(default_factory=list)
+    split: Callable[..., tuple[voters.Share, voters.Share]] = voters.split
+    seen: list[tuple[voters.Share, voters.Share]] = field(default_factory=list)
 
     async def share(
         self, http: httpx.AsyncClient, number: int, name: str, labels: NDArray[np.int64]
@@ -52,18 +52,18 @@ class SharingOwners:
         if behaves != "without the aggregator":
             kept = await http.put(
                 f"{self.aggregator_url}/v1/rounds/{name}/share",
-                content=remote_voters.write(aggregators)[
+                content=voters.write(aggregators)[
                     : -1 if behaves == "aggregator's is short" else None
                 ],
                 headers={
                     "Authorization": f"Bearer {self.tokens[number]}",
                     TERMS: self.terms.digest(),
-                    remote_voters.SHAPE: remote_voters.shape_of(aggregators),
+                    voters.SHAPE: voters.shape_of(aggregators),
                 },
             )
             if kept.status_code != 204:
                 return Response(kept.content, 502)
-        return Response(remote_voters.write(ours)[: -4 if behaves == "short" else None])
+        return Response(voters.write(ours)[: -4 if behaves == "short" else None])
 
 
 def owner_tokens(directory: Path, terms: AggregatorTerms) -> list[str]:
@@ -79,18 +79,18 @@ def sharing_app(vote: Labels, spec: InputSpec, owners: SharingOwners) -> Starlet
 
     async def labels(request: Request) -> NDArray[np.int64]:
         number = int(request.path_params["number"])
-        head = request.headers.get(remote_voters.HEADER_LENGTH)
+        head = request.headers.get(voters.HEADER_LENGTH)
         body = await request.body()
         if body not in known:
-            known[body] = vote(remote_voters.inputs(body, int(head) if head else None, spec))
+            known[body] = vote(voters.inputs(body, int(head) if head else None, spec))
         return known[body][:, number]
 
     async def share(request: Request) -> Response:
-        number, name = int(request.path_params["number"]), request.headers[remote_voters.ROUND]
+        number, name = int(request.path_params["number"]), request.headers[voters.ROUND]
         return await owners.share(http, number, name, await labels(request))
 
     async def infer(request: Request) -> Response:
-        return Response(remote_voters.response("any", await labels(request)))
+        return Response(voters.response("any", await labels(request)))
 
     model = "/v2/models/owner-{number}"
     return Starlette(

@@ -110,7 +110,7 @@ def test_a_cosignature_is_renewed_once_it_is_old(
         before = ledger.checkpoint()
         owner.round()
         assert ledger.checkpoint() == before
-        monkeypatch.setattr("terrine_server.witness.time.time", lambda: 2e9)
+        monkeypatch.setattr("terrine_addons.witness.service.time.time", lambda: 2e9)
         monkeypatch.setattr(checkpoints, "REFRESH_SECONDS", -1e9)
         owner.round()
         assert policy.cosigned(last(ledger)) == {"w": 2_000_000_000}
@@ -121,7 +121,7 @@ def test_a_cosignature_is_renewed_once_it_is_old(
 def test_what_a_witness_should_not_answer_is_no_cosignature(
     answer: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from terrine_server.witness import Answer, Witness
+    from terrine_addons.witness.service import Answer, Witness
 
     policy_key = SignerKey("w.example", Kind.COSIGNATURE, b"w".ljust(32, b"."))
     stranger = SignerKey("w.example", Kind.COSIGNATURE, b"x" * 32)

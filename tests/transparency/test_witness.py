@@ -24,9 +24,9 @@ from logged import LOG, History, signed, witness_key, witnessing
 from patience import PATIENCE_SECONDS
 from refusals import refuses
 
+from terrine_addons.witness.service import Witness, WitnessError
 from terrine_protocol import transparency
 from terrine_protocol.transparency import Checkpoint, Kind, Note, Signature, SignerKey
-from terrine_server.witness import Witness, WitnessError
 
 ONE, OTHER = History("one", 40, shared=10), History("other", 40, shared=10)
 KEY = witness_key("w")
@@ -318,7 +318,7 @@ def test_a_witness_stops_when_it_is_told_to(tmp_path: Path) -> None:
 
 def test_a_witness_loads_neither_database_nor_learning() -> None:
     code = (
-        "import sys, terrine_server.cli, terrine_server.witness, terrine_server.cli.witness\n"
+        "import sys, terrine_server.cli, terrine_addons.witness.service, terrine_addons.witness.commands\n"
         "heavy = {'sqlalchemy', 'torch', 'numpy', 'fastapi', 'alembic', 'scipy', 'httpx'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -1,98 +1,53 @@
-"""Public backbones: ONNX models that turn inputs into embeddings, the same for all teachers.
+"""Public backbones: models that turn inputs into embeddings, the same for all teachers.
 
 A backbone is declared public by its owner: anybody may have it, and no private record trained it.
 Then it is like any other public feature map (`maps.py`), and costs no privacy, as long as what it
-makes of one person's record depends on no other's. Nobody can prove that of foreign code that is
-given several rows: a scale may be taken over all of them, as dynamic quantisation does. So it is
-never given more than one.
+makes of one person's record depends on no other's. An add-on runs them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self
 
-import numpy as np
 import torch
 
+from terrine_models.addons import added
 from terrine_models.data.arrays import InputSpec
-from terrine_models.storage.manifests import (
-    BACKBONE,
-    PublicModel,
-    StoreError,
-    sha256,
-    verified_bytes,
-)
-from terrine_models.storage.onnx_models import (
-    CheckRequest,
-    FileFinding,
-    ModelError,
-    OnnxModel,
-    checked,
-    pass_on_exhaustion,
-)
-from terrine_protocol.files import read
+from terrine_models.storage.manifests import PublicModel, StoreError
 
 
-@dataclass(frozen=True, eq=False)
-class Backbone:
-    """A checked model, with the bytes of its file. Make one with `declare` or `load`."""
+class Backbone(Protocol):
+    """A checked model, with the bytes of its file."""
 
     data: bytes
-    model: OnnxModel
     source: PublicModel
 
     @classmethod
-    def declare(cls, path: Path, inputs: InputSpec) -> Backbone:
-        """State that the ONNX model at `path` is public, and check it in a process of its own.
-
-        It takes inputs [B, *shape] and has one output [B, D] in floating point. Raises StoreError.
-        """
-        path = Path(path)
-        found = _checked(path, inputs)
-        data = read(path, None)
-        if sha256(data) != found.sha256:
-            raise StoreError(f"{path} changed while it was checked.")
-        return cls(
-            data,
-            OnnxModel(data),
-            PublicModel(name=path.name, sha256=found.sha256, width=found.width),
-        )
+    def declare(cls, path: Path, inputs: InputSpec) -> Self:
+        """State that the model at `path` is public, and check it. Raises StoreError."""
 
     @classmethod
-    def load(cls, directory: Path, source: PublicModel) -> Backbone:
+    def load(cls, directory: Path, source: PublicModel) -> Self:
         """The backbone of a trained ensemble. Raises StoreError if its file is altered."""
-        data = verified_bytes(directory, BACKBONE, source.sha256)
-        try:
-            return cls(data, OnnxModel(data), source)
-        except ModelError as error:
-            raise StoreError(f"{directory / BACKBONE} cannot be used: {error}.") from None
+
+    @classmethod
+    def of_bytes(cls, data: bytes, source: PublicModel) -> Self:
+        """A backbone of the bytes of its file, which were verified."""
+
+    @staticmethod
+    def check(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
+        """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Embeddings [B, D] in float32 of inputs [B, *shape], each row by itself.
-
-        0 for what is not finite, and for a row on which the model fails: what one row raises must
-        not stop the others. Raises MemoryError.
-        """
-        rows, found = x.cpu().numpy(), np.zeros((len(x), self.source.width), np.float32)
-        for row, embedding in zip(rows, found, strict=True):
-            try:
-                values = self.model(row[None])
-            except Exception as error:  # onnxruntime's errors have no class in common
-                pass_on_exhaustion(error)
-                continue
-            with np.errstate(over="ignore"):  # of float64
-                embedding[:] = values.reshape(self.source.width)
-        np.nan_to_num(found, copy=False, posinf=0.0, neginf=0.0)
-        return torch.from_numpy(found).to(x.device)
+        """Embeddings [B, D] in float32 of inputs [B, *shape], each row by itself."""
 
 
-def check_backbone(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
-    """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
-    if _checked(directory / BACKBONE, inputs).sha256 != source.sha256:
-        raise StoreError(f"{directory / BACKBONE} was altered: the manifest has another SHA-256.")
-
-
-def _checked(path: Path, inputs: InputSpec) -> FileFinding:
-    (found,) = checked(CheckRequest(paths=(str(path),), spec=inputs, role="backbone"))
+def backbones() -> type[Backbone]:
+    """The class of backbones. Raises StoreError if no add-on has one."""
+    found: type[Backbone] | None = next(added("backbones"), None)
+    if found is None:
+        raise StoreError(
+            "A backbone is run by the add-on `onnx`, which this installation of Terrine lacks."
+        )
     return found

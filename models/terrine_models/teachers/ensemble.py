@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 
 from terrine_models.data.workers import side_by_side
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import Manifest, StoredEnsemble, Voting, VotingLimits
+from terrine_models.teachers.manifests import (
+    VOTING_SECONDS,
+    Manifest,
+    StoredEnsemble,
+    Voting,
+    VotingLimits,
+)
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers
-from terrine_models.teachers.onnx import SECONDS
 
 MEMORY = 256 * 2**20
 
@@ -36,7 +41,7 @@ class Ensemble:
         device: str | None = None,
         *,
         memory: int = MEMORY,
-        seconds: float = SECONDS,
+        seconds: float = VOTING_SECONDS,
         files: Sequence[str] | None = None,
     ) -> Ensemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
@@ -96,7 +101,7 @@ def load(
     device: str | None = None,
     *,
     memory: int = MEMORY,
-    seconds: float = SECONDS,
+    seconds: float = VOTING_SECONDS,
     files: Sequence[str] | None = None,
 ) -> Ensemble | NeighbourEnsemble:
     """Load an ensemble of any kind: see `Ensemble.load`. Raises StoreError."""

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.backbones import Backbone, check_backbone
+from terrine_models.features.backbones import backbones
 from terrine_models.features.linear import MANY, mean_head
 from terrine_models.features.maps import (
     BLOCK,
@@ -143,7 +143,7 @@ class Heads:
         kind = self.features or ("discriminant" if self._many(data, public) else "graph")
         if kind == "discriminant" and self.ridge is not None:
             raise DataError("Heads on discriminant features are class means: leave ridge out.")
-        backbone = None if self.backbone is None else Backbone.declare(self.backbone, data.spec)
+        backbone = None if self.backbone is None else backbones().declare(self.backbone, data.spec)
         if backbone is None:
             check_channels_last(data.spec)
         return public_features(
@@ -206,7 +206,7 @@ class HeadTeachers(ShardTeachers):
     def inspect(self, directory: Path, manifest: Manifest) -> None:
         """Check a backbone in a process of its own."""
         if self.features.backbone is not None:
-            check_backbone(directory, self.features.backbone, manifest.input)
+            backbones().check(directory, self.features.backbone, manifest.input)
 
     def train(self, shards: Shards, run: range) -> Trained:
         """Weights [k, m, width] and biases [k, m] of a run of k heads."""
@@ -246,7 +246,7 @@ class HeadTeachers(ShardTeachers):
 def load_map(stored: StoredEnsemble, spec: FeatureSpec) -> FeatureMap:
     """The public map of an ensemble, verified. Raises StoreError."""
     tensors = stored.tensors(FEATURES) if FEATURES in stored.manifest.files else {}
-    backbone = None if spec.backbone is None else Backbone.load(stored.directory, spec.backbone)
+    backbone = None if spec.backbone is None else backbones().load(stored.directory, spec.backbone)
     features = FeatureMap(spec, stored.manifest.input, tensors, backbone)
     check_shapes(str(stored.directory / FEATURES), features.tensors, features.shapes())
     return features

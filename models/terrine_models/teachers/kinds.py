@@ -5,27 +5,32 @@ Whoever imports `load_manifest` from here knows every kind.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
-from terrine_models.storage.manifests import verified_bytes
+from terrine_models.addons import added, addons
+from terrine_models.storage.manifests import MANIFEST, manifest_digest, verified_bytes
 from terrine_models.teachers.heads import Heads, HeadTeachers
 from terrine_models.teachers.manifests import KINDS, ShardTeachers, TeacherSettings, load_manifest
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
-from terrine_models.teachers.onnx import ImportedTeachers
 from terrine_models.teachers.trees import Forests, ForestTeachers
+from terrine_protocol import EnsembleFacts, InputSpec
+from terrine_protocol.tables import Record
 
 __all__ = [
+    "EnsembleFormat",
     "ForestTeachers",
     "Forests",
     "HeadTeachers",
     "Heads",
-    "ImportedTeachers",
     "NeighbourTeachers",
     "NetworkTeachers",
     "Networks",
+    "ensemble_format",
     "load_manifest",
     "trainable",
+    "verified_digest",
     "verify",
 ]
 
@@ -43,3 +48,62 @@ def verify(directory: Path) -> None:
     """Check every file against its digest. Raises StoreError for the first that differs."""
     for name, digest in load_manifest(directory).files.items():
         verified_bytes(Path(directory), name, digest)
+
+
+class EnsembleFormat:
+    """What the directory of an ensemble holds: here a manifest and the weights of its teachers.
+
+    An add-on may have another (`Addon.ensembles`).
+    """
+
+    document = MANIFEST
+    """The file whose digest identifies the ensemble."""
+    has_manifest = True
+
+    def load(self, directory: Path) -> Record:
+        """Read and check the document. Raises StoreError."""
+        return load_manifest(directory)
+
+    def facts(self, directory: Path) -> tuple[int, EnsembleFacts]:
+        """How many units an ensemble was trained on, and what students see of it."""
+        manifest = load_manifest(directory)
+        return manifest.units, EnsembleFacts(
+            kind=manifest.kind,
+            input=InputSpec.model_validate(manifest.input),
+            classes=list(manifest.classes),
+            teachers=manifest.teachers,
+            matches_prior=manifest.teacher.matches_prior,
+            disjoint_by=manifest.teacher.declared_disjoint,
+            group_column=manifest.partition.group_column if manifest.partition else None,
+            encoding=manifest.encoding,
+            image=manifest.image,
+        )
+
+    def digest(self, directory: Path) -> str:
+        """SHA-256 of the document: the identity of the ensemble. Raises StoreError."""
+        return manifest_digest(directory)
+
+    def verify(self, directory: Path) -> None:
+        """Verify all files. Raises StoreError for the first that differs."""
+        verify(directory)
+
+
+def ensemble_format(directory: Path) -> EnsembleFormat:
+    """What a directory holds; a manifest, if nothing else is there."""
+    for kind in added("ensembles"):
+        if (Path(directory) / kind.document).exists():
+            found: EnsembleFormat = kind()
+            return found
+    return EnsembleFormat()
+
+
+def verified_digest(directory: Path) -> str:
+    """Verify the files of an ensemble of any format; return its identity. Raises StoreError."""
+    found = ensemble_format(directory)
+    found.verify(directory)
+    return found.digest(directory)
+
+
+for _addon in addons().values():
+    if _addon.teachers is not None:
+        import_module(_addon.teachers)

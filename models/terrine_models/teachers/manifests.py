@@ -72,6 +72,14 @@ class TeacherSettings(Protocol):
         """What the manifest will say. Raises TrainingError for data that do not suit the kind."""
 
 
+VOTING_SECONDS = 60.0
+"""How long foreign code may take for a block of inputs, unless told otherwise."""
+
+
+class VotingError(Exception):
+    """Imported teachers did not vote within their limits; the message says which, and of whom."""
+
+
 @dataclass(frozen=True)
 class VotingLimits:
     """What voting may take."""

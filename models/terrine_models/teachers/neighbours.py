@@ -29,7 +29,7 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.backbones import Backbone, check_backbone
+from terrine_models.features.backbones import backbones
 from terrine_models.features.linear import MANY, believed
 from terrine_models.features.maps import (
     FEWEST_POINTS,
@@ -122,7 +122,7 @@ class NeighbourSettings:
     def feature_map(self, data: Dataset, public: PublicData) -> FeatureMap:
         """The map on which distances are measured: fitted on `public` alone."""
         images, many = len(data.spec.shape) > 1, len(data.classes) >= MANY
-        backbone = None if self.backbone is None else Backbone.declare(self.backbone, data.spec)
+        backbone = None if self.backbone is None else backbones().declare(self.backbone, data.spec)
         if backbone is None:
             check_channels_last(data.spec)
         discriminant = images and many and backbone is None and len(public.inputs) >= FEWEST_POINTS
@@ -191,7 +191,7 @@ class NeighbourTeachers(TeacherKind):
         """Load it whole, and check a backbone in a process of its own."""
         NeighbourEnsemble.load(directory)
         if self.features.backbone is not None:
-            check_backbone(directory, self.features.backbone, manifest.input)
+            backbones().check(directory, self.features.backbone, manifest.input)
 
     @property
     def matches_prior(self) -> bool:

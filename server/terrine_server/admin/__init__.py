@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from terrine_server.admin import ledger, opening, projects, sign_in, through_issuer
+from terrine_models.addons import added
+from terrine_server.admin import ledger, opening, projects, sign_in
 from terrine_server.admin.access import session
 from terrine_server.admin.rendering import answer, is_page
-from terrine_server.admin.through_issuer import answers
 
-__all__ = ["answer", "answers", "is_page", "router", "session"]
+__all__ = ["answer", "is_page", "router", "session"]
 
 router = APIRouter(include_in_schema=False)
 for screens in (
+    *added("pages"),
     sign_in.router,
     projects.overview_router,
     opening.router,
@@ -20,6 +21,5 @@ for screens in (
     projects.router,
     projects.tokens_router,
     ledger.router,
-    through_issuer.router,
 ):
     router.include_router(screens)

@@ -28,9 +28,6 @@ from terrine_server.admin.access import Admin, ByAdmin, Checked, Fields, Reader
 from terrine_server.admin.rendering import ROOT, number, page, see_other, spoken
 from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import NameCursor, Services, ServicesDep, TokenCursor, TokenId
-from terrine_server.dossier.facts import gather
-from terrine_server.dossier.folder import shown
-from terrine_server.dossier.words import DossierError
 from terrine_server.errors import Conflict, NotFound, TerrineError
 from terrine_server.ledger import (
     EnsembleRecord,
@@ -40,7 +37,6 @@ from terrine_server.ledger import (
     TokenRecord,
 )
 from terrine_server.owner import operations
-from terrine_server.owner.checkpoints import CheckpointError
 from terrine_server.owner.operations import epsilon_that_fits, verify_project
 from terrine_server.owner.sign_in import LONGEST, Session
 from terrine_server.planning.opening import most_queries
@@ -251,20 +247,6 @@ def charges_csv(
     )
 
 
-@router.get("/{name}/dossier")
-def dossier(request: Request, services: ServicesDep, reader: Reader, name: Name) -> Response:
-    """Show what `terrine dossier --project NAME` writes, but for what takes long to verify."""
-    return page(request, "dossier.html", reader, **_dossier(services, name, verify=False))
-
-
-@router.post("/{name}/dossier")
-def verified_dossier(
-    request: Request, services: ServicesDep, sent: Checked, name: Name
-) -> Response:
-    """Show the same, with books, log and files recomputed."""
-    return page(request, "dossier.html", sent.session, **_dossier(services, name, verify=True))
-
-
 @router.get("/{name}/close")
 def closing(request: Request, services: ServicesDep, reader: Admin, name: Name) -> Response:
     """Say what closing a project will mean, and ask whether it is meant."""
@@ -313,13 +295,6 @@ def _payers(
 def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
     room = epsilon_that_fits(record.ensemble) if record.exhausted else None
     return {"record": record, "project": ProjectOverview.of(record, shadows), "room": room}
-
-
-def _dossier(services: Services, name: str, *, verify: bool) -> dict[str, Any]:
-    try:
-        return shown(gather(services.ledger, services.settings, project=name, verify=verify))
-    except (DossierError, CheckpointError, OSError) as error:
-        raise Conflict(str(error)) from None
 
 
 def _start(day: date | None, later: int = 0) -> datetime | None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from terrine_models.addons import addons
 from terrine_protocol import PROBLEMS, Role
 from terrine_protocol.base import in_words
 from terrine_server.admin import access, charts
@@ -88,7 +89,10 @@ def _keep(services: Services, response: Response, reader: Session | None) -> Non
 
 _TEMPLATES = Environment(
     loader=ChoiceLoader(
-        [PackageLoader("terrine_server.admin"), PackageLoader("terrine_server.dossier")]
+        [
+            PackageLoader("terrine_server.admin"),
+            *(PackageLoader(addon.templates) for addon in addons().values() if addon.templates),
+        ]
     ),
     autoescape=True,
     undefined=StrictUndefined,
@@ -96,7 +100,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= FILTERS
-_TEMPLATES.globals |= {"share": share, "charts": charts}
+_TEMPLATES.globals |= {"share": share, "charts": charts, "addons": addons()}
 _FILES = {name: (files("terrine_server.admin") / "static" / name).read_bytes() for name in STATIC}
 
 

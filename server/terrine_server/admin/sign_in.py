@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from terrine_server.admin import access
-from terrine_server.admin.access import Checked
+from terrine_server.admin.access import ByAdmin, Checked
 from terrine_server.admin.rendering import ROOT, STATIC, page, see_other, static
 from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
 from terrine_server.errors import Forbidden, NotFound, Unauthorized
@@ -62,6 +62,13 @@ def sign_out(request: Request, services: ServicesDep, sent: Checked) -> Response
     response = see_other(request, "/sign-in")
     access.forget_session(response)
     return response
+
+
+@router.post("/sessions/{session_id}/end")
+def end(request: Request, services: ServicesDep, sent: ByAdmin, session_id: str) -> Response:
+    """End anyone's session, on every replica."""
+    services.sessions.end(session_id, sent.session.actor)
+    return see_other(request, "/tokens", sent.session)
 
 
 @router.get("/static/{name}")

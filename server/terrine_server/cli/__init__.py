@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
+from pkgutil import resolve_name
 from typing import Annotated, cast
 
 import typer
 from typer.core import TyperGroup
 
-from terrine_server.cli import (
-    audit,
-    demo,
-    dossier,
-    ensemble,
-    ledger,
-    owners,
-    plan,
-    project,
-    quickstart,
-    serve,
-    student,
-    witness,
-)
+from terrine_models.addons import addons
 from terrine_server.cli import console as mechanism
+from terrine_server.cli import ensemble, ledger, plan, project, quickstart, serve, student
 from terrine_server.cli.console import Command, ask_for_json, console, run
 
 app = typer.Typer(
@@ -42,14 +32,8 @@ app.command()(ledger.backup)
 app.command()(ledger.restore)
 app.command()(ledger.upgrade)
 app.command()(plan.plan)
-app.command()(audit.audit)
-app.command()(dossier.dossier)
-app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(ensemble.neighbours_app, name="neighbours")
-app.add_typer(owners.owners, name="owners")
-app.add_typer(owners.teacher, name="teacher")
-app.add_typer(owners.aggregator_app, name="aggregator")
 app.add_typer(project.app, name="project")
 app.add_typer(project.tokens_app, name="token")
 app.command()(mechanism.mechanisms)
@@ -57,7 +41,24 @@ app.add_typer(project.requests_app, name="request")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(ledger.log_app, name="log")
 app.add_typer(student.app, name="student")
-app.add_typer(witness.app, name="witness")
+
+
+def _add(name: str, command: Callable[..., None] | typer.Typer) -> None:
+    """Add a command of an add-on, to the group that its name begins with."""
+    *within, last = name.split()
+    into = app
+    for group in app.registered_groups:
+        if within == [group.name] and group.typer_instance is not None:
+            into = group.typer_instance
+    if isinstance(command, typer.Typer):
+        into.add_typer(command, name=last)
+    else:
+        into.command(last)(command)
+
+
+for _addon in addons().values():
+    for _name, _reference in _addon.commands.items():
+        _add(_name, resolve_name(_reference))
 
 
 def _use_one_class(group: typer.Typer) -> None:

@@ -31,7 +31,6 @@ from terrine_server.cli.console import (
     with_json,
     writing,
 )
-from terrine_server.cli.importing import import_, split_
 from terrine_server.cli.plan import Bins, ensemble_directory, evaluate
 from terrine_server.cli.reading import split
 from terrine_server.progress import stages_bar, teachers_bar
@@ -128,8 +127,6 @@ def _warn(text: str) -> None:
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
-app.command("import")(import_)
-app.command("split")(split_)
 
 Named = Annotated[
     str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
@@ -284,14 +281,14 @@ def show(ensemble: Named) -> None:
 
     [bold]Example[/bold]: terrine ensemble show digits
     """
-    from terrine_models.teachers.federation import is_federation, load_federation
-    from terrine_models.teachers.kinds import load_manifest
+    from terrine_models.teachers.kinds import ensemble_format, load_manifest
 
     directory = ensemble_directory(ensemble)
-    if is_federation(directory):
-        print_json(load_federation(directory))
-    else:
+    held = ensemble_format(directory)
+    if held.has_manifest:
         show_manifest(directory, load_manifest(directory))
+    else:
+        print_json(held.load(directory))
 
 
 @app.command()
@@ -301,14 +298,13 @@ def verify(ensemble: Named) -> None:
     [bold]Example[/bold]: terrine ensemble verify digits
     """
     from terrine_models.teachers.ensemble import load
-    from terrine_models.teachers.federation import is_federation, load_federation
+    from terrine_models.teachers.kinds import ensemble_format
 
     directory = ensemble_directory(ensemble)
-    if is_federation(directory):
-        federation = load_federation(directory)
-        console.print(
-            f"{directory}: a federation of {len(federation.owners)} owners, as it should be."
-        )
+    held = ensemble_format(directory)
+    if not held.has_manifest:
+        held.verify(directory)
+        console.print(f"{directory}: {held.document} is as it should be.")
         return
     manifest = load(directory, device="cpu").manifest
     console.print(f"{directory}: all {len(manifest.files)} files match the manifest.")
@@ -604,11 +600,14 @@ def trainer(where: TrainingPlace) -> Iterator[Trainer]:
     if where is TrainingPlace.HERE:
         yield here
         return
-    from terrine_models.teachers.ray import on_ray
+    from terrine_models.addons import added_as
     from terrine_server.settings import Settings
 
-    with on_ray(Settings().ray_address) as on_cluster:
-        yield on_cluster
+    elsewhere = added_as("trainers", where)
+    if elsewhere is None:
+        fail(f"`--on {where}` needs the add-on `{where}`, which this installation lacks.")
+    with elsewhere(Settings()) as train_elsewhere:
+        yield train_elsewhere
 
 
 neighbours_app = typer.Typer(

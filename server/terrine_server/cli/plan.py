@@ -600,12 +600,11 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
 
 def ensemble_directory(ensemble: str) -> Path:
     """The directory of an ensemble that is named, or given by path: of its newest edition."""
-    from terrine_models.storage.manifests import MANIFEST
-    from terrine_models.teachers.federation import FEDERATION
+    from terrine_models.teachers.kinds import ensemble_format
     from terrine_server.settings import Settings
 
     path = Path(ensemble)
-    if not any((path / name).exists() for name in (MANIFEST, FEDERATION)) and len(path.parts) == 1:
+    if not (path / ensemble_format(path).document).exists() and len(path.parts) == 1:
         named = Settings().ensembles_dir / ensemble
         path = named if named.exists() else path
     editions = [each for each in path.glob("edition-*") if each.name[8:].isdigit()]

@@ -242,6 +242,7 @@ def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
 
 def _check(settings: Settings) -> None:
     """Check what the server needs. Waits for a database that is starting."""
+    from terrine_models.addons import added, added_as
     from terrine_server import doctor
     from terrine_server.ledger import connect
     from terrine_server.ledger.migrating import check_schema_once_started
@@ -258,12 +259,17 @@ def _check(settings: Settings) -> None:
         votes_on = doctor.device(settings.device)
         if votes_on.state is not doctor.Severity.OK:
             fail(votes_on.found)
-    if settings.voters is VotersKind.RAY:
-        from terrine_models.teachers.ray import require_ray
-
-        require_ray()
-        if settings.device not in (None, "cpu"):
-            fail("Actors of a Ray cluster vote on processors: leave TERRINE_DEVICE out.")
+    if settings.voters is not VotersKind.HERE and added_as("local_voters", settings.voters) is None:
+        fail(
+            f"TERRINE_VOTERS={settings.voters} needs the add-on `{settings.voters}`, which this "
+            "installation of Terrine lacks."
+        )
+    if settings.oidc_issuer is not None and next(added("issuer"), None) is None:
+        fail(
+            "TERRINE_OIDC_ISSUER needs the add-on `oidc`, which this installation of Terrine lacks."
+        )
+    for check in added("start"):
+        check(settings)
 
 
 def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:

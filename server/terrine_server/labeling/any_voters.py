@@ -1,4 +1,4 @@
-"""Voters for every kind of ensemble: in this process, on a cluster, or at their owners."""
+"""Voters for every kind of ensemble: in this process, or as an add-on has them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from threading import Lock
 
 import numpy as np
 
-from terrine_server.labeling.remote_voters import RemoteVoters, SharedVoters
+from terrine_models.addons import added_as
 from terrine_server.labeling.voters import Neighbourhood, Voters
-from terrine_server.ledger import SHARED, EnsembleRecord
+from terrine_server.ledger import EnsembleRecord
 from terrine_server.settings import Settings, VotersKind
-
-REMOTE = "remote"
-"""The kind of an ensemble whose teachers are with their owners."""
 
 
 class AnyVoters(Voters):
@@ -22,10 +19,8 @@ class AnyVoters(Voters):
         """`kind`: who votes for ensembles that are here."""
         self._settings = settings
         self._kind = kind
-        self._local: Voters | None = None
+        self._voters: dict[str, Voters] = {}
         self._lock = Lock()
-        self._remote = RemoteVoters(settings.data_dir)
-        self._shared = SharedVoters(settings.data_dir)
 
     def check(self, record: EnsembleRecord) -> None:
         """Raise `EnsembleUnavailable` unless the registered ensemble can vote now."""
@@ -44,27 +39,24 @@ class AnyVoters(Voters):
 
     def close(self) -> None:
         """Give back what outlives a vote."""
-        if self._local is not None:
-            self._local.close()
+        with self._lock:
+            for voters in self._voters.values():
+                voters.close()
 
     def _of(self, record: EnsembleRecord) -> Voters:
-        if record.facts.kind == SHARED:
-            return self._shared
-        if record.facts.kind == REMOTE:
-            return self._remote
+        kind = record.facts.kind
         with self._lock:
-            if self._local is None:
-                self._local = _local(self._settings, self._kind)
-            return self._local
+            elsewhere = added_as("voters", kind)
+            name = kind if elsewhere is not None else "local"
+            if name not in self._voters:
+                self._voters[name] = (elsewhere or self._local)(self._settings)
+            return self._voters[name]
 
+    def _local(self, settings: Settings) -> Voters:
+        """Import PyTorch, as large as all else, once an ensemble that is here must vote."""
+        if self._kind is not VotersKind.HERE:
+            voters: Voters = added_as("local_voters", self._kind)(settings)
+            return voters
+        from terrine_server.labeling.local_voters import LocalVoters
 
-def _local(settings: Settings, kind: VotersKind) -> Voters:
-    """Import PyTorch, which is as large as all else, once an ensemble that is here must vote."""
-    from terrine_server.labeling.local_voters import LocalVoters
-    from terrine_server.labeling.ray_voters import RayVoters
-
-    if kind is VotersKind.HERE:
         return LocalVoters(settings.data_dir, settings.device, seconds=settings.voting_seconds)
-    return RayVoters(
-        settings.data_dir, settings.ray_address, settings.ray_actors, settings.voting_seconds
-    )

@@ -4,8 +4,8 @@ An ensemble votes only while its files are exactly those that were registered. T
 must match the ledger, and every file's digest the manifest. Both are checked again when a file on
 disk changes.
 
-Imported teachers vote in a guarded process (`terrine_models.teachers.onnx`), which each of
-their ensembles has for itself; it ends with the ensemble.
+Imported teachers vote in a process that each of their ensembles has for itself; it ends with the
+ensemble.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import structlog
 from terrine_models.storage.manifests import StoreError, manifest_digest
 from terrine_models.teachers.ensemble import MEMORY, Ensemble, load
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import Manifest
+from terrine_models.teachers.manifests import VOTING_SECONDS, Manifest, VotingError
 from terrine_models.teachers.neighbours import NeighbourEnsemble
-from terrine_models.teachers.onnx import SECONDS, VotingError
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.privacy import Units
@@ -83,7 +82,7 @@ class LocalVoters(Voters):
         data_dir: Path,
         device: str | None = None,
         memory: int = MEMORY,
-        seconds: float = SECONDS,
+        seconds: float = VOTING_SECONDS,
         chosen: Callable[[Manifest], Sequence[str]] = all_files,
     ) -> None:
         """`memory` and `seconds`: see `Ensemble.load`; `chosen`: the files of those who vote."""

@@ -466,7 +466,7 @@ def _check_ensembles(root: Path, registered: list[copies.Registration]) -> list[
 
     Raises BackupError unless the files of all others are as registered, and StoreError.
     """
-    from terrine_models.teachers.federation import verified_digest
+    from terrine_models.teachers.kinds import verified_digest
 
     gone = []
     for each in registered:

@@ -214,12 +214,12 @@ def _identified(settings: Settings, records: list[EnsembleRecord]) -> dict[str, 
     Raises StoreError.
     """
     from terrine_models.teachers.editions import identified
-    from terrine_models.teachers.federation import is_federation
+    from terrine_models.teachers.kinds import ensemble_format
 
     found = {}
     for record in records:
         directory = settings.data_dir / record.path
-        if directory.exists() and not is_federation(directory):
+        if directory.exists() and ensemble_format(directory).has_manifest:
             stored = identified(settings.data_dir / record.current.path)
             if stored is not None:
                 found[record.name] = stored

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terrine_protocol import (
-    EnsembleFacts,
     EnsembleRegister,
-    InputSpec,
     LogVerification,
     ProjectOpen,
     ProjectStatus,
@@ -351,20 +349,21 @@ def register_ensemble(
     population) or `Conflict` (it, or one of its imported teachers, is registered already; another
     cap or unit than the population's; somebody in it was forgotten in the population).
     """
-    from terrine_models.teachers.federation import is_federation, verified_digest
-    from terrine_models.teachers.kinds import load_manifest
+    from terrine_models.teachers.kinds import ensemble_format, load_manifest
 
     name, directory = wanted.name, settings.ensembles_dir / wanted.name
-    digest = verified_digest(directory)
+    held = ensemble_format(directory)
+    held.verify(directory)
+    digest = held.digest(directory)
     joined = choose_population(ledger.populations(), wanted.population, disjoint=wanted.disjoint)
     limit = _wanted_cap(wanted, joined)
-    if not is_federation(directory):
+    if held.has_manifest:
         manifest = load_manifest(directory)
         _refuse_teachers_of_others(ledger, settings, name, manifest)
         if joined is not None:
             refuse_forgotten_people(ledger, settings, joined, directory)
         manifest.teacher.inspect(directory, manifest)
-    units, facts = _facts(directory)
+    units, facts = held.facts(directory)
     path = str(Path("ensembles") / name)
     return ledger.register_ensemble(
         name,
@@ -395,36 +394,6 @@ def _wanted_cap(wanted: EnsembleRegister, joined: PopulationRecord | None) -> Ca
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     raise InvalidTerms("A cap in Gaussian DP has no order. Use the rule rdp, or no order.")
-
-
-def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
-    """Return how many units an ensemble was trained on, and what students see of it."""
-    from terrine_models.teachers.federation import is_federation, load_federation
-    from terrine_models.teachers.kinds import load_manifest
-
-    if is_federation(directory):
-        federation = load_federation(directory)
-        aggregator = federation.aggregator
-        return federation.units, EnsembleFacts(
-            kind=SHARED if aggregator else "remote",
-            input=InputSpec.model_validate(federation.input),
-            classes=list(federation.classes),
-            teachers=len(federation.owners),
-            disjoint_by=federation.disjoint_by,
-            aggregator_sigma=aggregator.sigma if aggregator else None,
-        )
-    manifest = load_manifest(directory)
-    return manifest.units, EnsembleFacts(
-        kind=manifest.kind,
-        input=InputSpec.model_validate(manifest.input),
-        classes=list(manifest.classes),
-        teachers=manifest.teachers,
-        matches_prior=manifest.teacher.matches_prior,
-        disjoint_by=manifest.teacher.declared_disjoint,
-        group_column=manifest.partition.group_column if manifest.partition else None,
-        encoding=manifest.encoding,
-        image=manifest.image,
-    )
 
 
 def _refuse_teachers_of_others(

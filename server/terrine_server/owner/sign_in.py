@@ -22,7 +22,6 @@ from terrine_protocol import LogEntry, Role, TokenCreate, TokenCreated
 from terrine_protocol.files import read, write_secret
 from terrine_server.errors import Forbidden, InvalidQuery, LedgerCorrupted, NotFound, Unauthorized
 from terrine_server.ledger import Action, Actor, Ledger, NewToken, TokenRecord
-from terrine_server.owner.issuer import Issuer, SignInAttempt
 
 log = structlog.get_logger("terrine")
 
@@ -219,6 +218,39 @@ class Session(Principal):
         """How a page names the caller."""
         kind, _, name = self.who.partition(":")
         return f"{name[:6]}…" if kind == "token" else name.partition(" (")[2][:-1] or name
+
+
+@dataclass(frozen=True)
+class SignInAttempt:
+    """One attempt to sign in: what the issuer must repeat, and what it must not know yet."""
+
+    state: str
+    nonce: str
+    verifier: str
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who signed in. `subject`: the issuer's own, lasting name. `name`: a shown one, or empty."""
+
+    subject: str
+    name: str
+    role: Role
+
+
+class Issuer(Protocol):
+    """Who says who signs in. An add-on has one."""
+
+    @property
+    def url(self) -> str:
+        """By which it is known."""
+
+    @property
+    def host(self) -> str:
+        """By which pages name it."""
+
+    def identify(self, flow: SignInAttempt, code: str, named: str | None) -> Identity:
+        """Return who signed in, of the answer to an attempt. Raises Unauthorized, Forbidden."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,126 @@
+"""`terrine audit`: measures the privacy that is delivered, and checks the books."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from terrine_server.cli.console import as_json, console, errors, fail, print_json, with_json
+
+if TYPE_CHECKING:
+    from terrine_server.findings import AuditFinding, AuditReport
+    from terrine_server.ledger import Ledger
+
+
+class Subject(StrEnum):
+    """What can be audited."""
+
+    MECHANISMS = "mechanisms"
+    SERVICE = "service"
+    LEDGER = "ledger"
+
+
+CONFIDENCE = 0.999
+"""Probability that nothing sound fails by chance."""
+
+
+@with_json
+def audit(
+    subjects: Annotated[
+        list[Subject] | None,
+        typer.Argument(
+            metavar="[mechanisms] [service] [ledger]",
+            show_default=False,
+            help="What to audit; by default all three.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller samples: about a minute, less power.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**63 - 1,
+            show_default="random",
+            help="Seed for the votes and inputs to try, never for noise.",
+        ),
+    ] = None,
+) -> None:
+    """Measure how much privacy is lost, and compare it with what was charged.
+
+    [bold]mechanisms[/]: the noise, and each mechanism on its worst neighbouring votes.
+    [bold]service[/]: attacks over HTTP on two ensembles that differ in one teacher, by adversaries
+    that choose the queries, have poisoned shards, or both; and on people who vote.
+    [bold]ledger[/]: every charge in the data directory, re-priced from its recorded event.
+
+    Exits with code 1 if a loss exceeds its price or the books do not add up.
+    """
+    chosen = subjects or list(Subject)
+    import secrets
+
+    from terrine_addons.audit.service import FULL, QUICK
+    from terrine_addons.audit.service import audit as run
+    from terrine_server import logs
+
+    ledger = None if Subject.LEDGER not in chosen else _ledger(required=bool(subjects))
+    logs.configure("error")
+    report = run(
+        [subject.value for subject in chosen],
+        QUICK if quick else FULL,
+        CONFIDENCE,
+        secrets.randbelow(2**32) if seed is None else seed,
+        ledger,
+        (lambda finding: None) if as_json() else _report,
+    )
+    if as_json():
+        print_json(report.to_json())
+    _conclude(report)
+
+
+def _ledger(required: bool) -> Ledger | None:
+    """Return the ledger of the data directory, or None if there is none and none is required."""
+    from terrine_server.ledger import check_schema, connect
+    from terrine_server.owner.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    if settings.database_url is None and not settings.data_dir.is_dir():
+        if required:
+            fail(
+                f"There is no data directory {settings.data_dir.absolute()}, so there is no "
+                "ledger. Name one with terrine --data-dir DIR audit ledger."
+            )
+        return None
+    check_schema(connect(settings.database, settings.database_password()))
+    return open_ledger(settings)
+
+
+def _report(finding: AuditFinding) -> None:
+    colour = "green" if finding.passed else "bold red"
+    loss = ""
+    if finding.measured is not None and finding.price is not None:
+        share = finding.measured / finding.price
+        loss = f"{finding.unit} ≥ {finding.measured:.3f}, price {finding.price:.3f} ({share:.0%}"
+        if finding.exact is not None:
+            loss += f"; by the exact law {finding.exact:.3f}, {finding.exact / finding.price:.0%}"
+        loss += ")"
+    head = f"[{colour}]{finding.verdict:>17}[/]  {finding.part:10}  [bold]{finding.subject}[/]"
+    console.print(head, loss, highlight=False, soft_wrap=True)
+    console.print(f"[dim]{'':31}{escape(finding.evidence)}[/]", highlight=False, soft_wrap=True)
+
+
+def _conclude(report: AuditReport) -> None:
+    failed = [finding for finding in report.findings if not finding.passed]
+    summary = (
+        f"{len(report.findings)} findings in {report.seconds:.0f} s, "
+        f"confidence {report.confidence:g}, seed {report.seed}."
+    )
+    if failed:
+        fail(f"{summary} {len(failed)} failed: " + ", ".join(finding.subject for finding in failed))
+    (errors if as_json() else console).print(
+        f"{summary} No loss is above its price.", highlight=False, soft_wrap=True
+    )

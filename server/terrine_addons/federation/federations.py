@@ -1,0 +1,203 @@
+"""Ensembles whose teachers stay with their owners: who they are and how they are asked.
+
+A directory holds `federation.json` in place of a manifest and weights, and may hold the
+certificates that owners are known by (`OWNER.pem`) and the tokens that they ask for (`OWNER.token`,
+not part of the federation, so that they can be replaced). The federation is fixed once the ensemble
+is registered: its digest identifies the ensemble. With an aggregator in it, owners split their
+votes between two servers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError, model_validator
+
+from terrine_models.data.arrays import InputSpec
+from terrine_models.storage.manifests import (
+    Name,
+    StoreError,
+    document_bytes,
+    sha256,
+    unreadable,
+    verified_bytes,
+)
+from terrine_models.teachers.kinds import EnsembleFormat
+from terrine_protocol import EnsembleFacts
+from terrine_protocol import InputSpec as SentInputSpec
+from terrine_protocol.files import read, write_atomically
+from terrine_protocol.tables import Record, Sha256
+
+FEDERATION = "federation.json"
+FORMAT: Literal["terrine-federation-1"] = "terrine-federation-1"
+"""As that of manifests."""
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+LARGEST_TOKEN = 4096
+
+Tensor = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Peer(Record):
+    """A server elsewhere, and what it is known by."""
+
+    name: Name
+    url: Annotated[str, Field(max_length=2000)]
+    certificate: Sha256 | None = None
+    """Of `NAME.pem`: the only certificates that this server is trusted by."""
+
+    @model_validator(mode="after")
+    def _url_is_safe(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ValueError(f"{self.url!r} is not the URL of a server")
+        if parts.scheme == "http" and parts.hostname not in LOCAL_HOSTS:
+            raise ValueError(f"{self.url!r}: votes cross a network only over https")
+        if parts.scheme == "http" and self.certificate is not None:
+            raise ValueError(f"{self.url!r}: a certificate is for https")
+        return self
+
+
+class Owner(Peer):
+    """One owner, who casts one vote with a model of their own."""
+
+    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+    input: Tensor = "input"
+    """Name of the model's input tensor."""
+    output: Tensor | None = None
+    """Name of the output tensor with labels or scores; null for the only one."""
+    binary: bool = False
+    """Whether inputs are sent as bytes (the protocol's binary extension), which is faster."""
+
+
+class AggregatorAddress(Peer):
+    """The second server, which another party runs: with it, nobody sees a vote."""
+
+    name: Name = "aggregator"
+    sigma: Annotated[float, Field(gt=0, le=10_000)]
+    """Of the noise that it adds to every count, in votes."""
+
+
+class Federation(Record):
+    """Everything about such an ensemble; all of it is public but for the addresses."""
+
+    format: Literal["terrine-federation-1"] = FORMAT
+    name: Name
+    input: InputSpec
+    classes: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=2, max_length=10_000)
+    ]
+    owners: Annotated[tuple[Owner, ...], Field(min_length=2, max_length=10_000)]
+    units: Annotated[int, Field(ge=1, description="Of all owners together, as they state.")]
+    disjoint_by: Annotated[str, Field(min_length=1, max_length=500)]
+    """How no person's records are with two owners, in the owners' words."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
+    """An owner whose answer has not come by then casts no vote on that batch."""
+    quorum: Annotated[int, Field(ge=1)]
+    """Owners that must answer; with fewer, nothing is answered and nothing charged."""
+    aggregator: AggregatorAddress | None = None
+    """With it, owners split their votes: docs/privacy/secret-sharing.md."""
+    salt: Sha256
+    """Random. Students see the federation's digest, and must not find out addresses by guessing."""
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Every server that is asked."""
+        return self.owners if self.aggregator is None else (*self.owners, self.aggregator)
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        names = [owner.name for owner in self.owners]
+        if self.aggregator is not None and self.aggregator.name in names:
+            raise ValueError(
+                f"an owner must not be called {self.aggregator.name}, as the aggregator is"
+            )
+        if len(set(names)) < len(names):
+            raise ValueError("owners must have different names")
+        if len({(owner.url.rstrip("/"), owner.model) for owner in self.owners}) < len(names):
+            raise ValueError("two owners have the same model at the same URL: one would vote twice")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes must have different names")
+        if self.quorum > len(names):
+            raise ValueError(f"a quorum of {self.quorum} is more than the {len(names)} owners")
+        return self
+
+
+def federation_digest(directory: Path) -> str:
+    """SHA-256 of `federation.json`: the identity of the ensemble. Raises StoreError."""
+    return sha256(_federation_bytes(Path(directory)))
+
+
+def load_federation(directory: Path) -> Federation:
+    """Read and check `federation.json` and the certificates that it names. Raises StoreError."""
+    directory = Path(directory)
+    data = _federation_bytes(directory)
+    try:
+        federation = Federation.model_validate_json(data)
+    except ValidationError as error:
+        raise unreadable(directory / FEDERATION, data, FORMAT, error) from None
+    for peer in federation.peers:
+        if peer.certificate is not None:
+            verified_bytes(directory, f"{peer.name}.pem", peer.certificate)
+    return federation
+
+
+class Federations(EnsembleFormat):
+    """Directories that hold a federation in place of a manifest and weights."""
+
+    document = FEDERATION
+    has_manifest = False
+
+    def load(self, directory: Path) -> Federation:
+        """Read and check `federation.json` and the certificates. Raises StoreError."""
+        return load_federation(directory)
+
+    def facts(self, directory: Path) -> tuple[int, EnsembleFacts]:
+        """How many units all owners have together, and what students see of the ensemble."""
+        federation = load_federation(directory)
+        aggregator = federation.aggregator
+        return federation.units, EnsembleFacts(
+            kind="shared" if aggregator else "remote",
+            input=SentInputSpec.model_validate(federation.input),
+            classes=list(federation.classes),
+            teachers=len(federation.owners),
+            disjoint_by=federation.disjoint_by,
+            aggregator_sigma=aggregator.sigma if aggregator else None,
+        )
+
+    def digest(self, directory: Path) -> str:
+        """SHA-256 of `federation.json`. Raises StoreError."""
+        return federation_digest(directory)
+
+    def verify(self, directory: Path) -> None:
+        """Check the certificates. Raises StoreError."""
+        load_federation(directory)
+
+
+def save_federation(directory: Path, federation: Federation) -> None:
+    """Write `federation.json`, completely or not at all."""
+    data = federation.model_dump_json(indent=2).encode() + b"\n"
+    write_atomically(Path(directory) / FEDERATION, data)
+
+
+def peer_token(directory: Path, peer: Peer) -> str | None:
+    """The token that a server asks for, or None. Raises StoreError."""
+    path = Path(directory) / f"{peer.name}.token"
+    return read_token(path) if path.exists() else None
+
+
+def read_token(path: Path) -> str:
+    """Read a file of one token. Raises StoreError."""
+    try:
+        text = read(path)[: LARGEST_TOKEN + 1].decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+    if not text or len(text) > LARGEST_TOKEN or not text.isprintable():
+        raise StoreError(f"{path} holds no token: expected one line of printable characters.")
+    return text
+
+
+def _federation_bytes(directory: Path) -> bytes:
+    made = "the directory of an ensemble, as made by `terrine owners gather`"
+    return document_bytes(directory / FEDERATION, "federation", made)

@@ -1,0 +1,102 @@
+"""Makes an ensemble of teachers that stay with their owners, from a file that names them."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tomllib
+from collections.abc import Mapping
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from terrine_addons.federation.federations import (
+    AggregatorAddress,
+    Federation,
+    Owner,
+    Peer,
+    peer_token,
+    save_federation,
+)
+from terrine_models.storage.manifests import StoreError, sha256
+from terrine_protocol.files import read, write_atomically
+from terrine_protocol.tables import first_problem
+
+QUORUM = 0.75
+"""The share of owners that must answer, unless the file says how many."""
+
+
+def gather(file: Path, name: str, directory: Path) -> Federation:
+    """Write the federation that `file` (TOML) describes to a new `directory`, with what it names.
+
+    Certificates and tokens are read relative to the file, and copied. Raises StoreError; then
+    nothing is left behind.
+    """
+    if directory.exists():
+        raise StoreError(f"{directory} exists. Remove it, or choose another name.")
+    document = _read(file)
+    owners = document.pop("owner", None)
+    if not isinstance(owners, list) or not all(isinstance(each, dict) for each in owners):
+        raise StoreError(f"{file} names no owners: expected a table [[owner]] for each.")
+    aggregator = document.pop("aggregator", None)
+    if aggregator is not None and not isinstance(aggregator, dict):
+        raise StoreError(f"{file}: expected a table [aggregator], with url and sigma.")
+    directory.mkdir(mode=0o700, parents=True)
+    try:
+        made = [_copied(Owner, file, directory, dict(each)) for each in owners]
+        if aggregator is not None:
+            document["aggregator"] = _copied(
+                AggregatorAddress, file, directory, {"name": "aggregator", **aggregator}
+            )
+        given = {
+            "name": name,
+            "quorum": ceil(QUORUM * len(made)),
+            "salt": secrets.token_hex(32),
+            **document,
+            "owners": made,
+        }
+        try:
+            federation = Federation.model_validate(given, strict=False)
+        except ValidationError as error:
+            raise StoreError(f"{file}: {first_problem(error)}.") from None
+        for peer in federation.peers:
+            peer_token(directory, peer)
+        save_federation(directory, federation)
+    except BaseException:  # also an interrupt: half a federation is of no use
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return federation
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read(file).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{file} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise StoreError(f"{file} is no TOML: {error}.") from None
+
+
+def _copied(
+    kind: type[Peer], file: Path, directory: Path, entry: dict[str, Any]
+) -> Mapping[str, Any]:
+    """Copy the certificate and token that a peer's entry names; return the entry without them."""
+    certificate, token = entry.pop("certificate", None), entry.pop("token_file", None)
+    try:
+        kind.model_validate(entry, strict=False)  # its name is safe as that of a file
+    except ValidationError as error:
+        what = f"{kind.__name__.lower()} {entry.get('name', 'without a name')}"
+        raise StoreError(f"{file}: {what}: {first_problem(error)}.") from None
+    for given, suffix in ((certificate, "pem"), (token, "token")):
+        if given is None:
+            continue
+        try:
+            data = read(file.parent / str(given))
+        except OSError as error:
+            raise StoreError(f"{given} cannot be read: {error.strerror}.") from None
+        write_atomically(directory / f"{entry['name']}.{suffix}", data)
+        if suffix == "pem":
+            entry["certificate"] = sha256(data)
+    return entry

@@ -1,0 +1,177 @@
+"""One owner's server: answers the service that gathers votes, and nobody else.
+
+Its answers are not private: they are what a model trained on private records says. Only who has the
+token gets them. With an aggregator, nobody does: each answer is one of two shares, and the other
+goes to the aggregator (docs/privacy/secret-sharing.md).
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import structlog
+from anyio import CapacityLimiter, to_thread
+from numpy.typing import NDArray
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from terrine_addons.federation import voters
+from terrine_addons.federation.voters import TERMS, AggregatorTerms, ProtocolError
+from terrine_models.storage.manifests import StoreError
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.manifests import VotingError
+from terrine_server.serving.bounds import Guard, Limits, few_callers
+
+log = structlog.get_logger("terrine")
+
+MOST_BYTES = 64 * 2**20
+"""Of a request's body."""
+LIMITS = few_callers(1)
+AGGREGATOR_SECONDS = 30.0
+"""How long the aggregator is waited for; the service that asks may wait less."""
+
+
+@dataclass(frozen=True)
+class AgreedAggregator:
+    """An aggregator, and the terms that this owner agreed to: nothing is shared under others."""
+
+    http: httpx.AsyncClient
+    terms: AggregatorTerms
+
+
+class Teacher:
+    """An ensemble in a directory, as one teacher: it votes as most of its teachers do."""
+
+    def __init__(
+        self, directory: Path, model: str, token: str, aggregator: AgreedAggregator | None = None
+    ) -> None:
+        """Verify and load it. With an aggregator, it splits its votes. Raises StoreError."""
+        self.ensemble = Ensemble.load(directory)
+        classes = len(self.ensemble.manifest.classes)
+        if aggregator is not None and aggregator.terms.classes != classes:
+            raise StoreError(
+                f"The aggregator's terms are for {aggregator.terms.classes} classes, and "
+                f"{directory} votes "
+                f"for {classes}: the aggregator would count several votes as one, or none at all. "
+                "The "
+                "parties must agree on terms for one number of classes and make an aggregator of "
+                "these."
+            )
+        self.model = model
+        self._token = token.encode()
+        self._aggregator = aggregator
+        self._terms = "" if aggregator is None else aggregator.terms.digest()
+        self._voting = CapacityLimiter(1)
+
+    def app(self, limits: Limits = LIMITS) -> Starlette:
+        """Return the server's routes: those of the Open Inference Protocol that are needed."""
+        model = f"/v2/models/{self.model}"
+        return Starlette(
+            routes=[
+                Route("/v2/health/live", self._alive),
+                Route("/v2/health/ready", self._alive),
+                Route(f"{model}/ready", self._alive),
+                Route(model, self._metadata),
+                Route(f"{model}/infer", self._infer, methods=["POST"]),
+                Route(f"{model}/share", self._share, methods=["POST"]),
+            ],
+            middleware=[Middleware(Guard, limits, MOST_BYTES, self._caller)],
+        )
+
+    def _caller(self, headers: Mapping[bytes, bytes]) -> str | None:
+        given = headers.get(b"authorization", b"")
+        return "service" if hmac.compare_digest(given, b"Bearer " + self._token) else None
+
+    async def _alive(self, _: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def _metadata(self, request: Request) -> Response:
+        if not self._allowed(request):
+            return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
+        spec = self.ensemble.manifest.input
+        tensor = {
+            "name": "input",
+            "datatype": voters.DATATYPES[spec.dtype],
+            "shape": [-1, *spec.shape],
+        }
+        label = {"name": "label", "datatype": "INT64", "shape": [-1]}
+        return JSONResponse(
+            {"name": self.model, "platform": "terrine", "inputs": [tensor], "outputs": [label]}
+        )
+
+    async def _infer(self, request: Request) -> Response:
+        if self._aggregator is not None:
+            return _refused(403, "This teacher shows its votes to nobody: ask it for shares.")
+        found = await self._voted(request)
+        if isinstance(found, Response):
+            return found
+        return Response(voters.response(self.model, found), media_type="application/json")
+
+    async def _share(self, request: Request) -> Response:
+        if self._aggregator is None:
+            return _refused(403, "This teacher knows no aggregator to share its votes with.")
+        name = request.headers.get(voters.ROUND, "")
+        if re.fullmatch(voters.ROUND_NAME, name) is None:
+            return _refused(400, f"{voters.ROUND} names no round: expected 32 hexadecimal digits.")
+        found = await self._voted(request)
+        if isinstance(found, Response):
+            return found
+        ours, aggregators = voters.split(found, len(self.ensemble.manifest.classes))
+        try:
+            kept = await self._aggregator.http.put(
+                f"v1/rounds/{name}/share",
+                content=voters.write(aggregators),
+                headers={
+                    TERMS: self._terms,
+                    voters.SHAPE: voters.shape_of(aggregators),
+                },
+                timeout=AGGREGATOR_SECONDS,
+            )
+        except httpx.HTTPError as error:
+            return _refused(
+                502, f"The aggregator cannot be reached: {type(error).__name__}: {error}"
+            )
+        if kept.status_code != 204:
+            return _refused(502, f"The aggregator refuses the share: {kept.text[:300]}")
+        return Response(voters.write(ours), media_type="application/octet-stream")
+
+    async def _voted(self, request: Request) -> NDArray[np.int64] | Response:
+        """Return the labels `[B]` that a request asks for, or its refusal."""
+        if not self._allowed(request):
+            return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
+        body = await request.body()
+        head = request.headers.get(voters.HEADER_LENGTH)
+        if head is not None and not head.isdecimal():
+            return _refused(400, f"{voters.HEADER_LENGTH} is no number of bytes.")
+        length = None if head is None else int(head)
+        try:
+            return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
+        except ProtocolError as error:
+            return _refused(400, f"The request is refused: {error}.")
+        except (VotingError, StoreError) as error:
+            log.warning("imported teachers did not vote", cause=str(error))
+            return _refused(503, "The teachers did not vote. Retry later.")
+
+    def _labels(self, body: bytes, header_length: int | None) -> NDArray[np.int64]:
+        spec = self.ensemble.manifest.input
+        x = voters.inputs(body, header_length, spec)
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            raise ProtocolError("inputs that are not finite")
+        chosen: NDArray[np.int64] = self.ensemble.votes(x.astype(spec.dtype)).argmax(axis=1)
+        return chosen
+
+    def _allowed(self, request: Request) -> bool:
+        return self._caller(dict(request.headers.raw)) is not None
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status_code=status)

@@ -1,0 +1,10 @@
+"""Signing in to the pages through an issuer of OpenID Connect."""
+
+from terrine_models.addons import Addon
+
+ADDON = Addon(
+    issuer="terrine_addons.oidc.issuer:Issuer",
+    pages="terrine_addons.oidc.pages:router",
+    callbacks="terrine_addons.oidc.pages:callbacks",
+    checks="terrine_addons.oidc.issuer:check_sign_in",
+)

@@ -1,0 +1,83 @@
+"""Signing in through an issuer: to it by a link, back with its answer.
+
+A link, since our policy lets no form lead to another site. The browser keeps the attempt in a
+cookie of its own, which is `SameSite=Lax`: the answer comes from the issuer's site. For the same
+reason the way on to the overview is a page, not a redirect: the session's cookie is `Strict`.
+"""
+
+from __future__ import annotations
+
+import structlog
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from terrine_addons.oidc.issuer import CALLBACK, Issuer, IssuerError
+from terrine_server.admin import access
+from terrine_server.admin.rendering import HEADERS, ROOT, page
+from terrine_server.admin.sign_in import form
+from terrine_server.api.services import Services, ServicesDep
+from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
+from terrine_server.serving.bounds import network
+
+log = structlog.get_logger("terrine")
+
+router = APIRouter(prefix=ROOT)
+callbacks = APIRouter(include_in_schema=False)
+"""Not checked for unknown parameters: issuers add some (OpenID Connect Core, 3.1.2.5)."""
+
+ANSWER = ("state", "code", "iss")
+
+
+@router.get("/oidc/start")
+def start(request: Request, services: ServicesDep) -> Response:
+    """Send the browser to the issuer."""
+    issuer = _issuer(services)
+    cookie, flow = services.sessions.begin_flow()
+    try:
+        address = issuer.address(flow)
+    except IssuerError as error:
+        return _unavailable(request, services, error)
+    response = RedirectResponse(address, 303, HEADERS)
+    access.keep_flow(response, cookie)
+    return response
+
+
+@callbacks.get(CALLBACK)
+async def answered(request: Request, services: ServicesDep) -> Response:
+    """Begin a session for whom the issuer's answer is about."""
+    issuer = _issuer(services)
+    given = request.query_params
+    if any(len(given.getlist(name)) > 1 for name in ANSWER):
+        raise InvalidQuery("The issuer's answer has a parameter twice.")
+    answer = {name: given[name] for name in ANSWER if name in given}
+    try:
+        made = await run_in_threadpool(
+            services.sessions.sign_in_through_issuer,
+            issuer,
+            request.cookies.get(access.FLOW),
+            answer,
+            request.state.request_id,
+        )
+    except IssuerError as error:
+        response = _unavailable(request, services, error)
+    except (Unauthorized, Forbidden) as error:
+        services.failed_logins.take(network(request.client.host) if request.client else "")
+        request.state.problem = error.problem
+        response = form(request, services, error.detail, 403)
+    else:
+        response = page(request, "signed-in.html", who=made.who, role=made.role)
+        access.keep_session(response, services, made)
+    access.forget_flow(response)
+    return response
+
+
+def _unavailable(request: Request, services: Services, error: IssuerError) -> Response:
+    log.error("issuer unavailable", cause=str(error))
+    return form(request, services, f"{error} With a token you still can.", 503)
+
+
+def _issuer(services: Services) -> Issuer:
+    if services.sessions.issuer is None:
+        raise NotFound("There is no issuer to sign in through; it is set with TERRINE_OIDC_ISSUER.")
+    return services.sessions.issuer

@@ -1,0 +1,5 @@
+"""A witness: cosigns the transparency log of somebody else."""
+
+from terrine_models.addons import Addon
+
+ADDON = Addon(commands={"witness": "terrine_addons.witness.commands:app"})

@@ -1,1 +1,0 @@
-"""Measures the privacy that Terrine delivers, and checks what it recorded."""
