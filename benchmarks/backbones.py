@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from terrine_addons.onnx.backbones import Backbone
+from terrine_addons.onnx.backbones import OnnxBackbone
 from terrine_addons.onnx.models import OnnxModel
 from terrine_models.data.workers import side_by_side
 from terrine_models.storage.manifests import PublicModel, sha256
@@ -56,7 +56,9 @@ def main() -> None:
         print(f"  {name}: {one:.1f} one at a time, {many:.1f} in blocks: {one / many:.1f} times")
 
 
-def milliseconds(backbone: Backbone, records: int, shape: tuple[int, ...]) -> tuple[float, float]:
+def milliseconds(
+    backbone: OnnxBackbone, records: int, shape: tuple[int, ...]
+) -> tuple[float, float]:
     """For 1,000 records, one at a time and in blocks: the best of some rounds."""
 
     def in_block(rows: torch.Tensor) -> object:
@@ -71,7 +73,7 @@ def milliseconds(backbone: Backbone, records: int, shape: tuple[int, ...]) -> tu
     return min(alone) * 1e6 / records, min(together) * 1e6 / records
 
 
-def exported(network: nn.Module, shape: tuple[int, ...]) -> Backbone:
+def exported(network: nn.Module, shape: tuple[int, ...]) -> OnnxBackbone:
     """The network with random weights, as an ONNX model with a batch of any size."""
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,7 +91,7 @@ def exported(network: nn.Module, shape: tuple[int, ...]) -> Backbone:
     model = OnnxModel(data)
     width = model(np.zeros((1, *shape), np.float32)).shape[1]
     source = PublicModel(name="made", sha256=sha256(data), width=width)
-    return Backbone(data, model, source)
+    return OnnxBackbone(data, model, source)
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -27,9 +27,9 @@ from structlog.testing import capture_logs
 from visitor import Visitor, text_of
 
 from terrine_addons.oidc import issuer as through
+from terrine_addons.oidc.issuer import check_sign_in
 from terrine_server.app import create_app
 from terrine_server.doctor import Severity
-from terrine_server.doctor import sign_in as sign_in_found
 from terrine_server.owner import sign_in as sessions
 from terrine_server.settings import Settings
 
@@ -274,15 +274,15 @@ def test_an_issuer_that_is_down_or_none_leaves_the_way_with_a_token(
 
 def test_the_doctor_asks_the_issuer(house: House, issuer: LocalIssuer, visitor: Visitor) -> None:
     settings = visitor.app.state.services.settings
-    states = {finding.check: finding for finding in sign_in_found(settings)}
+    states = {finding.check: finding for finding in check_sign_in(settings)}
     assert states["sign-in"].state is Severity.OK
     assert f"{PUBLIC}/admin/oidc/callback" in states["sign-in"].found
     assert states.keys() >= {"client secret"}
     issuer.metadata = {"issuer": "https://another.example"}
-    (found,) = sign_in_found(settings)
+    (found,) = check_sign_in(settings)
     assert found.state is Severity.PROBLEM
     holds(found.found, "issuer", "another")
-    assert not list(sign_in_found(house.app.state.services.settings))
+    assert not list(check_sign_in(house.app.state.services.settings))
 
 
 @pytest.mark.usefixtures("no_refill")

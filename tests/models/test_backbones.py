@@ -17,7 +17,7 @@ from onnx_made import INPUTS, mlp, model, quantised
 from refusals import holds, refuses
 
 from terrine_addons.onnx import backbones
-from terrine_addons.onnx.backbones import Backbone
+from terrine_addons.onnx.backbones import OnnxBackbone
 from terrine_addons.onnx.models import FileFinding, OnnxModel
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import FeatureMap, PublicData
@@ -129,10 +129,10 @@ def test_what_is_no_backbone_is_refused(digits: Dataset, tmp_path: Path) -> None
     path = encoder(tmp_path / "encoder.onnx")
     table = digits.spec.model_copy(update={"shape": (64,)})
     with refuses(StoreError, "['batch', 8, 8]", "[batch, 64]"):
-        Backbone.declare(path, table)
+        OnnxBackbone.declare(path, table)
     (tmp_path / "text.onnx").write_text("no model")
     with refuses(StoreError, "text.onnx"):
-        Backbone.declare(tmp_path / "text.onnx", digits.spec)
+        OnnxBackbone.declare(tmp_path / "text.onnx", digits.spec)
 
 
 # -------------------------------------------------------------------- backbones that combine rows
@@ -187,7 +187,7 @@ def foreign(path: Path, width: int) -> FeatureMap:
     data = path.read_bytes()
     source = PublicModel(name=path.name, sha256=sha256(data), width=width)
     spec = FeatureSpec(base="backbone", projection="none", components=width, backbone=source)
-    return FeatureMap(spec, TABLE, {}, Backbone(data, OnnxModel(data), source))
+    return FeatureMap(spec, TABLE, {}, OnnxBackbone(data, OnnxModel(data), source))
 
 
 def test_a_quantised_backbone_is_refused_by_name(combining: Path, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_backbone_that_does_not_know_what_one_row_is_is_refused(
     weights = {"w": np.ones((INPUTS, 3), np.float32)}
     path.write_bytes(model([first, *nodes], weights).SerializeToString())
     with refuses(StoreError, "several.onnx", said):
-        Backbone.declare(path, TABLE)
+        OnnxBackbone.declare(path, TABLE)
 
 
 def test_a_row_on_which_it_fails_stops_no_other(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from kept_ensembles import ANSWERS, KEPT, LOCAL, RECORDS_KEY, answers
 from refusals import holds, refuses
 
-from terrine_addons.federation.federations import load_federation, verified_digest
+from terrine_addons.federation.federations import load_federation
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.editions import forget
-from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.kinds import load_manifest, verified_digest
 from terrine_models.teachers.people import name_digests
 
 Document = dict[str, Any]

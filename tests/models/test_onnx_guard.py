@@ -24,6 +24,7 @@ from terrine_addons.onnx.teachers import Declaration, GuardedTeachers, VotingErr
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.manifests import VotingError
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters

@@ -15,7 +15,7 @@ from refusals import holds, refuses
 
 from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.kinds import ensemble_format, load_manifest
 from terrine_models.teachers.shards import (
     PARTITION,
     TrainingError,
@@ -24,7 +24,6 @@ from terrine_models.teachers.shards import (
     split,
 )
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.owner.operations import _facts
 
 
 def test_shards_are_disjoint_and_whole_people(plane: Dataset, tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_how_many_rows_a_person_has_is_in_no_public_document(
         manifest = train_ensemble(data, at / "plane", name="plane", teachers=8)
         # Digests of the teachers' files are those of salted files: they differ in every training.
         shown.append((sharded, manifest.model_dump_json(exclude={"files"}), set(manifest.files)))
-        registered.append(_facts(at / "plane"))
+        registered.append(ensemble_format(at / "plane").facts(at / "plane"))
     assert shown[0] == shown[1]
     assert registered[0] == registered[1]
     assert registered[0][0] == 40

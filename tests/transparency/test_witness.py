@@ -318,7 +318,8 @@ def test_a_witness_stops_when_it_is_told_to(tmp_path: Path) -> None:
 
 def test_a_witness_loads_neither_database_nor_learning() -> None:
     code = (
-        "import sys, terrine_server.cli, terrine_addons.witness.service, terrine_addons.witness.commands\n"
+        "import sys, terrine_server.cli\n"
+        "import terrine_addons.witness.service, terrine_addons.witness.commands\n"
         "heavy = {'sqlalchemy', 'torch', 'numpy', 'fastapi', 'alembic', 'scipy', 'httpx'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

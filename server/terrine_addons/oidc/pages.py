@@ -12,12 +12,13 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from terrine_addons.oidc.issuer import CALLBACK, Issuer, IssuerError
+from terrine_addons.oidc.issuer import CALLBACK, IssuerError
 from terrine_server.admin import access
 from terrine_server.admin.rendering import HEADERS, ROOT, page
 from terrine_server.admin.sign_in import form
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
+from terrine_server.owner.sign_in import Issuer
 from terrine_server.serving.bounds import network
 
 log = structlog.get_logger("terrine")

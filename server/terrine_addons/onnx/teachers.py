@@ -57,6 +57,7 @@ from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import Partition, StoreError, sha256, verified_bytes, versions
 from terrine_models.teachers.manifests import (
+    VOTING_SECONDS,
     Manifest,
     StoredEnsemble,
     TeacherKind,
@@ -138,7 +139,7 @@ class GuardedTeachers:
         classes: tuple[str, ...],
         spec: InputSpec,
         threads: int,
-        seconds: float = SECONDS,
+        seconds: float = VOTING_SECONDS,
         by_index: bool = False,
     ) -> None:
         """Verify the files against their digests, and load them. Raises StoreError.

@@ -30,6 +30,7 @@ from terrine_addons.ray.training import (
     differing,
     disconnect,
     on_node,
+    require_ray,
     software,
 )
 from terrine_models.storage.manifests import MANIFEST, StoreError

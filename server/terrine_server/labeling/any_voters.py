@@ -7,6 +7,7 @@ from threading import Lock
 import numpy as np
 
 from terrine_models.addons import added_as
+from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.settings import Settings, VotersKind
@@ -55,7 +56,13 @@ class AnyVoters(Voters):
     def _local(self, settings: Settings) -> Voters:
         """Import PyTorch, as large as all else, once an ensemble that is here must vote."""
         if self._kind is not VotersKind.HERE:
-            voters: Voters = added_as("local_voters", self._kind)(settings)
+            made = added_as("local_voters", self._kind)
+            if made is None:
+                raise EnsembleUnavailable(
+                    f"TERRINE_VOTERS={self._kind} needs the add-on `{self._kind}`, which this "
+                    "installation of Terrine lacks."
+                )
+            voters: Voters = made(settings)
             return voters
         from terrine_server.labeling.local_voters import LocalVoters
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
+from typing import Protocol
 
 import structlog
 
@@ -241,15 +242,15 @@ class Identity:
 class Issuer(Protocol):
     """Who says who signs in. An add-on has one."""
 
-    @property
-    def url(self) -> str:
-        """By which it is known."""
+    url: str
+    """By which it is known."""
+    host: str
+    """By which pages name it."""
 
-    @property
-    def host(self) -> str:
-        """By which pages name it."""
+    def address(self, flow: SignInAttempt) -> str:
+        """Return where to send the browser."""
 
-    def identify(self, flow: SignInAttempt, code: str, named: str | None) -> Identity:
+    def identify(self, flow: SignInAttempt, code: str, said: str | None) -> Identity:
         """Return who signed in, of the answer to an attempt. Raises Unauthorized, Forbidden."""
 
 
