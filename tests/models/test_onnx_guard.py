@@ -20,7 +20,7 @@ from refusals import refuses
 from server import installed
 from serving import until
 
-from terrine_addons.onnx.teachers import Declaration, GuardedTeachers, VotingError, import_ensemble
+from terrine_addons.onnx.teachers import Declaration, GuardedTeachers, import_ensemble
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.teachers.ensemble import Ensemble

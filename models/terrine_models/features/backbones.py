@@ -20,8 +20,13 @@ from terrine_models.storage.manifests import PublicModel, StoreError
 class Backbone(Protocol):
     """A checked model, with the bytes of its file."""
 
-    data: bytes
-    source: PublicModel
+    @property
+    def data(self) -> bytes:
+        """The bytes of its file."""
+
+    @property
+    def source(self) -> PublicModel:
+        """What a manifest says of it."""
 
     @classmethod
     def declare(cls, path: Path, inputs: InputSpec) -> Self:
