@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 
-from terrine_addons.audit.service import serving
 from terrine_client import Client
 from terrine_client._distillation import answers_of
 from terrine_client.errors import BudgetExhausted
@@ -38,6 +37,7 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
 from terrine_protocol.files import write_atomically
+from terrine_server.app import serving
 from terrine_server.privacy import VoteOutcome, build_mechanism
 from terrine_server.privacy.published import laplace_log_tails, lnmax_rdp, union_bound
 

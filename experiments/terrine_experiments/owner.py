@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from terrine_addons.demo.story import DemoOwner
 from terrine_experiments.setup import Setup
 from terrine_experiments.sources import Source
 from terrine_models.data.arrays import DataError
@@ -21,7 +20,7 @@ from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
-from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.operations import LocalOwner, open_project, register_ensemble
 from terrine_server.privacy import cap_order
 from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.progress import teachers_bar
@@ -67,12 +66,12 @@ def trained(
     return manifest
 
 
-def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[DemoOwner, Ledger]:
+def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[LocalOwner, Ledger]:
     """Prepare a service on a directory of its own and register the teachers there, once.
 
     Raises DataError if it holds others.
     """
-    owner = DemoOwner.of(data)
+    owner = LocalOwner.of(data)
     ledger = owner.prepare()
     directory = owner.settings.ensembles_dir / ENSEMBLE
     if directory.exists():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
 import structlog
+import uvicorn
 from anyio import to_thread
 from fastapi import Depends, FastAPI
 
@@ -38,6 +43,7 @@ from terrine_server.owner.checkpoints import (
 )
 from terrine_server.owner.sign_in import Issuer, Sessions, Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
+from terrine_server.serving.bounds import options
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
@@ -163,3 +169,28 @@ def _warm_up(services: Services) -> None:
             log.error("not as logged", found=found)
     except TerrineError as error:
         log.error("not ready", problem=error.problem, cause=str(error))
+
+
+START_SECONDS = 120.0
+"""How long a server may take to start in a thread."""
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """Serve on a free port as `terrine serve` would, but in a thread; yield the URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    limits = replace(settings.limits, shutdown_seconds=5)
+    config = uvicorn.Config(create_app(settings), **options(limits, settings.forwarded_allow_ips))
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")
+    thread.start()
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError("the server did not start; see its log")
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

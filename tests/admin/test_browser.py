@@ -15,8 +15,6 @@ from refusals import holds
 from server import RunningServer, running_server
 from visitor import SCREENS
 
-from terrine_addons.dossier import folder
-from terrine_addons.dossier.facts import gather
 from terrine_client import Client
 from terrine_protocol import ProjectStatus
 
@@ -29,7 +27,7 @@ IN_THE_DARK = (
     "",
     "/open?ensemble=digits&mechanism=immutable",
     "/projects/study",
-    "/projects/study/dossier",
+    *(["/projects/study/dossier"] if "dossier" in addons() else []),
 )
 """Screens that have all colours between them."""
 PHONE = {"width": 360, "height": 740}
@@ -239,6 +237,8 @@ def test_the_file_of_a_dossier_is_readable_on_a_phone_and_on_a_desk(
     chrome: Browser, server: RunningServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "dossier.html"
+    folder = pytest.importorskip("terrine_addons.dossier.folder")
+    gather = pytest.importorskip("terrine_addons.dossier.facts").gather
     facts = gather(server.ledger, server.settings, project="study", verify=True)
     file.write_text(folder._page(facts))
     page = chrome.new_context().new_page()

@@ -13,12 +13,10 @@ import pytest
 from commands import Terrine
 from house import CONFIDENT, House
 from logged import signed
-from refusals import holds, says
+from refusals import holds
 from visitor import SCREENS, Visitor, text_of
 
-from terrine_addons.dossier import assessment
-from terrine_addons.dossier.assessment import unchecked
-from terrine_addons.dossier.facts import gather
+from terrine_models.addons import addons
 from terrine_protocol import Outcome
 from terrine_server import views
 from terrine_server.admin import charts, rendering
@@ -88,30 +86,6 @@ def test_the_overview_says_what_is_spent_reserved_free_and_left(
     assert admin.get("/admin?stauts=closed").status_code == 422
 
 
-def test_a_dossier_is_that_of_the_command_and_verifies_when_asked(
-    house: House, auditor: Visitor
-) -> None:
-    said = text_of(auditor.get("/admin/projects/study/dossier"))
-    record = house.ledger.project("study")
-    assert f"{record.head}" in said
-    holds(said, "Whether", "intact")
-    facts = gather(house.ledger, house.app.state.services.settings, project="study", verify=True)
-    verified = text_of(auditor.post("/admin/projects/study/dossier"))
-    assert not says(verified, "Whether", "books")
-    holds(verified, "administrative", "intact")
-    for each in assessment.assess(facts):
-        assert each.hazard in verified
-    for found in unchecked(facts):
-        assert found.what in verified
-    asked = house.app.state.services.settings.data_dir / "dossier.toml"
-    asked.write_text("[data]\nsubject = 3")
-    refused = auditor.get("/admin/projects/study/dossier")
-    asked.unlink()
-    assert refused.status_code == 409
-    holds(text_of(refused), "data.subject")
-    assert auditor.get("/admin/projects/none/dossier").status_code == 404
-
-
 def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin: Visitor) -> None:
     record = house.ledger.project("study")
     account = views.budget(record)
@@ -163,7 +137,11 @@ def test_where_people_read_the_log_a_token_has_its_label(
     ada.get("/admin/projects/study/charges.csv")
     shown = f"{ada.actor} (Ada <of> ward 3)"
     assert house.ledger.log(limit=1, newest=True)[0].actor == ada.actor, "as it is hashed"
-    for path in ("/log", "/tokens", "/projects/study/dossier"):
+    for path in (
+        "/log",
+        "/tokens",
+        *(("/projects/study/dossier",) if "dossier" in addons() else ()),
+    ):
         assert shown in text_of(admin.get(f"/admin{path}")), path
     settings = house.app.state.services.settings
     monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)

@@ -19,7 +19,6 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from sklearn.utils.validation import validate_data
 
-from terrine_addons.audit.service import serving
 from terrine_client import Client
 from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.data.arrays import Dataset, InputSpec
@@ -29,6 +28,7 @@ from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.tables.loading import load_table
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import Column, EnsembleRegister, ProjectOpen, Role, TableSchema, TokenCreate
+from terrine_server.app import serving
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens

@@ -23,7 +23,6 @@ from refusals import holds, refuses
 from sklearn.ensemble import RandomForestClassifier
 from table_projects import SCHEMA, frame, open_counted, records
 
-from terrine_addons.audit.service import serving
 from terrine_client import AsyncClient, Client
 from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
@@ -36,6 +35,7 @@ from terrine_protocol import (
 )
 from terrine_protocol.tables import ClippedError
 from terrine_protocol.tables.encoding import encode_frame
+from terrine_server.app import serving
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
 

@@ -17,7 +17,6 @@ from rich.console import Console
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
-from terrine_addons.demo.story import DemoOwner
 from terrine_experiments.interval import half_width
 from terrine_experiments.lesson import Lesson
 from terrine_experiments.owner import trained
@@ -31,6 +30,7 @@ from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.shards import partition_records
+from terrine_server.owner.operations import LocalOwner
 
 pytestmark = pytest.mark.nightly
 
@@ -126,7 +126,7 @@ def test_an_experiment_is_repeated_continued_and_compared(
     home = next(out.glob("mnist-folds-noisy-votes-*"))
     first_run, second_run = (home / f"run-{number}" for number in (0, 1))
     for run in (first_run, second_run):
-        ledger = DemoOwner.of(run / "terrine-data").prepare()
+        ledger = LocalOwner.of(run / "terrine-data").prepare()
         assert ledger.project("study").account.queries == TEST
     lost = second_run / "student-3" / "measured.json"
     lost.unlink()

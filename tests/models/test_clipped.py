@@ -11,12 +11,12 @@ import pytest
 from commands import Terrine
 from refusals import holds, refuses
 
-from terrine_addons.audit.service import serving
 from terrine_client import Client
 from terrine_client.estimator import buy
 from terrine_models.tables.loading import load_table
 from terrine_protocol.tables import ClippedError, TableSchema
 from terrine_protocol.tables.encoding import encode_frame, encode_table
+from terrine_server.app import serving
 from terrine_server.settings import Settings
 
 SCHEMA = TableSchema.model_validate(

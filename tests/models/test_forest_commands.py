@@ -12,12 +12,12 @@ from refusals import holds
 from seeded_noise import seed_noise
 
 import terrine_experiments.students  # noqa: F401 - which makes the forest a method
-from terrine_addons.audit.service import serving
 from terrine_client import Client
 from terrine_models.data.arrays import Dataset
 from terrine_models.students.models import Student
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_protocol.tables.encoding import encode_table
+from terrine_server.app import serving
 from terrine_server.settings import Settings
 
 

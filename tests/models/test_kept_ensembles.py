@@ -13,7 +13,6 @@ import pytest
 from kept_ensembles import ANSWERS, KEPT, LOCAL, RECORDS_KEY, answers
 from refusals import holds, refuses
 
-from terrine_addons.federation.federations import load_federation
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.editions import forget
 from terrine_models.teachers.kinds import load_manifest, verified_digest
@@ -39,10 +38,6 @@ def copy(tmp_path: Path) -> Path:
 def test_kept_teachers_vote_as_they_did(name: str) -> None:
     assert answers(KEPT / name) == json.loads(ANSWERS.read_text())[name]
     assert verified_digest(KEPT / name)
-
-
-def test_a_kept_federation_is_read() -> None:
-    assert [owner.name for owner in load_federation(KEPT / "owners").owners] == ["st-a", "b"]
 
 
 def test_people_leave_a_kept_ensemble(tmp_path: Path) -> None:
@@ -72,14 +67,6 @@ def test_a_newer_manifest_is_refused_with_the_version_that_wrote_it(copy: Path) 
 
     with refuses(StoreError, "terrine-ensemble-2", "9.8.7", version("terrine"), "upkeep.md"):
         load_manifest(edited(copy / "heads", "manifest.json", newer))
-
-
-def test_a_newer_federation_is_refused(copy: Path) -> None:
-    def newer(document: Document) -> None:
-        document.update(format="terrine-federation-2")
-
-    with refuses(StoreError, "terrine-federation-2", "upkeep.md"):
-        load_federation(edited(copy / "owners", "federation.json", newer))
 
 
 def test_an_unknown_kind_is_said_to_be_of_another_version(copy: Path) -> None:

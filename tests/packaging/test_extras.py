@@ -18,8 +18,6 @@ from logged import LOG, policy_text
 from packaging.requirements import Requirement
 from refusals import holds
 
-from terrine_addons.dossier.signing import sign
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 HIDE = """
@@ -110,6 +108,7 @@ def test_an_auditor_measures_the_mechanisms() -> None:
 
 
 def test_whoever_gets_a_dossier_checks_it_as_a_witness_would(tmp_path: Path) -> None:
+    sign = pytest.importorskip("terrine_addons.dossier.signing").sign
     folder, policy = tmp_path / "dossier", tmp_path / "policy"
     folder.mkdir()
     (folder / "dossier.html").write_text("<h1>Dossier</h1>")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_addons.federation.federations import Federation, Owner, save_federation
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import load
@@ -62,6 +61,8 @@ def answers(directory: Path) -> Any:
 
 def main() -> None:
     """Write the ensembles, and what they answer."""
+    from terrine_addons.federation.federations import Federation, Owner, save_federation
+
     KEPT.mkdir()
     data, public = records(48, people=12), PublicData.declare("public rows", rows(40, 2))
     train_ensemble(data, KEPT / "heads", name="heads", teachers=4, config=Heads(), public=public)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pytest
 import uvicorn
 from migrated import SECRET_KEY
 from patience import PATIENCE_SECONDS
 
-from terrine_addons.witness.service import LIMITS, Witness, serve_app
 from terrine_protocol import transparency
 from terrine_protocol.transparency import Checkpoint, Kind, Note, Policy, SignerKey, VerifierKey
 from terrine_server.ledger import Ledger
@@ -22,6 +23,9 @@ from terrine_server.owner.checkpoints import Publisher
 from terrine_server.serving import listening
 from terrine_server.serving.bounds import options
 from terrine_server.settings import Settings
+
+if TYPE_CHECKING:
+    from terrine_addons.witness.service import Witness
 
 LOG = SignerKey("log.example/1", Kind.ED25519, bytes(range(32)))
 """The owner's key in tests."""
@@ -51,10 +55,12 @@ def witnessing(
     state: Path, name: str = "w", log: VerifierKey = LOG.verifier, port: int = 0
 ) -> Iterator[RunningWitness]:
     """Serve a witness of this log in a thread, with its state in this directory."""
+    service = pytest.importorskip("terrine_addons.witness.service")
     key = witness_key(name)
-    witness = Witness(key, [log], state)
+    witness: Witness = service.Witness(key, [log], state)
     (own,) = listening.bind("127.0.0.1", port)
-    config = uvicorn.Config(serve_app(witness), log_level="critical", **options(LIMITS))
+    app = service.serve_app(witness)
+    config = uvicorn.Config(app, log_level="critical", **options(service.LIMITS))
     urls = queue.Queue[str]()
     server = listening.ListeningServer(config, urls.put)
     thread = threading.Thread(target=server.run, args=([own],), daemon=True)

@@ -13,8 +13,8 @@ from digits import DigitsEnsemble
 from migrated import SECRET_KEY, migrated
 from sqlalchemy import Engine
 
-from terrine_addons.audit.service import serving
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
+from terrine_server.app import serving
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens

@@ -121,8 +121,7 @@ def test_a_cosignature_is_renewed_once_it_is_old(
 def test_what_a_witness_should_not_answer_is_no_cosignature(
     answer: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from terrine_addons.witness.service import Answer, Witness
-
+    service = pytest.importorskip("terrine_addons.witness.service")
     policy_key = SignerKey("w.example", Kind.COSIGNATURE, b"w".ljust(32, b"."))
     stranger = SignerKey("w.example", Kind.COSIGNATURE, b"x" * 32)
     texts = {
@@ -133,7 +132,7 @@ def test_what_a_witness_should_not_answer_is_no_cosignature(
         "status": "",
     }
     status = HTTPStatus.IM_A_TEAPOT if answer == "status" else HTTPStatus.OK
-    monkeypatch.setattr(Witness, "add", lambda *_: Answer(status, texts[answer]))
+    monkeypatch.setattr(service.Witness, "add", lambda *_: service.Answer(status, texts[answer]))
     with witnessing(tmp_path) as witness:
         policy = policy_of(witness)
         publisher(ledger, policy).round()

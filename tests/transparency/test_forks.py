@@ -22,11 +22,11 @@ from refusals import holds
 from serving import until
 from sqlalchemy import Connection, select, text, update
 
-from terrine_addons.audit.service import serving
 from terrine_client import Client
 from terrine_protocol import LabelResponse, LabelResult, Outcome, Role, TokenCreate
 from terrine_protocol.transparency import Checkpoint, Note
 from terrine_server import views
+from terrine_server.app import serving
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.schema import Seals, projects, tree_head, tree_leaves, tree_nodes
 from terrine_server.owner.checkpoints import log_state

@@ -28,8 +28,8 @@ from refusals import holds
 from sqlalchemy import Connection, insert, text, update
 from typer.testing import CliRunner
 
-from terrine_addons.audit.service import serving
 from terrine_protocol.transparency import Note, Policy
+from terrine_server.app import serving
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
 from terrine_server.ledger.schema import projects, tree_head, tree_leaves, tree_nodes

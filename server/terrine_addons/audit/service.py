@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -30,7 +28,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import uvicorn
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
@@ -58,7 +55,7 @@ from terrine_models.teachers import neighbours
 from terrine_models.teachers.heads import HeadTeachers
 from terrine_models.teachers.manifests import Manifest, save_manifest
 from terrine_protocol import EnsembleRegister, Outcome, ProjectOpen, Role, TokenCreate
-from terrine_server.app import create_app
+from terrine_server.app import serving
 from terrine_server.findings import AuditFinding, AuditReport, Part
 from terrine_server.ledger import Ledger, ProjectRecord, connect, upgrade
 from terrine_server.ledger.records import events_of
@@ -88,7 +85,6 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.mechanisms import ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
-from terrine_server.serving.bounds import options
 from terrine_server.settings import Settings
 
 Answer = tuple[int, str, int]
@@ -376,7 +372,6 @@ FIRM = 10.0
 THRESHOLDS = (0.45,) * 3 + (0.5,) * 4 + (0.55,) * 3
 """Of the ten teachers that both worlds share, in the unit of the first column."""
 CAP_EPSILON, CAP_DELTA = 100.0, 0.05
-START_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -550,27 +545,6 @@ def running_service(data_dir: Path) -> Iterator[Service]:
     with serving(settings) as url:
         yield Service(url, settings, Ledger(engine, key))
     engine.dispose()
-
-
-@contextmanager
-def serving(settings: Settings) -> Iterator[str]:
-    """Serve on a free port as `terrine serve` would, but in a thread; yield the URL."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    limits = replace(settings.limits, shutdown_seconds=5)
-    config = uvicorn.Config(create_app(settings), **options(limits, settings.forwarded_allow_ips))
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")
-    thread.start()
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > deadline:
-                raise RuntimeError("the server did not start; see its log")
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 MECHANISM = ConfidentGNMax(TEACHERS, 2, threshold=3, sigma1=4.0, sigma2=2.0)

@@ -31,55 +31,16 @@ from terrine_models.students.models import METHODS, Task
 from terrine_models.students.settings import Training
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
-from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.owner.checkpoints import make_checkpoint_key
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role
+from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import (
-    make_directories,
-    open_ledger,
+    LocalOwner,
     open_project,
     register_ensemble,
 )
-from terrine_server.owner.sign_in import Tokens, load_secret_key, make_secret_key
 from terrine_server.owner.ways import choose_way
 from terrine_server.planning.first_project import FirstProject, Setting, right_at_most
 from terrine_server.progress import teachers_bar
-from terrine_server.settings import Settings
-
-
-@dataclass(frozen=True)
-class DemoOwner:
-    """A data directory, and what its owner does there without a server."""
-
-    settings: Settings
-
-    @classmethod
-    def of(cls, data: Path) -> DemoOwner:
-        """The owner of a directory, whatever TERRINE_* variables say."""
-        return cls(
-            Settings(
-                data_dir=data,
-                database_url=f"sqlite:///{(data / 'terrine.sqlite').absolute()}",
-                database_password_file=None,
-                secret_key_file=data / "secret.key",
-                checkpoint_key_file=data / "checkpoint.key",
-                log_policy_file=None,
-            )
-        )
-
-    def prepare(self) -> Ledger:
-        """Make the keys and the tables, if there are none, and return the ledger."""
-        make_directories(self.settings)
-        make_secret_key(self.settings.secret_key_path)
-        make_checkpoint_key(self.settings.checkpoint_key_path)
-        upgrade(connect(self.settings.database), load_secret_key(self.settings.secret_key_path))
-        return open_ledger(self.settings)
-
-    def token(self, ledger: Ledger, role: Role, label: str, project: str | None = None) -> str:
-        """Return a new token; a student's is for `project`."""
-        tokens = Tokens(ledger, load_secret_key(self.settings.secret_key_path))
-        return tokens.create(TokenCreate(role=role, project=project, label=label)).token
-
 
 START_SECONDS = 90.0
 STOP_SECONDS = 10.0
@@ -201,7 +162,7 @@ class Demo:
         self.material = material
         self.out = out
         self.console = console
-        self.owner = DemoOwner.of(out / "terrine-data")
+        self.owner = LocalOwner.of(out / "terrine-data")
         self.settings = self.owner.settings
         self.steps = 0
         self.began = time.monotonic()

@@ -39,11 +39,18 @@ from terrine_server.ledger import (
     RequestRecord,
     choose_population,
     connect,
+    upgrade,
 )
 from terrine_server.ledger.verifying import Progress
-from terrine_server.owner.checkpoints import attach_history
+from terrine_server.owner.checkpoints import attach_history, make_checkpoint_key
 from terrine_server.owner.editions import refuse_forgotten_people
-from terrine_server.owner.sign_in import Principal, Tokens, load_secret_key, shown_once
+from terrine_server.owner.sign_in import (
+    Principal,
+    Tokens,
+    load_secret_key,
+    make_secret_key,
+    shown_once,
+)
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose, too_few
 from terrine_server.planning.publishing import propose
@@ -171,6 +178,40 @@ def check_not_restoring(settings: Settings) -> None:
             "A restore was interrupted, so ledger and files may not fit together. Run `terrine "
             "restore` with the same backup again: it does the rest."
         )
+
+
+@dataclass(frozen=True)
+class LocalOwner:
+    """A data directory, and what its owner does there without a server."""
+
+    settings: Settings
+
+    @classmethod
+    def of(cls, data: Path) -> LocalOwner:
+        """The owner of a directory, whatever TERRINE_* variables say."""
+        return cls(
+            Settings(
+                data_dir=data,
+                database_url=f"sqlite:///{(data / 'terrine.sqlite').absolute()}",
+                database_password_file=None,
+                secret_key_file=data / "secret.key",
+                checkpoint_key_file=data / "checkpoint.key",
+                log_policy_file=None,
+            )
+        )
+
+    def prepare(self) -> Ledger:
+        """Make the keys and the tables, if there are none, and return the ledger."""
+        make_directories(self.settings)
+        make_secret_key(self.settings.secret_key_path)
+        make_checkpoint_key(self.settings.checkpoint_key_path)
+        upgrade(connect(self.settings.database), load_secret_key(self.settings.secret_key_path))
+        return open_ledger(self.settings)
+
+    def token(self, ledger: Ledger, role: Role, label: str, project: str | None = None) -> str:
+        """Return a new token; a student's is for `project`."""
+        tokens = Tokens(ledger, load_secret_key(self.settings.secret_key_path))
+        return tokens.create(TokenCreate(role=role, project=project, label=label)).token
 
 
 def make_directories(settings: Settings) -> None:

@@ -29,11 +29,11 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from terrine_addons.audit.service import serving
 from terrine_addons.onnx.models import CheckRequest, OnnxModel, OnnxTeachers, check, probes
 from terrine_client import Client
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.teachers.ensemble import Ensemble
+from terrine_server.app import serving
 from terrine_server.cli.console import opened_ledger
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.settings import Settings

@@ -15,7 +15,6 @@ from refusals import holds, refuses
 from scipy.stats import chi2
 from small_servers import certified, small_server
 
-from terrine_addons.audit.service import serving
 from terrine_addons.federation import voters
 from terrine_addons.federation.aggregator import Aggregator, ReleaseCounter, make
 from terrine_addons.federation.federations import read_token
@@ -23,6 +22,7 @@ from terrine_addons.federation.teacher import AgreedAggregator, Teacher
 from terrine_addons.federation.voters import client, read_terms
 from terrine_client import Client
 from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_server.app import serving
 from terrine_server.errors import InvalidTerms
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project

@@ -20,7 +20,6 @@ from many_owners import FAILING, ManyOwners, choices, many_owners
 from migrated import SECRET_KEY, migrated
 from refusals import refuses
 
-from terrine_addons.audit.service import serving
 from terrine_addons.federation import voters
 from terrine_addons.federation.federations import (
     Federation,
@@ -40,6 +39,7 @@ from terrine_client import Client
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
+from terrine_server.app import serving
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord, Ledger
