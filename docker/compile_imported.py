@@ -9,7 +9,13 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
+PACKAGES = (
+    "terrine_protocol",
+    "terrine_client",
+    "terrine_models",
+    "terrine_server",
+    "terrine_addons",
+)
 LEFT_OUT = {"ray", "dp_accounting", "matplotlib", "pandas"}
 """What the image may lack: a cluster, others' accountants, students' pictures and data frames."""
 

@@ -16,6 +16,7 @@ from server import RunningServer, running_server
 from visitor import SCREENS
 
 from terrine_client import Client
+from terrine_models.addons import addons
 from terrine_protocol import ProjectStatus
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WORK = REPOSITORY / ".mutants"
 PACKAGES = (
     "server/terrine_server",
+    "server/terrine_addons",
     "client/terrine_client",
     "client/terrine_protocol",
     "models/terrine_models",
@@ -50,7 +51,7 @@ SLOW = {
     "ledger/test_publishing.py -k 'not postgresql'",
     "terrine_server.privacy.published": "ledger/test_publishing.py "
     "privacy_data_dependent -k 'not postgresql'",
-    "terrine_server.privacy": "ledger/test_publishing.py audit/test_books_audit.py "
+    "terrine_server.privacy": "ledger/test_publishing.py addons/audit/test_books_audit.py "
     "-k 'not postgresql'",
     "terrine_server.labeling": "ledger/test_publishing.py api/test_queueing.py -k 'not postgresql'",
 }

@@ -20,7 +20,7 @@ MOST_LINES_OF_THE_PROMISE = 4_400
 
 
 def where(path: str) -> Path:
-    roots = (SERVER, REPOSITORY, REPOSITORY / "client", PRIVACY)
+    roots = (SERVER, SERVER.parent / "terrine_addons", REPOSITORY, REPOSITORY / "client", PRIVACY)
     found = [root / path for root in roots if (root / path).is_file()]
     assert found, f"docs/architecture.md names {path}, which is not there"
     return found[0]

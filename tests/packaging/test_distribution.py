@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 from releasing import REPOSITORY, build, declared_version, unpack_elsewhere
 
-PACKAGES = ("terrine_client", "terrine_models", "terrine_protocol", "terrine_server")
+PACKAGES = (
+    "terrine_addons",
+    "terrine_client",
+    "terrine_models",
+    "terrine_protocol",
+    "terrine_server",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

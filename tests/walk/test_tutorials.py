@@ -33,7 +33,7 @@ NOT_RUN = {
     "terrine serve": "does not end; here it runs in a process of its own",
     "export": "names a server and a token: here the test does",
     "jupyter lab": "does not end; here the cells are run without it",
-    "terrine audit": "takes half a minute; tests/audit runs it",
+    "terrine audit": "takes half a minute; tests/addons/audit runs it",
     "terrine ledger seal": "needs another key; tests/ledger/test_sealing.py has one",
     "psql": "needs PostgreSQL; tests/ledger/test_roles.py has one",
     "terrine init --service-role": "the same",

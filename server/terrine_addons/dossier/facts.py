@@ -46,7 +46,13 @@ from terrine_server.planning.first_project import caught_at_most, right_at_most
 from terrine_server.privacy import Rule
 from terrine_server.settings import Settings
 
-PACKAGES = ("terrine_server", "terrine_protocol", "terrine_models", "terrine_client")
+PACKAGES = (
+    "terrine_server",
+    "terrine_addons",
+    "terrine_protocol",
+    "terrine_models",
+    "terrine_client",
+)
 LIBRARIES = (
     "numpy",
     "scipy",

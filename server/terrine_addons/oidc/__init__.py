@@ -4,6 +4,7 @@ from terrine_models.addons import Addon
 
 ADDON = Addon(
     issuer="terrine_addons.oidc.issuer:Issuer",
+    templates="terrine_addons.oidc",
     pages="terrine_addons.oidc.pages:router",
     callbacks="terrine_addons.oidc.pages:callbacks",
     checks="terrine_addons.oidc.issuer:check_sign_in",

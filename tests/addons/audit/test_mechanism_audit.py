@@ -267,7 +267,7 @@ class TestPlantedDefects:
         monkeypatch.setattr(NoisyVotes, "release", release)
         assert [f.passed for f in audit_noise(100_000, LEVEL)] == [True, True, False]
 
-    # By day the exact losses of the worst votes find it: tests/audit/test_worst_votes.py.
+    # By day the exact losses of the worst votes find it: tests/addons/audit/test_worst_votes.py.
     @pytest.mark.nightly
     def test_a_price_of_the_answer_that_is_a_tenth_too_low(
         self, monkeypatch: pytest.MonkeyPatch

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from house import House
-from refusals import holds
-from visitor import Visitor, says, text_of
+from refusals import holds, says
+from visitor import Visitor, text_of
 
 from terrine_addons.dossier import assessment
 from terrine_addons.dossier.assessment import unchecked

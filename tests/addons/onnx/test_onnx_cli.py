@@ -39,7 +39,7 @@ from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.settings import Settings
 
 pytestmark = pytest.mark.slow
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 TEACHERS = 4
 DISJOINT = "model i was trained on shard i alone"
 
