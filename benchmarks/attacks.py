@@ -311,12 +311,12 @@ def aggregator(home: Path, _: DigitsEnsemble) -> Iterator[Target]:
 
         def made() -> bytes:
             path = f"/v1/rounds/{voters.new_round()}/share"
-            return request("PUT", path, voters.write(share), **more)
+            return request("PUT", path, voters.encode_share(share), **more)
 
         return made
 
     with command("aggregator", "serve", home / "party") as port:
-        large = put("a", aggregators.SHARE_ROWS)
+        large = put("a", aggregators.MAX_ROUND_INPUTS)
         yield Target(
             "aggregator, a share of 64 rows",
             port,
@@ -336,7 +336,7 @@ def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
 
     def asked(rows: int, bearer: str) -> bytes:
         x = np.resize(ensemble.public, (rows, 8, 8))
-        body, headers = voters.request(x, "input", None, binary=True)
+        body, headers = voters.encode_request(x, "input", None, binary=True)
         more = {"Authorization": f"Bearer {bearer}", **headers}
         return request("POST", "/v2/models/digits/infer", body, **more)
 

@@ -134,7 +134,7 @@ def many_owners(vote: Labels, spec: InputSpec, classes: int) -> Iterator[ManyOwn
     async def infer(request: Request) -> Response:
         number = int(request.path_params["number"])
         head = request.headers.get(voters.HEADER_LENGTH)
-        x = voters.inputs(await request.body(), int(head) if head else None, spec)
+        x = voters.decode_inputs(await request.body(), int(head) if head else None, spec)
         owners.asked += 1
         behaves = owners.behaviour.get(number)
         if behaves == "status":

@@ -35,7 +35,7 @@ class SharingOwners:
     aggregator_url: str
     tokens: Sequence[str]
     behaviour: dict[int, str] = field(default_factory=dict)
-    split: Callable[..., tuple[voters.Share, voters.Share]] = voters.split
+    split: Callable[..., tuple[voters.Share, voters.Share]] = voters.split_votes
     seen: list[tuple[voters.Share, voters.Share]] = field(default_factory=list)
 
     async def share(
@@ -52,7 +52,7 @@ class SharingOwners:
         if behaves != "without the aggregator":
             kept = await http.put(
                 f"{self.aggregator_url}/v1/rounds/{name}/share",
-                content=voters.write(aggregators)[
+                content=voters.encode_share(aggregators)[
                     : -1 if behaves == "aggregator's is short" else None
                 ],
                 headers={
@@ -63,7 +63,7 @@ class SharingOwners:
             )
             if kept.status_code != 204:
                 return Response(kept.content, 502)
-        return Response(voters.write(ours)[: -4 if behaves == "short" else None])
+        return Response(voters.encode_share(ours)[: -4 if behaves == "short" else None])
 
 
 def owner_tokens(directory: Path, terms: AggregatorTerms) -> list[str]:
@@ -82,7 +82,7 @@ def sharing_app(vote: Labels, spec: InputSpec, owners: SharingOwners) -> Starlet
         head = request.headers.get(voters.HEADER_LENGTH)
         body = await request.body()
         if body not in known:
-            known[body] = vote(voters.inputs(body, int(head) if head else None, spec))
+            known[body] = vote(voters.decode_inputs(body, int(head) if head else None, spec))
         return known[body][:, number]
 
     async def share(request: Request) -> Response:
@@ -90,7 +90,7 @@ def sharing_app(vote: Labels, spec: InputSpec, owners: SharingOwners) -> Starlet
         return await owners.share(http, number, name, await labels(request))
 
     async def infer(request: Request) -> Response:
-        return Response(voters.response("any", await labels(request)))
+        return Response(voters.encode_response("any", await labels(request)))
 
     model = "/v2/models/owner-{number}"
     return Starlette(

@@ -34,7 +34,7 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.numbers import COST_UNITS
 
-ROUNDING = 1e-9
+ROUNDING_ERROR = 1e-9
 """More than sums of exact probabilities are off."""
 
 
@@ -128,8 +128,8 @@ def held_to_law(
     found, reverse = (limits(*each, event, level / 2) for each in ((one, other), (other, one)))
     p, q = law
     lawful = (
-        found.p - ROUNDING <= p <= reverse.q + ROUNDING
-        and reverse.p - ROUNDING <= q <= found.q + ROUNDING
+        found.p - ROUNDING_ERROR <= p <= reverse.q + ROUNDING_ERROR
+        and reverse.p - ROUNDING_ERROR <= q <= found.q + ROUNDING_ERROR
     )
     return found, lawful
 
@@ -187,18 +187,18 @@ EXAMPLE = {
     "answer_share": 0.5,
 }
 TEACHERS, CLASSES, ORDER = 2000, 10, 17.71
-ALONE = {"name": "gnmax", "sigma": 40.0}
-LEVELS = 40
+PLAIN_MECHANISM = {"name": "gnmax", "sigma": 40.0}
+TOP_COUNTS_TRIED = 40
 """How many top counts are tried."""
-NATURAL = (1.0, 0.99, 0.95, 0.9, 0.75)
+NATURAL_SHARES = (1.0, 0.99, 0.95, 0.9, 0.75)
 """Shares of honest teachers that agree on queries as they come."""
-POISONED = (0.0, 0.1, 0.3, 0.45)
+POISONED_SHARES = (0.0, 0.1, 0.3, 0.45)
 """Shares of the teachers that are the adversary's."""
 
 
 def audit_prices() -> Iterator[AuditFinding]:
     """Yield what each adversary's worst votes need of the prices of two examples."""
-    for what, spec in (("joint price", EXAMPLE), ("price of an answer", ALONE)):
+    for what, spec in (("joint price", EXAMPLE), ("price of an answer", PLAIN_MECHANISM)):
         mechanism = build_mechanism(spec, teachers=TEACHERS, classes=CLASSES)
         charged = {o: price(e, Rule("rdp", ORDER)) for o, e in mechanism.events().items()}
         event, answer = mechanism.events()[VoteOutcome.ANSWERED], charged[VoteOutcome.ANSWERED]
@@ -215,7 +215,9 @@ def audit_prices() -> Iterator[AuditFinding]:
             f"with poisoned shards or without, the worst votes found, {shown(votes)}, need "
             f"{needed:.1%} of it (exact laws, no draws)",
         )
-        shares = {own: needed_if_poisoned(event, answer, abstention, own) for own in POISONED}
+        shares = {
+            own: needed_if_poisoned(event, answer, abstention, own) for own in POISONED_SHARES
+        }
         listed = ", ".join(f"{share:.1%} with {own:.0%}" for own, share in shares.items())
         yield AuditFinding(
             "mechanisms",
@@ -237,7 +239,7 @@ def needed_if_poisoned(
     costs = abstention.cost / COST_UNITS, answer.cost / COST_UNITS
     own = round(poisoned * TEACHERS)
     worst = []
-    for agreed in NATURAL:
+    for agreed in NATURAL_SHARES:
         moments = (
             _moments(event, votes, moved, ORDER)
             for votes in _poisoned(_natural(agreed, TEACHERS - own), own)
@@ -257,7 +259,7 @@ def _natural(agreed: float, teachers: int) -> Votes:
 
 def _poisoned(votes: Votes, own: int) -> Iterator[Votes]:
     """Yield votes with `own` more: some for the second class, the others for the first or third."""
-    for second in sorted({int(some) for some in np.linspace(0, own, LEVELS)}):
+    for second in sorted({int(some) for some in np.linspace(0, own, TOP_COUNTS_TRIED)}):
         for place in (0, 2):
             cast = [*votes]
             cast[1] += second
@@ -285,7 +287,7 @@ def needed_by_answer(
         return 0.0, ()
     found: tuple[float, Votes] = (0.0, ())
     widest = min(teachers, round(6 * event.sigma))
-    for lead in sorted({int(lead) for lead in np.linspace(0, widest, LEVELS)}):
+    for lead in sorted({int(lead) for lead in np.linspace(0, widest, TOP_COUNTS_TRIED)}):
         top = (teachers + lead) // 2
         votes = (top, teachers - top, *[0] * (classes - 2))
         for moved in ((top - 1, teachers - top + 1), (top + 1, teachers - top - 1)):
@@ -334,7 +336,7 @@ def _suspects(event: ConfidentMax) -> Iterator[tuple[Votes, Votes]]:
     reach = 4 * event.sigma1
     needed = _top_needed(event)
     low, high = max(-(-n // m), round(needed - reach)), min(n - 1, round(needed + reach))
-    tops = {*np.linspace(low, high, LEVELS).astype(int), (n + 1) // 2, n // 2 + 2}
+    tops = {*np.linspace(low, high, TOP_COUNTS_TRIED).astype(int), (n + 1) // 2, n // 2 + 2}
     for top in sorted(int(top) for top in tops if low <= top < n):
         for rest in _divided(n - top, m - 1, top):
             yield from (((top, *rest), moved) for moved in _moved((top, *rest)))

@@ -39,7 +39,7 @@ from terrine_server.privacy import (
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
 
-BEYOND = 2.0**-180
+OMITTED_MASS = 2.0**-180
 """The mass that a table may omit on one side, bounded by the density at its end."""
 DRAWS_AT_A_TIME = 1_000_000
 
@@ -57,15 +57,15 @@ class NoiseAudit:
     draw: Callable[[int], NDArray[np.int64]] | None = None
 
 
-COUNTED = (20, 10, 7, 3, 0)
+EXAMPLE_COUNTS = (20, 10, 7, 3, 0)
 """Votes whose noisy counts are released, to see the noise in them."""
 
 
 def _released(draws: int) -> NDArray[np.int64]:
     """Return what `noisy_votes` adds to the votes of every class."""
     spec = {"name": "noisy_votes", "sigma": 4.0}
-    mechanism = build_mechanism(spec, teachers=sum(COUNTED), classes=len(COUNTED))
-    votes = np.tile(np.array(COUNTED), (-(-draws // len(COUNTED)), 1))
+    mechanism = build_mechanism(spec, teachers=sum(EXAMPLE_COUNTS), classes=len(EXAMPLE_COUNTS))
+    votes = np.tile(np.array(EXAMPLE_COUNTS), (-(-draws // len(EXAMPLE_COUNTS)), 1))
     counts = mechanism.release(votes).counts
     if counts is None:
         raise TypeError("noisy_votes released no counts")
@@ -110,7 +110,7 @@ def _ends(noise: NoiseAudit) -> Iterator[str]:
     if (lowest, highest) != (-table.reach, table.reach):
         yield f"the ends of the table are never drawn: the extremes are {lowest} and {highest}"
     mass = float(noise.weight(np.array([float(table.reach)]))[0])
-    if mass > BEYOND:
+    if mass > OMITTED_MASS:
         yield f"the table ends at {table.reach}, where a mass of 2^{math.log2(mass):.0f} is missing"
 
 
@@ -151,7 +151,7 @@ Votes = tuple[int, ...]
 Request = tuple[Votes, ...]
 """The votes on the queries of one request, in order."""
 RANDOM_PAIRS = 4
-MORE = 1
+EXTRA_QUERIES = 1
 """How many queries people are asked beyond what they may answer. More would hide what they do."""
 
 
@@ -218,7 +218,7 @@ def _replaced(
     def cast(labels: Sequence[int]) -> Request:
         units = np.arange(len(labels), dtype=np.int32)
         layout = Units.of(units, np.array(labels, np.int16), mechanism.teachers)
-        near = np.ones((allowance + MORE, len(labels)), np.uint8)
+        near = np.ones((allowance + EXTRA_QUERIES, len(labels)), np.uint8)
         accounts = np.zeros(mechanism.teachers, np.uint32)
         counts, _ = mechanism.cast(near, layout, accounts, allowance)
         return tuple((int(one), int(other)) for one, other in counts)
@@ -274,9 +274,9 @@ CASES = (
 )
 
 
-FINALISTS = 3
+FINALIST_EVENTS = 3
 """How many events reach the second half. With more, each would have less of the confidence."""
-RANKED_AT = 1e-12
+RANKING_LEVEL = 1e-12
 """Of hundreds of events, a more lenient level would now and then prefer rare ones, which were seen
 by luck and of which the second half proves nothing. It is not part of the audit's own level."""
 INFINITE = 1e12
@@ -398,7 +398,7 @@ def _of_person(mechanism: Mechanism, allowance: int) -> Aspect:
     if not isinstance(event, NeighbourCounts):
         raise TypeError(f"nobody has an account in {mechanism.name}")
     each = gdp_squared(replace(event, norm=1))
-    queries = allowance + MORE
+    queries = allowance + EXTRA_QUERIES
     promise = Promise("μ", math.sqrt(allowance * each), queries * SAMPLER_DELTA / DELTA_UNITS)
 
     def view(seen: Seen) -> int:
@@ -475,10 +475,10 @@ def _suspect(
 
     def strength(suspect: SuspectEvent) -> float:
         one, other = views[suspect.one], views[suspect.other]
-        found = limits(one, other, suspect.event, RANKED_AT)
+        found = limits(one, other, suspect.event, RANKING_LEVEL)
         return aspect.promise.loss(found.p, found.q)
 
-    return nlargest(FINALISTS, suspicions, key=strength)
+    return nlargest(FINALIST_EVENTS, suspicions, key=strength)
 
 
 def _judge(

@@ -93,9 +93,9 @@ Laws = Mapping[Answer, tuple[float, float]]
 """The probabilities of an answer to a query of its kind, in either world."""
 Next = Callable[[int | None], Mapping[int, float]]
 """From the last label of earlier requests: how often the next query is of each kind."""
-STEPS = 64
+SCORE_STEPS = 64
 """To the unit of a score: weights are whole numbers of them, so that sums are exact."""
-NEVER = 1e-24
+NEGLIGIBLE_PROBABILITY = 1e-24
 """What is less likely is not followed further."""
 
 
@@ -166,7 +166,8 @@ class Transcripts:
     def of(cls, terms: Terms, laws: Laws, following: Next, at_once: int) -> Transcripts:
         """Return those of a student who sends `at_once` queries in each request."""
         weights = {
-            answer: round(STEPS * math.log(here / there)) for answer, (here, there) in laws.items()
+            answer: round(SCORE_STEPS * math.log(here / there))
+            for answer, (here, there) in laws.items()
         }
         prices = {outcome: terms.price(VoteOutcome(outcome)) for _, outcome, _ in laws}
         ended = Masses(0, np.zeros((2, 1)))
@@ -182,7 +183,7 @@ class Transcripts:
                     kind, outcome, label = answer
                     chance = np.array(both)[:, None] * shares.get(kind, 0.0)
                     moved = Masses(masses.low + weights[answer], masses.values * chance)
-                    if moved.values.sum() < NEVER:
+                    if moved.values.sum() < NEGLIGIBLE_PROBABILITY:
                         continue
                     account = place.account.plus(prices[outcome])
                     last = label if label >= 0 else place.last
@@ -231,7 +232,7 @@ class Transcripts:
         return float(brentq(lambda epsilon: apart(epsilon) - delta, 0.0, 60.0, xtol=1e-6))
 
 
-MOST = 3
+MAX_PROBLEMS = 3
 """How many problems of one project are reported; the first one is the one to look at."""
 
 
@@ -244,8 +245,10 @@ def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]
         if verified.ok:  # else there is nothing to price
             problems += check_project(ledger, ledger.project(name))
         if problems:
-            listed = "; ".join(problems[:MOST])
-            more = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
+            listed = "; ".join(problems[:MAX_PROBLEMS])
+            more = (
+                f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+            )
             yield AuditFinding(part, f"books of {name}", "exceeded", listed + more)
         else:
             sound, charges = sound + 1, charges + verified.charges
@@ -367,7 +370,7 @@ Save = Callable[[Path, str], object]
 WORLDS: tuple[World, World] = ("here", "there")
 
 TEACHERS = 11
-FIRM = 10.0
+FIRM_BIAS = 10.0
 """A bias that no input can outweigh."""
 THRESHOLDS = (0.45,) * 3 + (0.5,) * 4 + (0.55,) * 3
 """Of the ten teachers that both worlds share, in the unit of the first column."""
@@ -508,7 +511,7 @@ def save_world(adversary: Adversary, world: World, directory: Path, name: str) -
     for row, (slope, bias) in enumerate(teachers, start=1):  # features are 2x − 1
         weights[row, 1] = torch.tensor(slope)
         biases[row, 1] = sum(slope) + 2 * bias
-    biases[0, 0 if world == "here" else 1] = FIRM
+    biases[0, 0 if world == "here" else 1] = FIRM_BIAS
     directory.mkdir(parents=True)
     file = "teachers-00000.safetensors"
     digest = save_tensors(directory / file, {"weights": weights, "biases": biases})
@@ -550,9 +553,9 @@ def running_service(data_dir: Path) -> Iterator[Service]:
 MECHANISM = ConfidentGNMax(TEACHERS, 2, threshold=3, sigma1=4.0, sigma2=2.0)
 EPSILON, DELTA = 14.0, 1e-5
 """A budget of a dozen revealing answers, which proves the most in a few seconds of work."""
-AT_ONCE = 4
+QUERIES_PER_REQUEST = 4
 """Queries of a request."""
-STUDENTS = 4
+CONCURRENT_STUDENTS = 4
 """Students that send queries at the same time."""
 
 
@@ -603,7 +606,7 @@ class Strategy:
     def ask(self, last: int | None, choice: np.random.Generator) -> list[Region]:
         """Return where the queries of the next request lie."""
         shares = self.following(last)
-        votes = choice.choice([*shares], size=AT_ONCE, p=[*shares.values()])
+        votes = choice.choice([*shares], size=QUERIES_PER_REQUEST, p=[*shares.values()])
         found = []
         for each in votes:
             regions = self._by_votes[int(each)]
@@ -662,7 +665,7 @@ def attack(
             f"{adversary.name}-{world}", runs, partial(save_world, adversary, world), terms
         )
     ]
-    with ThreadPoolExecutor(STUDENTS) as pool:
+    with ThreadPoolExecutor(CONCURRENT_STUDENTS) as pool:
         return list(
             pool.map(
                 lambda student: Attack(student[0], _ask(service.url, strategy, *student[1:])),
@@ -699,7 +702,7 @@ def _judge(strategy: Strategy, seen: Sequence[Attack], level: float) -> AuditFin
     """Compare how often the most revealing guess was right with the budget and the exact law."""
     terms = _terms()
     promise = Promise("μ", math.sqrt(terms.budget / COST_UNITS), terms.delta_budget / DELTA_UNITS)
-    transcripts = Transcripts.of(terms, strategy.laws, strategy.following, AT_ONCE)
+    transcripts = Transcripts.of(terms, strategy.laws, strategy.following, QUERIES_PER_REQUEST)
     runs = len(seen) // len(WORLDS)
 
     @cache  # of thousands of guesses, many are expected to be right as often
@@ -749,7 +752,7 @@ PEOPLE_EPSILON, PEOPLE_DELTA = 30.0, 1e-5
 PLACES = {"one": 0.2, "two": 0.8, "others": 0.5}
 """Both columns of the records."""
 PEOPLE = 10
-JITTER = 0.02
+JITTER_WIDTH = 0.02
 
 
 @dataclass(frozen=True)
@@ -812,7 +815,7 @@ def _attack(service: Service, runs: int, choice: np.random.Generator) -> list[Pe
         for world in WORLDS
         for token in service.open_many(f"people-{world}", runs, partial(save_people, world), terms)
     ]
-    with ThreadPoolExecutor(STUDENTS) as pool:
+    with ThreadPoolExecutor(CONCURRENT_STUDENTS) as pool:
         return list(pool.map(lambda student: _ask_about_people(service.url, *student), opened))
 
 
@@ -822,7 +825,7 @@ def _ask_about_people(
     """Ask three queries in two requests, the last as the first two were answered."""
 
     def near(place: float, side: float) -> NDArray[np.float32]:
-        return np.array([place + side * choice.uniform(0.1, 1) * JITTER, place], np.float32)
+        return np.array([place + side * choice.uniform(0.1, 1) * JITTER_WIDTH, place], np.float32)
 
     with Client(url, token) as client:
         one, two = _apart(
@@ -877,7 +880,7 @@ def _judge_people(
 
 
 Subject = Literal["mechanisms", "service", "ledger"]
-STATISTICAL = 3
+STATISTICAL_PARTS = 3
 """The noise, the mechanisms and the service share the probability of a false alarm."""
 
 
@@ -912,7 +915,7 @@ def audit(
     """
     start = time.monotonic()
     findings = []
-    for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL, seed, ledger):
+    for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL_PARTS, seed, ledger):
         findings.append(finding)
         on_finding(finding)
     return AuditReport(

@@ -28,10 +28,10 @@ from stamina.instrumentation import RetryDetails, get_on_retry_hooks, set_on_ret
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx
 from terrine_protocol.files import write_atomically
 
-TIMEOUT = (10.0, 20.0)
+TIMEOUT_SECONDS = (10.0, 20.0)
 """Seconds to connect, and seconds without a byte."""
-ATTEMPTS = 2
-MOST = 16 * 2**20
+MAX_ATTEMPTS = 2
+MAX_PACKED_BYTES = 16 * 2**20
 """Bytes of a packed file, of which the largest has ten million."""
 FILES = {
     "train-images-idx3-ubyte": (
@@ -125,10 +125,10 @@ def _retries_in_words(bar: Progress) -> Iterator[None]:
         set_on_retry_hooks(before)
 
 
-@stamina.retry(on=httpx.TransportError, attempts=ATTEMPTS)
+@stamina.retry(on=httpx.TransportError, attempts=MAX_ATTEMPTS)
 def _downloaded(source: str, bar: Progress, task: TaskID) -> bytes:
     """Return what a mirror sends, as it is packed. Raises httpx.HTTPError."""
-    connect, read = TIMEOUT
+    connect, read = TIMEOUT_SECONDS
     timeout, sent = httpx.Timeout(read, connect=connect), bytearray()
     with httpx.stream("GET", source, timeout=timeout, follow_redirects=True) as reply:
         reply.raise_for_status()
@@ -137,7 +137,7 @@ def _downloaded(source: str, bar: Progress, task: TaskID) -> bytes:
         for part in reply.iter_raw():
             sent += part
             bar.update(task, completed=len(sent))
-            if len(sent) > MOST:
+            if len(sent) > MAX_PACKED_BYTES:
                 break
     return bytes(sent)
 

@@ -17,7 +17,7 @@ from terrine_protocol import LogVerification, Verification
 
 STRONG, LARGEST = 1.0, 4.0
 """ε up to which answers say little about anyone, and above which the number protects nobody."""
-SUSPICIOUS = 1e-5
+SUSPICIOUS_DELTA = 1e-5
 """A δ above this is suspicious, whatever the number of units."""
 
 
@@ -75,7 +75,7 @@ def _parameters(facts: Facts) -> Iterator[AssessedBlock]:
         block,
         "δ so large that a failure is likely",
         RequirementState.NOT_MET
-        if worst > SUSPICIOUS
+        if worst > SUSPICIOUS_DELTA
         else RequirementState.PARTLY
         if square
         else RequirementState.MET,
@@ -84,7 +84,7 @@ def _parameters(facts: Facts) -> Iterator[AssessedBlock]:
             f"{1 / each.units**2:.2g} and 1/n = {1 / each.units:.2g}"
             for each in facts.ensembles
         )
-        + f". Advised is 1/n² and no more than {SUSPICIOUS:g}; the service enforces 1/n.",
+        + f". Advised is 1/n² and no more than {SUSPICIOUS_DELTA:g}; the service enforces 1/n.",
         "The ledger's caps. How mechanisms here use δ: they fail gracefully, but for `stable`, "
         "whose test may release an exact winner with probability δ.",
     )
@@ -278,8 +278,7 @@ def _bottom(facts: Facts) -> Iterator[AssessedBlock]:
         RequirementState.OWNER,
         "Tokens by role, kept as keyed hashes; the database holds neither records, teachers nor "
         "keys but, where people vote or accounting is data-dependent, accounts as private as "
-        "these. "
-        f"Disks, backups and accounts are the operator's. {facts.told['people.incidents']}",
+        f"these. Disks, backups and accounts are the operator's. {facts.told['people.incidents']}",
         "`terrine doctor` on each machine; docs/deploying.md.",
     )
     yield AssessedBlock(

@@ -146,9 +146,9 @@ NOTABLE = (
 )
 """Acts that a reader should ask about: what left by another way, keys, and rows that were believed
 on somebody's word."""
-SHOWN = 100
+MAX_SHOWN_ACTS = 100
 """The most notable acts, newest last."""
-PAGE = 1000
+PAGE_ENTRIES = 1000
 _AUDIT = TypeAdapter(AuditReport)
 
 
@@ -345,7 +345,7 @@ def gather(
 
 def _every_project(ledger: Ledger) -> Iterator[ProjectRecord]:
     after = None
-    while page := ledger.projects(after, PAGE):
+    while page := ledger.projects(after, PAGE_ENTRIES):
         yield from page
         after = page[-1].name
 
@@ -423,11 +423,11 @@ def _acts(ledger: Ledger, verify: bool) -> AdministrativeActs:
     counts: Counter[str] = Counter()
     notable: list[LogEntry] = []
     after = 0
-    while page := ledger.log(after, PAGE):
+    while page := ledger.log(after, PAGE_ENTRIES):
         counts.update(entry.action for entry in page)
         notable += [entry for entry in page if entry.action in NOTABLE]
         after = page[-1].seq
-    shown = tuple(notable[-SHOWN:])
+    shown = tuple(notable[-MAX_SHOWN_ACTS:])
     return AdministrativeActs(
         entries=after,
         counts=dict(sorted(counts.items())),

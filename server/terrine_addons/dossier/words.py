@@ -209,8 +209,8 @@ SIDE_CHANNELS = (
 
 FILE = "dossier.toml"
 """In the data directory."""
-MARK = "To be written by the owner"
-MOST = 20_000
+UNWRITTEN = "To be written by the owner"
+MAX_ANSWER_CHARACTERS = 20_000
 """Characters of an answer."""
 
 
@@ -275,7 +275,7 @@ class OwnerAnswers:
 
     def __getitem__(self, key: str) -> str:
         """Return an answer, or a mark that says what is to be written."""
-        return self.answers[key] or f"[{MARK}: {_ASKED[key]}]"
+        return self.answers[key] or f"[{UNWRITTEN}: {_ASKED[key]}]"
 
     @property
     def missing(self) -> list[Question]:
@@ -317,7 +317,9 @@ def load(path: Path) -> OwnerAnswers:
                     raise DossierError(
                         f"{path}: nobody asks for {key}. Asked for are {', '.join(_ASKED)}."
                     )
-                if not isinstance(answer, str) or len(answer) > MOST:
-                    raise DossierError(f"{path}: {key} is no text of at most {MOST:,} characters.")
+                if not isinstance(answer, str) or len(answer) > MAX_ANSWER_CHARACTERS:
+                    raise DossierError(
+                        f"{path}: {key} is no text of at most {MAX_ANSWER_CHARACTERS:,} characters."
+                    )
                 given[key] = answer.strip()
     return OwnerAnswers({key: given.get(key) or None for key in _ASKED})

@@ -33,7 +33,7 @@ from terrine_addons.federation.voters import (
     TERMS,
     AggregatorInfo,
     AggregatorTerms,
-    ProtocolError,
+    InferenceError,
     Share,
 )
 from terrine_models.storage.manifests import StoreError
@@ -43,13 +43,13 @@ from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.serving.bounds import Guard, Limits, few_callers
 
 BOOKS, SERVICE, OWNERS = "aggregator.db", "service.token", "owners"
-MEMORY = 2**30
+MAX_WAITING_BYTES = 2**30
 """Bytes of shares that wait for their rounds, of all owners; each has an equal part."""
-SHARE_ROWS = 2**14
+MAX_ROUND_INPUTS = 2**14
 """Inputs of one round, at most: four times what the service takes in one request by default."""
-SHARE_BYTES = 64 * 2**20
+MAX_SHARE_BYTES = 64 * 2**20
 """Of one share, at most; see also `MEMORY`."""
-OPENING_BYTES = 2**20
+MAX_OPENING_BYTES = 2**20
 """Of a request that opens a round: the names of its owners."""
 
 
@@ -94,8 +94,8 @@ class ReleaseCounter:
 class PendingShares:
     """Shares that wait for their rounds: one at most of each owner for each round."""
 
-    def __init__(self, owners: Sequence[str], memory: int = MEMORY) -> None:
-        self.most = min(memory // len(owners), SHARE_BYTES)
+    def __init__(self, owners: Sequence[str], memory: int = MAX_WAITING_BYTES) -> None:
+        self.most = min(memory // len(owners), MAX_SHARE_BYTES)
         self._held: dict[str, OrderedDict[str, bytes]] = {name: OrderedDict() for name in owners}
         self._size = dict.fromkeys(owners, 0)
 
@@ -161,9 +161,9 @@ class Aggregator:
         self.terms = self.count.terms
         self._agreed = self.terms.digest()
         self._keys = Keys.read(directory, self.terms)
-        row = voters.WIDTH * self.terms.classes
+        row = voters.NUMBER_BYTES * self.terms.classes
         self._waiting = PendingShares(self.terms.owners)
-        self._most = min(self._waiting.most, SHARE_ROWS * row)
+        self._most = min(self._waiting.most, MAX_ROUND_INPUTS * row)
         self.limits = few_callers(1 + len(self.terms.owners))
         self._noise = discrete_gaussian(self.terms.sigma)
         self._releasing = CapacityLimiter(1)
@@ -171,7 +171,7 @@ class Aggregator:
     def app(self, limits: Limits | None = None) -> Starlette:
         """Return the server's routes. `limits`: of connections, by default `self.limits`."""
         of_round = "/v1/rounds/{round}"
-        most = max(self._most, OPENING_BYTES)
+        most = max(self._most, MAX_OPENING_BYTES)
         return Starlette(
             routes=[
                 Route("/v1/terms", self._show),
@@ -210,8 +210,8 @@ class Aggregator:
         if len(body) > self._most:
             return _refused(413, f"A share has at most {self._most} bytes here.")
         try:
-            voters.check(request.headers.get(voters.SHAPE, ""), body, self.terms.classes)
-        except ProtocolError as error:
+            voters.check_share(request.headers.get(voters.SHAPE, ""), body, self.terms.classes)
+        except InferenceError as error:
             return _refused(400, f"The share is refused: {error}.")
         if not self._waiting.put(owner, name, body):
             return _refused(409, "There is a share of this owner for this round already.")
@@ -230,13 +230,13 @@ class Aggregator:
         if len(set(asked.owners)) < len(asked.owners) or len(chosen) < max(1, len(asked.owners)):
             return _refused(409, "Not one share of each of these owners is here. Start anew.")
         try:
-            found = [voters.parse_share(each, asked.rows, self.terms.classes) for each in chosen]
-        except ProtocolError as error:
+            found = [voters.decode_share(each, asked.rows, self.terms.classes) for each in chosen]
+        except InferenceError as error:
             return _refused(409, f"A share of this round does not fit: {error}. Start anew.")
         released = await to_thread.run_sync(self._released, found, limiter=self._releasing)
         if released is None:
             return _refused(403, "This aggregator has released all that its budget pays for.")
-        return Response(voters.write(released), media_type="application/octet-stream")
+        return Response(voters.encode_share(released), media_type="application/octet-stream")
 
     def _released(self, found: Sequence[Share]) -> Share | None:
         """Count, then add up, with noise; None if the budget does not pay for it."""

@@ -37,7 +37,7 @@ def gather(
 
     [bold]Example[/bold]: terrine owners gather owners.toml --name wards
     """
-    from terrine_addons.federation.gathering import gather as gathered
+    from terrine_addons.federation.gathering import create_federation as gathered
     from terrine_server.ledger.ensembles import check_name
     from terrine_server.settings import Settings
 
@@ -48,9 +48,8 @@ def gather(
     console.print(f"{len(federation.owners)} owners, quorum {federation.quorum}: {directory}")
     if absent or aggregator:
         console.print(
-            f"{absent + bool(aggregator)} did not answer as they should. That may change; the file "
-            "may "
-            f"be wrong, too: then remove {directory}, fix the file and gather again.",
+            f"{absent + bool(aggregator)} did not answer as they should. That may change; the "
+            f"file may be wrong, too: then remove {directory}, fix the file and gather again.",
             style="bold yellow",
             soft_wrap=True,
         )
@@ -132,7 +131,7 @@ def _agreed(settings: TeacherServer) -> AgreedAggregator | None:
     """Return the aggregator with which votes are shared, once it has the terms of the file."""
     from terrine_addons.federation.federations import Peer, read_token
     from terrine_addons.federation.teacher import AGGREGATOR_SECONDS, AgreedAggregator
-    from terrine_addons.federation.voters import ask_terms, client, read_terms
+    from terrine_addons.federation.voters import ask_terms, make_client, read_terms
 
     url, file = settings.aggregator_url, settings.aggregator_terms_file
     if url is None or file is None or settings.aggregator_token_file is None:
@@ -140,7 +139,7 @@ def _agreed(settings: TeacherServer) -> AgreedAggregator | None:
     Peer.model_validate({"name": "aggregator", "url": url})  # https, but on this machine
     terms, token = read_terms(file), read_token(settings.aggregator_token_file)
     certificate = settings.aggregator_certificate_file
-    found = ask_terms(client(url, certificate, token), AGGREGATOR_SECONDS)
+    found = ask_terms(make_client(url, certificate, token), AGGREGATOR_SECONDS)
     if isinstance(found, str):
         fail(f"The aggregator at {url} does not tell its terms: {found}.")
     if found.terms != terms:
@@ -148,7 +147,7 @@ def _agreed(settings: TeacherServer) -> AgreedAggregator | None:
             f"The aggregator at {url} has other terms than {file}: "
             f"{_difference(found.terms, terms)}. Share nothing before all agree on one file."
         )
-    return AgreedAggregator(client(url, certificate, token), terms)
+    return AgreedAggregator(make_client(url, certificate, token), terms)
 
 
 def _difference(there: AggregatorTerms, here: AggregatorTerms) -> str:
@@ -211,8 +210,7 @@ def make(
     console.print(
         f"Give {directory / aggregator.SERVICE} to the service, and each file in "
         f"{directory / aggregator.OWNERS} to its owner, with your certificate and {file}, and on "
-        "ways "
-        "on which the service does not see, or change, what owners get.",
+        "ways on which the service does not see, or change, what owners get.",
         soft_wrap=True,
     )
     console.print(f"Next: terrine aggregator serve {directory} …")

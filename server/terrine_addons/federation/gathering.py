@@ -28,7 +28,7 @@ QUORUM = 0.75
 """The share of owners that must answer, unless the file says how many."""
 
 
-def gather(file: Path, name: str, directory: Path) -> Federation:
+def create_federation(file: Path, name: str, directory: Path) -> Federation:
     """Write the federation that `file` (TOML) describes to a new `directory`, with what it names.
 
     Certificates and tokens are read relative to the file, and copied. Raises StoreError; then
@@ -45,9 +45,9 @@ def gather(file: Path, name: str, directory: Path) -> Federation:
         raise StoreError(f"{file}: expected a table [aggregator], with url and sigma.")
     directory.mkdir(mode=0o700, parents=True)
     try:
-        made = [_copied(Owner, file, directory, dict(each)) for each in owners]
+        made = [_copy_credentials(Owner, file, directory, dict(each)) for each in owners]
         if aggregator is not None:
-            document["aggregator"] = _copied(
+            document["aggregator"] = _copy_credentials(
                 AggregatorAddress, file, directory, {"name": "aggregator", **aggregator}
             )
         given = {
@@ -79,7 +79,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise StoreError(f"{file} is no TOML: {error}.") from None
 
 
-def _copied(
+def _copy_credentials(
     kind: type[Peer], file: Path, directory: Path, entry: dict[str, Any]
 ) -> Mapping[str, Any]:
     """Copy the certificate and token that a peer's entry names; return the entry without them."""

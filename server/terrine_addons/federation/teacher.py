@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from terrine_addons.federation import voters
-from terrine_addons.federation.voters import TERMS, AggregatorTerms, ProtocolError
+from terrine_addons.federation.voters import TERMS, AggregatorTerms, InferenceError
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import VotingError
@@ -33,7 +33,7 @@ from terrine_server.serving.bounds import Guard, Limits, few_callers
 
 log = structlog.get_logger("terrine")
 
-MOST_BYTES = 64 * 2**20
+MAX_BODY_BYTES = 64 * 2**20
 """Of a request's body."""
 LIMITS = few_callers(1)
 AGGREGATOR_SECONDS = 30.0
@@ -60,11 +60,9 @@ class Teacher:
         if aggregator is not None and aggregator.terms.classes != classes:
             raise StoreError(
                 f"The aggregator's terms are for {aggregator.terms.classes} classes, and "
-                f"{directory} votes "
-                f"for {classes}: the aggregator would count several votes as one, or none at all. "
-                "The "
-                "parties must agree on terms for one number of classes and make an aggregator of "
-                "these."
+                f"{directory} votes for {classes}: the aggregator would count several votes as "
+                "one, or none at all. The parties must agree on terms for one number of classes "
+                "and make an aggregator of these."
             )
         self.model = model
         self._token = token.encode()
@@ -84,7 +82,7 @@ class Teacher:
                 Route(f"{model}/infer", self._infer, methods=["POST"]),
                 Route(f"{model}/share", self._share, methods=["POST"]),
             ],
-            middleware=[Middleware(Guard, limits, MOST_BYTES, self._caller)],
+            middleware=[Middleware(Guard, limits, MAX_BODY_BYTES, self._caller)],
         )
 
     def _caller(self, headers: Mapping[bytes, bytes]) -> str | None:
@@ -114,7 +112,7 @@ class Teacher:
         found = await self._voted(request)
         if isinstance(found, Response):
             return found
-        return Response(voters.response(self.model, found), media_type="application/json")
+        return Response(voters.encode_response(self.model, found), media_type="application/json")
 
     async def _share(self, request: Request) -> Response:
         if self._aggregator is None:
@@ -125,11 +123,11 @@ class Teacher:
         found = await self._voted(request)
         if isinstance(found, Response):
             return found
-        ours, aggregators = voters.split(found, len(self.ensemble.manifest.classes))
+        ours, aggregators = voters.split_votes(found, len(self.ensemble.manifest.classes))
         try:
             kept = await self._aggregator.http.put(
                 f"v1/rounds/{name}/share",
-                content=voters.write(aggregators),
+                content=voters.encode_share(aggregators),
                 headers={
                     TERMS: self._terms,
                     voters.SHAPE: voters.shape_of(aggregators),
@@ -142,7 +140,7 @@ class Teacher:
             )
         if kept.status_code != 204:
             return _refused(502, f"The aggregator refuses the share: {kept.text[:300]}")
-        return Response(voters.write(ours), media_type="application/octet-stream")
+        return Response(voters.encode_share(ours), media_type="application/octet-stream")
 
     async def _voted(self, request: Request) -> NDArray[np.int64] | Response:
         """Return the labels `[B]` that a request asks for, or its refusal."""
@@ -155,7 +153,7 @@ class Teacher:
         length = None if head is None else int(head)
         try:
             return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
-        except ProtocolError as error:
+        except InferenceError as error:
             return _refused(400, f"The request is refused: {error}.")
         except (VotingError, StoreError) as error:
             log.warning("imported teachers did not vote", cause=str(error))
@@ -163,9 +161,9 @@ class Teacher:
 
     def _labels(self, body: bytes, header_length: int | None) -> NDArray[np.int64]:
         spec = self.ensemble.manifest.input
-        x = voters.inputs(body, header_length, spec)
+        x = voters.decode_inputs(body, header_length, spec)
         if x.dtype.kind == "f" and not np.isfinite(x).all():
-            raise ProtocolError("inputs that are not finite")
+            raise InferenceError("inputs that are not finite")
         chosen: NDArray[np.int64] = self.ensemble.votes(x.astype(spec.dtype)).argmax(axis=1)
         return chosen
 

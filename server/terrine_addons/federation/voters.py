@@ -57,7 +57,7 @@ _LABELS = {"INT64", "INT32", "INT16", "INT8", "UINT64", "UINT32", "UINT16", "UIN
 _SCORES = {"FP64", "FP32", "FP16"}
 
 
-class ProtocolError(Exception):
+class InferenceError(Exception):
     """A message is not one of the protocol, or does not fit the model. Says what was expected."""
 
 
@@ -69,19 +69,22 @@ class _Tensor(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-class _Request(msgspec.Struct):
+class _InferenceRequest(msgspec.Struct):
     inputs: list[_Tensor]
     id: str | None = None
 
 
-class _Response(msgspec.Struct):
+class _InferenceResponse(msgspec.Struct):
     outputs: list[_Tensor]
 
 
-_REQUEST, _RESPONSE = msgspec.json.Decoder(_Request), msgspec.json.Decoder(_Response)
+_REQUEST, _RESPONSE = (
+    msgspec.json.Decoder(_InferenceRequest),
+    msgspec.json.Decoder(_InferenceResponse),
+)
 
 
-def request(
+def encode_request(
     x: NDArray[np.generic], name: str, output: str | None, binary: bool
 ) -> tuple[bytes, dict[str, str]]:
     """Return body and headers of an inference request for inputs `[B, …]`, uint8 or float32."""
@@ -103,63 +106,65 @@ def request(
     return head + raw, headers
 
 
-def labels(body: bytes, output: str | None, rows: int, classes: int) -> NDArray[np.int64]:
+def decode_labels(body: bytes, output: str | None, rows: int, classes: int) -> NDArray[np.int64]:
     """Read the labels `[B]` of a response: an output of labels, or of scores by class.
 
     Of scores, the highest wins, and of equal ones the first, as for every teacher. Raises
-    ProtocolError for anything else, such as another shape, a label that is no class, or scores that
-    are not finite.
+    InferenceError for anything else, such as another shape, a label that is not a class, or scores
+    that are not finite.
     """
     try:
         found = _RESPONSE.decode(body).outputs
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ProtocolError(f"no response of the protocol ({error})") from None
+        raise InferenceError(f"no response of the protocol ({error})") from None
     tensors = [tensor for tensor in found if output in (None, tensor.name)]
     if len(tensors) != 1:
-        raise ProtocolError(f"{len(tensors)} outputs, expected one" + (f" {output}" * bool(output)))
+        raise InferenceError(
+            f"{len(tensors)} outputs, expected one" + (f" {output}" * bool(output))
+        )
     tensor = tensors[0]
     if tensor.datatype in _LABELS and tensor.shape in ([rows], [rows, 1]):
         chosen = _array(tensor, np.int64).reshape(rows)
         if not (chosen.min() >= 0 and chosen.max() < classes):
-            raise ProtocolError("a label that is no class")
+            raise InferenceError("a label that is no class")
         return chosen
     if tensor.datatype in _SCORES and tensor.shape == [rows, classes]:
         scores = _array(tensor, np.float64)
         if not np.isfinite(scores).all():
-            raise ProtocolError("scores that are not finite")
+            raise InferenceError("scores that are not finite")
         best: NDArray[np.int64] = scores.argmax(axis=1)
         return best
-    raise ProtocolError(
+    raise InferenceError(
         f"an output of {tensor.datatype[:20]} {tensor.shape[:4]}, expected labels [{rows}] or "
         f"scores [{rows}, {classes}]"
     )
 
 
-def inputs(body: bytes, header_length: int | None, spec: InputSpec) -> NDArray[np.generic]:
-    """Read the inputs `[B, …]` of a request for a model of this kind. Raises ProtocolError."""
+def decode_inputs(body: bytes, header_length: int | None, spec: InputSpec) -> NDArray[np.generic]:
+    """Read the inputs `[B, …]` of a request for a model of this kind. Raises InferenceError."""
     head = body if header_length is None else body[:header_length]
     try:
         given = _REQUEST.decode(head).inputs
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ProtocolError(f"no request of the protocol ({error})") from None
+        raise InferenceError(f"no request of the protocol ({error})") from None
     expected = f"{DATATYPES[spec.dtype]} [B, {', '.join(map(str, spec.shape))}]"
     if len(given) != 1:
-        raise ProtocolError(f"{len(given)} inputs, expected one: {expected}")
+        raise InferenceError(f"{len(given)} inputs, expected one: {expected}")
     tensor = given[0]
     shape = tensor.shape
     if tensor.datatype != DATATYPES[spec.dtype] or shape[1:] != list(spec.shape) or shape[0] < 1:
-        raise ProtocolError(f"{tensor.datatype[:20]} {shape[:5]}, expected {expected}")
+        raise InferenceError(f"{tensor.datatype[:20]} {shape[:5]}, expected {expected}")
     dtype = np.dtype(spec.dtype).newbyteorder("<")
     if header_length is None:
         return _array(tensor, dtype)
     raw = body[header_length:]
     size = math.prod(shape) * dtype.itemsize
     if len(raw) != size or tensor.parameters.get("binary_data_size") != size:
-        raise ProtocolError(f"{len(raw)} bytes after the header, expected {size}")
+        raise InferenceError(f"{len(raw)} bytes after the header, expected {size}")
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def response(model: str, found: NDArray[np.int64]) -> bytes:
+def encode_response(model: str, found: NDArray[np.int64]) -> bytes:
     """Return a response with labels `[B]`."""
     tensor = {
         "name": "label",
@@ -181,7 +186,7 @@ def _array(tensor: _Tensor, dtype: Any) -> NDArray[Any]:
         if np.dtype(dtype).kind != "f" and (converted.ravel() != given.ravel()).any():
             raise ValueError("numbers out of range")
     except (ValueError, TypeError, OverflowError) as error:
-        raise ProtocolError(f"the data of {tensor.name[:40]!r}: {error}") from None
+        raise InferenceError(f"the data of {tensor.name[:40]!r}: {error}") from None
     return converted
 
 
@@ -192,7 +197,7 @@ ROUND_NAME = r"[0-9a-f]{32}"
 SHAPE = "Terrine-Shape"
 """The header in which an owner says how many rows and classes the aggregator's share has:
 `8x10`."""
-WIDTH = 4
+NUMBER_BYTES = 4
 """Bytes of each number of a share, least significant first."""
 
 
@@ -201,14 +206,14 @@ def new_round() -> str:
     return secrets.token_hex(16)
 
 
-def split(
+def split_votes(
     labels: NDArray[np.int64], classes: int, entropy: Entropy = os.urandom
 ) -> tuple[Share, Share]:
     """Return the two shares of one vote on each of B inputs; their sum has a 1 at each label.
 
     The second is drawn anew and is uniform, whatever the labels; so is the first, without it.
     """
-    drawn = parse_share(entropy(len(labels) * classes * WIDTH), len(labels), classes)
+    drawn = decode_share(entropy(len(labels) * classes * NUMBER_BYTES), len(labels), classes)
     return one_hot(labels, classes) - drawn, drawn
 
 
@@ -219,11 +224,11 @@ def one_hot(labels: NDArray[np.int64], classes: int) -> Share:
     return votes
 
 
-def parse_share(body: bytes, rows: int, classes: int) -> Share:
-    """Read what `write` wrote. Raises ProtocolError if it is not of this size."""
-    if len(body) != rows * classes * WIDTH:
-        raise ProtocolError(
-            f"{len(body)} bytes, expected {WIDTH} for each of {rows} x {classes} numbers"
+def decode_share(body: bytes, rows: int, classes: int) -> Share:
+    """Read what `write` wrote. Raises InferenceError if it is not of this size."""
+    if len(body) != rows * classes * NUMBER_BYTES:
+        raise InferenceError(
+            f"{len(body)} bytes, expected {NUMBER_BYTES} for each of {rows} x {classes} numbers"
         )
     return np.frombuffer(body, dtype="<u4").reshape(rows, classes).astype(np.uint32)
 
@@ -234,24 +239,24 @@ def shape_of(share: Share) -> str:
     return f"{rows}x{classes}"
 
 
-def check(shape: str, body: bytes, classes: int) -> None:
-    """Check the bytes of a share by its header. Raises ProtocolError.
+def check_share(shape: str, body: bytes, classes: int) -> None:
+    """Check the bytes of a share by its header. Raises InferenceError.
 
     The size alone does not tell: rows of ten classes are fewer rows of twenty, each with two votes.
     """
     found = re.fullmatch(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", shape)
     if found is None:
-        raise ProtocolError(f"{SHAPE} says no rows and classes, such as 8x{classes}")
+        raise InferenceError(f"{SHAPE} says no rows and classes, such as 8x{classes}")
     rows, theirs = map(int, found.groups())
     if theirs != classes:
-        raise ProtocolError(f"rows of {theirs} classes, expected {classes}")
-    if len(body) != rows * classes * WIDTH:
-        raise ProtocolError(
-            f"{len(body)} bytes, expected {WIDTH} for each of {rows} x {classes} numbers"
+        raise InferenceError(f"rows of {theirs} classes, expected {classes}")
+    if len(body) != rows * classes * NUMBER_BYTES:
+        raise InferenceError(
+            f"{len(body)} bytes, expected {NUMBER_BYTES} for each of {rows} x {classes} numbers"
         )
 
 
-def write(share: Share) -> bytes:
+def encode_share(share: Share) -> bytes:
     """Return the bytes that a share is sent as."""
     return share.astype("<u4").tobytes()
 
@@ -261,10 +266,10 @@ log = structlog.get_logger("terrine")
 REPLY_BYTES = 64 * 1024
 """Bytes of a response, beyond `VALUE_BYTES` for each value that it may hold."""
 VALUE_BYTES = 32
-PIECE = 4096
+READ_BYTES = 4096
 """Bytes that are read of one response before others have their turn: some 10 ms of work at most,
 if they are made of as many events of HTTP as fit."""
-KEPT_SECONDS = 30.0
+KEEP_ALIVE_SECONDS = 30.0
 """How long an idle connection is kept: a new one costs both sides a handshake."""
 
 
@@ -299,7 +304,7 @@ def requests_for(
     made: dict[tuple[str, str | None, bool], tuple[bytes, dict[str, str]]] = {}
     for owner in owners:
         how = (owner.input, owner.output, owner.binary)
-        body, headers = made.get(how) or made.setdefault(how, request(x, *how))
+        body, headers = made.get(how) or made.setdefault(how, encode_request(x, *how))
         url = f"v2/models/{owner.model}/infer"
         if of_round is not None:
             url = f"v2/models/{owner.model}/share"
@@ -309,7 +314,7 @@ def requests_for(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _OwnerClient:
     """An owner, and the connections to their server."""
 
     owner: Owner
@@ -317,12 +322,12 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Gathered:
+class _LoadedFederation:
     """A verified federation, ready to vote."""
 
     federation: Federation
     stamp: tuple[tuple[int, int, int], ...]
-    asked: Sequence[_Asked]
+    asked: Sequence[_OwnerClient]
     aggregator: httpx.AsyncClient | None
 
 
@@ -333,7 +338,7 @@ class RemoteVoters(Voters):
         self._data_dir = data_dir
         self._lock = Lock()
         self._loop: _Loop | None = None
-        self._gathered: dict[tuple[str, str], _Gathered] = {}
+        self._gathered: dict[tuple[str, str], _LoadedFederation] = {}
 
     def check(self, record: EnsembleRecord) -> None:
         """Verify the federation. Raises `EnsembleUnavailable`. Asks nobody."""
@@ -352,10 +357,10 @@ class RemoteVoters(Voters):
         absent = []
         # Read after the deadline: a reply that is slow to read must not make another one late.
         for column, (owner, reply) in enumerate(zip(federation.owners, replies, strict=True)):
-            found = read_labels(reply, owner, len(inputs), classes)
+            found = receive_labels(reply, owner, len(inputs), classes)
             if isinstance(found, str):
                 absent.append(owner.name)
-                found = stand_in(owner.name, inputs, classes)
+                found = substitute_vote(owner.name, inputs, classes)
             choices[:, column] = found
         check_quorum(record, federation, absent)
         offsets = np.arange(len(inputs))[:, None] * classes
@@ -368,7 +373,7 @@ class RemoteVoters(Voters):
                 self._loop = _Loop()
             return self._loop
 
-    def _verified(self, record: EnsembleRecord) -> _Gathered:
+    def _verified(self, record: EnsembleRecord) -> _LoadedFederation:
         from terrine_addons.federation.federations import federation_digest, load_federation
 
         directory, key = self._data_dir / record.path, (record.name, record.manifest_sha256)
@@ -384,14 +389,15 @@ class RemoteVoters(Voters):
                             f"{record.name}. Restore it from a backup."
                         )
                     asked = [
-                        _Asked(owner, connected(directory, owner)) for owner in federation.owners
+                        _OwnerClient(owner, connect(directory, owner))
+                        for owner in federation.owners
                     ]
                     aggregator = (
-                        connected(directory, federation.aggregator)
-                        if federation.aggregator
-                        else None
+                        connect(directory, federation.aggregator) if federation.aggregator else None
                     )
-                    found = self._gathered[key] = _Gathered(federation, stamp, asked, aggregator)
+                    found = self._gathered[key] = _LoadedFederation(
+                        federation, stamp, asked, aggregator
+                    )
             except (StoreError, OSError) as error:
                 raise EnsembleUnavailable(str(error)) from error
             return found
@@ -409,7 +415,7 @@ def check_quorum(record: EnsembleRecord, federation: Federation, absent: Collect
         )
 
 
-def connected(directory: Path, peer: Peer) -> httpx.AsyncClient:
+def connect(directory: Path, peer: Peer) -> httpx.AsyncClient:
     """Return a client of a server, with the certificate and token in `directory`.
 
     Raises StoreError.
@@ -417,17 +423,17 @@ def connected(directory: Path, peer: Peer) -> httpx.AsyncClient:
     from terrine_addons.federation.federations import peer_token
 
     certificate = None if peer.certificate is None else directory / f"{peer.name}.pem"
-    return client(peer.url, certificate, peer_token(directory, peer))
+    return make_client(peer.url, certificate, peer_token(directory, peer))
 
 
-def client(url: str, certificate: Path | None, token: str | None) -> httpx.AsyncClient:
+def make_client(url: str, certificate: Path | None, token: str | None) -> httpx.AsyncClient:
     """Return a client of the server at `url`, trusted by this certificate or by the system's.
 
     Raises StoreError.
     """
     try:
         context = (
-            _system()
+            _system_context()
             if certificate is None
             else ssl.create_default_context(cafile=str(certificate))
         )
@@ -443,12 +449,12 @@ def client(url: str, certificate: Path | None, token: str | None) -> httpx.Async
 
 
 @cache
-def _system() -> ssl.SSLContext:
+def _system_context() -> ssl.SSLContext:
     """Return what the system trusts: read once, since it takes a hundredth of a second."""
     return ssl.create_default_context()
 
 
-class TooLong(Exception):  # noqa: N818 - of a peer, not of ours
+class ReplyTooLarge(Exception):  # noqa: N818 - of a peer, not of ours
     """A response has more bytes than it may."""
 
 
@@ -456,7 +462,7 @@ _most: ContextVar[int] = ContextVar("most", default=REPLY_BYTES)
 """Bytes that the response to the request of this task may have."""
 
 
-class _Counted(httpcore.AsyncNetworkStream):
+class _LimitedStream(httpcore.AsyncNetworkStream):
     """A connection on which whatever a peer sends is counted, and read in small pieces.
 
     Its body alone would not do: any number of interim responses may come before its head (RFC 9110,
@@ -470,10 +476,10 @@ class _Counted(httpcore.AsyncNetworkStream):
         """Bytes since the request."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = await self._stream.read(min(max_bytes, PIECE), timeout)
+        data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
         self._read += len(data)
         if self._read > _most.get():
-            raise TooLong
+            raise ReplyTooLarge
         await asyncio.sleep(0)  # under TLS, reading alone may wait for nothing
         return data
 
@@ -490,7 +496,7 @@ class _Counted(httpcore.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        return _Counted(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+        return _LimitedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
@@ -500,7 +506,7 @@ class _Network(httpcore.AnyIOBackend):
     """Connects as usual."""
 
     async def connect_tcp(self, *given: Any, **more: Any) -> httpcore.AsyncNetworkStream:
-        return _Counted(await super().connect_tcp(*given, **more))
+        return _LimitedStream(await super().connect_tcp(*given, **more))
 
 
 class _Transport(httpx.AsyncHTTPTransport):
@@ -511,7 +517,7 @@ class _Transport(httpx.AsyncHTTPTransport):
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=context,
             max_connections=None,
-            keepalive_expiry=KEPT_SECONDS,
+            keepalive_expiry=KEEP_ALIVE_SECONDS,
             network_backend=_Network(),
         )
 
@@ -525,18 +531,18 @@ async def ask(http: httpx.AsyncClient, request: VoteRequest, seconds: float) -> 
     try:
         async with asyncio.timeout(seconds):
             try:
-                return await _exchanged(http, request)
+                return await _post(http, request)
             except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
-                return await _exchanged(http, request)
+                return await _post(http, request)
     except TimeoutError:
         return f"no answer within {seconds:g} s"
-    except TooLong:
+    except ReplyTooLarge:
         return f"more than {request.most} bytes"
     except (httpx.HTTPError, ssl.SSLError, OSError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-async def _exchanged(http: httpx.AsyncClient, request: VoteRequest) -> bytes | str:
+async def _post(http: httpx.AsyncClient, request: VoteRequest) -> bytes | str:
     """Return the body of the response, or why there is none.
 
     Raises TooLong, httpx.HTTPError, OSError.
@@ -548,25 +554,25 @@ async def _exchanged(http: httpx.AsyncClient, request: VoteRequest) -> bytes | s
         return b"".join([part async for part in reply.aiter_raw()])
 
 
-def read_labels(
+def receive_labels(
     reply: bytes | str, owner: Owner, rows: int, classes: int
 ) -> NDArray[np.int64] | str:
     """Return the labels `[B]` of a reply to `ask`, or why there are none."""
     if isinstance(reply, str):
         return reply
     try:
-        return labels(reply, owner.output, rows, classes)
-    except ProtocolError as error:
+        return decode_labels(reply, owner.output, rows, classes)
+    except InferenceError as error:
         return str(error)
 
 
-def read_share(reply: bytes | str, rows: int, classes: int) -> Share | str:
+def receive_share(reply: bytes | str, rows: int, classes: int) -> Share | str:
     """Return the share `[B, m]` of a reply to `ask`, or why there is none."""
     if isinstance(reply, str):
         return reply
     try:
-        return parse_share(reply, rows, classes)
-    except ProtocolError as error:
+        return decode_share(reply, rows, classes)
+    except InferenceError as error:
         return str(error)
 
 
@@ -582,7 +588,7 @@ def probe(directory: Path, federation: Federation) -> list[str | None]:
     requests = list(requests_for(federation.owners, blank, classes, of_round))
 
     async def all_of_them() -> list[bytes | str]:
-        asked = [_Asked(owner, connected(directory, owner)) for owner in federation.owners]
+        asked = [_OwnerClient(owner, connect(directory, owner)) for owner in federation.owners]
         try:
             return await ask_all(asked, requests, federation.timeout_seconds)
         finally:
@@ -591,13 +597,15 @@ def probe(directory: Path, federation: Federation) -> list[str | None]:
 
     replies = asyncio.run(all_of_them())
     found = (
-        read_labels(reply, owner, 1, classes) if of_round is None else read_share(reply, 1, classes)
+        receive_labels(reply, owner, 1, classes)
+        if of_round is None
+        else receive_share(reply, 1, classes)
         for reply, owner in zip(replies, federation.owners, strict=True)
     )
     return [each if isinstance(each, str) else None for each in found]
 
 
-def stand_in(owner: str, inputs: np.ndarray, classes: int) -> NDArray[np.int64]:
+def substitute_vote(owner: str, inputs: np.ndarray, classes: int) -> NDArray[np.int64]:
     """Return the votes `[B]` that are cast for an absent owner: by input and name, of no meaning.
 
     They spread over the classes, so they favour none, and anybody can compute them.
@@ -608,7 +616,7 @@ def stand_in(owner: str, inputs: np.ndarray, classes: int) -> NDArray[np.int64]:
 
 
 async def ask_all(
-    asked: Sequence[_Asked], requests: Sequence[VoteRequest], seconds: float
+    asked: Sequence[_OwnerClient], requests: Sequence[VoteRequest], seconds: float
 ) -> list[bytes | str]:
     """Ask every owner at once; return what `ask` returns, for each."""
     return await asyncio.gather(
@@ -694,7 +702,7 @@ def ask_terms(http: httpx.AsyncClient, seconds: float) -> AggregatorInfo | str:
         return f"no terms of an aggregator ({first_problem(error)})"
 
 
-FAILURE = 1e-12
+FALSE_ALARM_PROBABILITY = 1e-12
 """How often, at most, the aggregator's noise alone makes the sum of an input's counts look
 wrong."""
 
@@ -706,7 +714,7 @@ class SharedVoters(RemoteVoters):
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(data_dir)
-        self._lied_to = set[str]()
+        self._inconsistent = set[str]()
         """Digests of federations whose shares did not add up: asking again would spend the
         aggregator's budget for nothing. They stay here until the operator starts the server
         again."""
@@ -721,36 +729,36 @@ class SharedVoters(RemoteVoters):
         federation, aggregator = gathered.federation, gathered.aggregator
         if federation.aggregator is None or aggregator is None:
             raise EnsembleUnavailable(f"The federation of {record.name} names no aggregator.")
-        if record.manifest_sha256 in self._lied_to:
-            raise _implausible(record)
+        if record.manifest_sha256 in self._inconsistent:
+            raise _inconsistent_sums(record)
         rows, classes, name = len(inputs), len(federation.classes), new_round()
         requests = list(requests_for(federation.owners, inputs, classes, name))
         replies = self._running().run(ask_all(gathered.asked, requests, federation.timeout_seconds))
         sums = np.zeros((rows, classes), dtype=np.uint32)
         present, absent = [], []
         for owner, reply in zip(federation.owners, replies, strict=True):
-            share = read_share(reply, rows, classes)
+            share = receive_share(reply, rows, classes)
             if isinstance(share, str):
                 absent.append(owner.name)
-                share = one_hot(stand_in(owner.name, inputs, classes), classes)
+                share = one_hot(substitute_vote(owner.name, inputs, classes), classes)
             else:
                 present.append(owner.name)
             sums += share
         check_quorum(record, federation, absent)
-        sums += self._opened(
+        sums += self._ask_aggregator(
             record, aggregator, name, present, sums.shape, federation.timeout_seconds
         )
-        if not plausible(sums, len(federation.owners), federation.aggregator.sigma):
-            self._lied_to.add(record.manifest_sha256)
+        if not sums_are_consistent(sums, len(federation.owners), federation.aggregator.sigma):
+            self._inconsistent.add(record.manifest_sha256)
             logger.error(
                 "shares do not add up",
                 ensemble=record.name,
                 then="nobody is asked again before this server is restarted; find the owner first",
             )
-            raise _implausible(record)
+            raise _inconsistent_sums(record)
         return sums
 
-    def _opened(
+    def _ask_aggregator(
         self,
         record: EnsembleRecord,
         aggregator: httpx.AsyncClient,
@@ -762,31 +770,28 @@ class SharedVoters(RemoteVoters):
         """Return the aggregator's shares of these owners and its noise, added up."""
         body = msgspec.json.encode({"owners": present, "rows": shape[0]})
         sent = {"url": f"v1/rounds/{name}", "content": body}
-        most = REPLY_BYTES + WIDTH * shape[0] * shape[1]
+        most = REPLY_BYTES + NUMBER_BYTES * shape[0] * shape[1]
         reply = self._running().run(ask(aggregator, VoteRequest(sent, most), seconds))
         if reply == "status 403":
             raise EnsembleUnavailable(
                 f"The aggregator of {record.name} has released all that its budget pays for. "
-                "Nothing "
-                "was charged. More is for the party who runs it to decide."
+                "Nothing was charged. More is for the party who runs it to decide."
             )
-        found = read_share(reply, *shape)
+        found = receive_share(reply, *shape)
         if isinstance(found, str):
             logger.error("aggregator failed", ensemble=record.name, because=found)
             raise EnsembleUnavailable(
                 f"The aggregator of {record.name} did not answer as it should. Nothing was "
-                "charged. "
-                "Retry later."
+                "charged. Retry later."
             )
         return found
 
 
-def _implausible(record: EnsembleRecord) -> EnsembleUnavailable:
+def _inconsistent_sums(record: EnsembleRecord) -> EnsembleUnavailable:
     return EnsembleUnavailable(
         f"The shares of {record.name} do not add up to one vote an owner: an owner, or the "
         "aggregator, sends something else. Nothing was charged, and nobody is asked again before "
-        "the "
-        "operator has restarted the server."
+        "the operator has restarted the server."
     )
 
 
@@ -797,7 +802,7 @@ def probe_aggregator(
 
     Raises StoreError for a certificate or token in `directory` that cannot be used.
     """
-    found = ask_terms(connected(directory, aggregator), federation.timeout_seconds)
+    found = ask_terms(connect(directory, aggregator), federation.timeout_seconds)
     if isinstance(found, str):
         return found
     terms = found.terms
@@ -810,13 +815,14 @@ def probe_aggregator(
     return f"it does not know {', '.join(sorted(unknown)[:5])}" if unknown else None
 
 
-def plausible(sums: NDArray[np.uint32], owners: int, sigma: float) -> bool:
-    """Whether the counts of each row of sums add up to the owners, but for the aggregator's noise.
+def sums_are_consistent(sums: NDArray[np.uint32], owners: int, sigma: float) -> bool:
+    """Whether each row of sums adds up to the owners, except for the aggregator's noise.
 
     Each of m draws is σ²-subgaussian (Canonne, Kamath & Steinke 2020), so their sum exceeds the
-    tolerance with a probability of at most `FAILURE`. What the honest voted for has no part in it.
+    tolerance with a probability of at most `FALSE_ALARM_PROBABILITY`. What the honest voted for has
+    no part in it.
     """
-    tolerance = ceil(sigma * sqrt(2 * sums.shape[1] * ln(2 / FAILURE)))
+    tolerance = ceil(sigma * sqrt(2 * sums.shape[1] * ln(2 / FALSE_ALARM_PROBABILITY)))
     totals = sums.sum(axis=1, dtype=np.uint32) - np.uint32(owners)
     return bool((np.abs(totals.view(np.int32).astype(np.int64)) <= tolerance).all())
 

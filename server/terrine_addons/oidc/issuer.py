@@ -37,21 +37,21 @@ log = structlog.get_logger("terrine")
 CALLBACK = "/admin/oidc/callback"
 ALGORITHMS = ("RS256", "PS256", "ES256", "ES384")
 """Signatures that are believed: with public keys alone."""
-SKEW = 60
+CLOCK_SKEW_SECONDS = 60
 """Seconds that the issuer's clock and ours may differ."""
-OLDEST = 600
+MAX_TOKEN_AGE_SECONDS = 600
 """Seconds after which an ID token is too old to begin a session with."""
-SECONDS = 5.0
+REPLY_SECONDS = 5.0
 """How long the issuer may take for an answer."""
-MOST_BYTES = 256 * 1024
+MAX_REPLY_BYTES = 256 * 1024
 """Of an answer of the issuer's."""
-KEPT_SECONDS = 3600.0
+METADATA_SECONDS = 3600.0
 """How long its discovery document and keys are believed."""
 RETRY_SECONDS = 10.0
 """How soon its keys may be asked for again, for a signature that none of them has made."""
-LEAST_RSA_BITS = 2048
+MIN_RSA_BITS = 2048
 SUBJECT = re.compile(r"[\x21-\x7e]{1,255}")
-MOST_NAME = 64
+MAX_NAME_CHARACTERS = 64
 
 
 class IssuerError(Exception):
@@ -122,11 +122,11 @@ class Issuer:
         shown = claims.get("name") or claims.get("preferred_username")
         name = shown if isinstance(shown, str) else ""
         kept = "".join(c for c in name if c.isprintable() and c not in "()")
-        return Identity(claims["sub"], kept[:MOST_NAME].strip(), role)
+        return Identity(claims["sub"], kept[:MAX_NAME_CHARACTERS].strip(), role)
 
     def metadata(self) -> Metadata:
         """Return the discovery document, which is read again every hour."""
-        if self._metadata is not None and time.monotonic() - self._metadata[0] < KEPT_SECONDS:
+        if self._metadata is not None and time.monotonic() - self._metadata[0] < METADATA_SECONDS:
             return self._metadata[1]
         given = self._json("GET", f"{self.url.rstrip('/')}/.well-known/openid-configuration")
         try:
@@ -173,7 +173,7 @@ class Issuer:
         from joserfc.jwt import JWTClaimsRegistry
 
         required = JWTClaimsRegistry(
-            leeway=SKEW,
+            leeway=CLOCK_SKEW_SECONDS,
             iss={"essential": True, "value": self.url},
             sub={"essential": True},
             aud={"essential": True, "value": self._client_id},
@@ -193,7 +193,7 @@ class Issuer:
         alone = claims["aud"] in (self._client_id, [self._client_id])
         if not alone and claims.get("azp") != self._client_id:
             raise self._refused("claims: aud has others, and azp does not say that it is for us")
-        if time.time() - claims["iat"] > OLDEST + SKEW:
+        if time.time() - claims["iat"] > MAX_TOKEN_AGE_SECONDS + CLOCK_SKEW_SECONDS:
             raise self._refused("claims: iat is long ago")
         if not SUBJECT.fullmatch(claims["sub"]):
             raise self._refused("claims: sub is none")
@@ -217,7 +217,7 @@ class Issuer:
     def _key_sets(self) -> Iterator[list[tuple[str | None, Key]]]:
         """Yield the keys that are known, then, for who finds none among them, those of now."""
         known, now = self._keys, time.monotonic()
-        if known is not None and now - known[0] < KEPT_SECONDS:
+        if known is not None and now - known[0] < METADATA_SECONDS:
             yield known[1]
             if now - known[0] < RETRY_SECONDS:
                 return
@@ -243,12 +243,12 @@ class Issuer:
 
     def _json(self, method: str, url: str, **request: Any) -> dict[str, Any]:
         """Return an answer of the issuer's; of a refusal, too, its document."""
-        deadline, body = time.monotonic() + SECONDS, b""
+        deadline, body = time.monotonic() + REPLY_SECONDS, b""
         try:
-            with httpx.stream(method, url, timeout=SECONDS, **request) as reply:
+            with httpx.stream(method, url, timeout=REPLY_SECONDS, **request) as reply:
                 for part in reply.iter_bytes():
                     body += part
-                    if len(body) > MOST_BYTES or time.monotonic() > deadline:
+                    if len(body) > MAX_REPLY_BYTES or time.monotonic() > deadline:
                         raise self._wrong("its answer is too long, or too slow")
                 status = reply.status_code
         except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError) as error:
@@ -305,7 +305,7 @@ def _public_keys(given: list[Any]) -> Iterator[tuple[str | None, Key]]:
         try:
             if each.get("kty") == "RSA":
                 key = RSAKey.import_key(public)
-                if key.raw_value.key_size >= LEAST_RSA_BITS:
+                if key.raw_value.key_size >= MIN_RSA_BITS:
                     yield each.get("kid"), key
             elif each.get("kty") == "EC":
                 yield each.get("kid"), ECKey.import_key(public)

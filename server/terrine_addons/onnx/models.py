@@ -45,10 +45,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """What a model may take as its input."""
 LABELS = ("tensor(int64)", "tensor(int32)", "tensor(string)")
 
-MEMORY = 256 * 2**20
-VALUE = 400
+BLOCK_BYTES = 256 * 2**20
+VALUE_BYTES = 400
 """Bytes that a model is thought to compute with for each number of an input."""
-LARGEST_BLOCK = 128
+MAX_BLOCK_INPUTS = 128
 
 Values = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -157,7 +157,7 @@ def pass_on_exhaustion(error: Exception) -> None:
 
 def block_of(shape: Sequence[int]) -> int:
     """How many inputs of this shape ONNX models are asked about at a time, always as many."""
-    return max(1, min(LARGEST_BLOCK, MEMORY // (VALUE * math.prod(shape))))
+    return max(1, min(MAX_BLOCK_INPUTS, BLOCK_BYTES // (VALUE_BYTES * math.prod(shape))))
 
 
 def chosen(values: Values, rows: int, classes: Sequence[str], by_index: bool = False) -> Ints:
@@ -294,7 +294,7 @@ DECIDING: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(REDUCTIONS.split(), (1,)),
 }
 """By operator: which of its inputs decide the size of what comes out, or how long it takes."""
-ROWS = 1_000_003
+PROBE_BATCH_ROWS = 1_000_003
 """Rows in the batch for which sizes are inferred. It is prime, and no size of a model's own is a
 multiple of it, so an axis whose size is one has the rows of the batch."""
 LAST_AXIS = "Hardmax LogSoftmax LpNormalization Normalizer Softmax TopK"
@@ -403,7 +403,7 @@ def _combining(node: Any, how: str) -> ModelError:
 
 def _with_rows(sizes: Sequence[int | None]) -> set[int]:
     """The axes that have the rows of the batch."""
-    return {axis for axis, size in enumerate(sizes) if size and size % ROWS == 0}
+    return {axis for axis, size in enumerate(sizes) if size and size % PROBE_BATCH_ROWS == 0}
 
 
 def _sizes(model: Any) -> dict[str, tuple[int | None, ...]] | None:
@@ -423,7 +423,7 @@ def _sizes(model: Any) -> dict[str, tuple[int | None, ...]] | None:
         if each.name not in fed and shape.dim:
             if shape.dim[0].dim_value == 1:
                 return None
-            shape.dim[0].dim_value = ROWS
+            shape.dim[0].dim_value = PROBE_BATCH_ROWS
     del lean.graph.value_info[:]
     for each in lean.graph.output:
         each.type.tensor_type.ClearField("shape")
@@ -509,14 +509,14 @@ def _tensors(node: Any) -> Iterator[Any]:
             yield helper.make_tensor("", TensorProto.INT64, shape, values)
 
 
-LOADING = 4 * 2**30
+LOADING_BYTES = 4 * 2**30
 """Bytes of address space that loading may take, beside eight times the files."""
-VOTING = 2**30
+VOTING_BYTES = 2**30
 """Bytes of address space that one model may take on one block of inputs, beside its weights. The
 check asks it one; sizes do not depend on values (`onnx_operators.py`), so others take as much."""
-EXPENDABLE = "500"
+OOM_SCORE = "500"
 """Added to what makes the kernel end a process when memory runs out: this one, not the server."""
-STATE = Path("/proc/self/statm")
+MEMORY_FILE = Path("/proc/self/statm")
 SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Sent to all processes of a terminal or a service. The server first answers what waits."""
 _SIZE = struct.Struct("<Q")
@@ -600,21 +600,21 @@ def receive(source: socket.socket, seconds: float | None = None) -> bytes:
 
 def confine() -> None:
     """Let this process write no file, leave no core dump, and end first. Raises ModelError."""
-    if not STATE.exists():
+    if not MEMORY_FILE.exists():
         raise ModelError("imported models need Linux: their memory cannot be limited here")
     import resource  # not on every system that trains students
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # sockets are no files
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(EXPENDABLE)
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
 
 
 def limit_memory(more: int) -> None:
     """From now on, let this process take so many bytes of address space beyond what it has."""
     import resource
 
-    now = int(STATE.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    now = int(MEMORY_FILE.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
@@ -659,16 +659,16 @@ def _exactly(source: socket.socket, size: int, deadline: float | None) -> bytear
     return data
 
 
-LARGEST = 512 * 2**20
+MAX_FILE_BYTES = 512 * 2**20
 """Bytes of one file."""
-PARSING = LOADING + 8 * LARGEST
+PARSING_BYTES = LOADING_BYTES + 8 * MAX_FILE_BYTES
 """Bytes of address space that the check may take, but for what the model does with inputs."""
-PROBES = 32
+PROBE_INPUTS = 32
 """Synthetic inputs."""
-BESIDE = 8
+PROBE_GROUP = 8
 """Inputs that are asked together, to see whether one changes what is said of another."""
 DOMAINS = {"": "ai.onnx", "ai.onnx": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml"}
-OLDEST = 7
+MIN_OPSET = 7
 """Opset of ai.onnx from which onnxruntime promises to run models."""
 
 
@@ -706,7 +706,7 @@ def main() -> None:
     asking = parent()
     request = CheckRequest.model_validate_json(receive(asking))
     confine()
-    limit_memory(PARSING)
+    limit_memory(PARSING_BYTES)
     probe = probes(request)
     send(asking, b"")
     for path in request.paths:
@@ -715,7 +715,9 @@ def main() -> None:
         except (ModelError, OSError) as error:
             found = _refused(path, getattr(error, "strerror", None) or str(error))
         except MemoryError:
-            found = _refused(path, f"it needs more than {VOTING // 2**30} GiB beside its weights")
+            found = _refused(
+                path, f"it needs more than {VOTING_BYTES // 2**30} GiB beside its weights"
+            )
         except Exception as error:  # of libraries that did not expect such a file
             found = _refused(path, f"it cannot be checked: {first_line(error)}")
         send(asking, found.model_dump_json().encode())
@@ -749,11 +751,13 @@ def read(path: Path) -> bytes:
     """The bytes of a regular file of at most `LARGEST`. Raises ModelError or OSError."""
     with opened(path) as file:
         found = os.fstat(file.fileno())
-        if found.st_size > LARGEST:
-            raise ModelError(f"it has {found.st_size:,} bytes, at most {LARGEST:,} are taken")
-        data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ModelError(f"it has more than {LARGEST:,} bytes")
+        if found.st_size > MAX_FILE_BYTES:
+            raise ModelError(
+                f"it has {found.st_size:,} bytes, at most {MAX_FILE_BYTES:,} are taken"
+            )
+        data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ModelError(f"it has more than {MAX_FILE_BYTES:,} bytes")
         return data
 
 
@@ -780,9 +784,9 @@ def check_content(data: bytes) -> dict[str, int]:
     newest = {"ai.onnx": defs.onnx_opset_version(), "ai.onnx.ml": defs.onnx_ml_opset_version()}
     for each in model.opset_import:
         domain = _domain(each.domain)
-        if not (OLDEST if domain == "ai.onnx" else 1) <= each.version <= newest[domain]:
+        if not (MIN_OPSET if domain == "ai.onnx" else 1) <= each.version <= newest[domain]:
             raise ModelError(
-                f"it uses opset {each.version} of {domain}; {OLDEST} to {newest['ai.onnx']} of "
+                f"it uses opset {each.version} of {domain}; {MIN_OPSET} to {newest['ai.onnx']} of "
                 f"ai.onnx and 1 to {newest['ai.onnx.ml']} of ai.onnx.ml are known here"
             )
         opsets[domain] = each.version
@@ -790,7 +794,7 @@ def check_content(data: bytes) -> dict[str, int]:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # the checker's own, protobuf's, or of a file that neither expected
         raise ModelError(f"it is not a valid model: {first_line(error)}") from None
-    check_rows(model, opsets.get("ai.onnx", OLDEST), check_operators(model.graph))
+    check_rows(model, opsets.get("ai.onnx", MIN_OPSET), check_operators(model.graph))
     return opsets
 
 
@@ -839,7 +843,7 @@ def probes(request: CheckRequest) -> NDArray[np.generic]:
     Raises OSError or ValueError if the public ones cannot be read.
     """
     spec = request.spec
-    draws = np.random.default_rng(0).uniform(0, 1, (PROBES, *spec.shape))
+    draws = np.random.default_rng(0).uniform(0, 1, (PROBE_INPUTS, *spec.shape))
     draws[0], draws[1], draws[2] = 0, 1, 0.5
     made = spec.low + draws * (spec.high - spec.low)
     if spec.dtype == "uint8":
@@ -891,7 +895,7 @@ def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.ge
         chosen(first, len(probe), request.classes, request.by_index)
     if scores and not np.isfinite(first).all():
         row = int(np.flatnonzero(~np.isfinite(first).all(1))[0])
-        which = f"public input {row - PROBES}" if row >= PROBES else f"probe {row}"
+        which = f"public input {row - PROBE_INPUTS}" if row >= PROBE_INPUTS else f"probe {row}"
         raise ModelError(f"its output is not finite on {which}; are range and dtype right?")
     if not scores:
         known = indices(first.ravel(), request.classes, request.by_index)
@@ -914,7 +918,7 @@ def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.ge
         )
     if request.role == "backbone":
         with _asking():
-            alone = [np.asarray(model(row[None])).ravel() for row in probe[:BESIDE]]
+            alone = [np.asarray(model(row[None])).ravel() for row in probe[:PROBE_GROUP]]
         if not all(map(_is_close, alone, first)):
             raise ModelError(
                 "it answers otherwise about one row than about several; export it with a batch of "
@@ -970,7 +974,7 @@ def _are_numbered(classes: Sequence[str]) -> bool:
 def _asking() -> Iterator[None]:
     """Give a model memory for its answers, and raise ModelError for whatever it raises."""
     try:
-        with memory_for(VOTING):
+        with memory_for(VOTING_BYTES):
             yield
     except MemoryError:
         raise
@@ -988,7 +992,7 @@ def _keeps_rows_apart(model: OnnxModel, probe: NDArray[np.generic]) -> bool:
     must be equal to the last bit, as the number of rows, by which products round, stays the same.
     """
     low, high, centre = probe[0], probe[1], probe[2].astype(np.float64)
-    middle = (centre + (probe[3 : 3 + BESIDE] - centre) / 10).astype(probe.dtype)
+    middle = (centre + (probe[3 : 3 + PROBE_GROUP] - centre) / 10).astype(probe.dtype)
     for kept in (slice(0, None, 2), slice(1, None, 2)):
         answers = []
         for beside in (middle, low, high):
@@ -1005,15 +1009,15 @@ if __name__ == "__main__":
     main()
 
 
-STARTING = 120.0
+START_SECONDS = 120.0
 """Seconds until the check must be ready."""
-SECONDS = 120.0
+CHECK_SECONDS = 120.0
 """That one file may take."""
-SHOWN = 5
+MAX_SHOWN_FINDINGS = 5
 """Refusals that an error names."""
 
 
-def findings(request: CheckRequest, seconds: float = SECONDS) -> list[FileFinding]:
+def findings(request: CheckRequest, seconds: float = CHECK_SECONDS) -> list[FileFinding]:
     """What each file is, in order. A file that kills the check, or outlasts it, is refused.
 
     Raises StoreError if the check itself cannot run: onnx or onnxruntime is missing.
@@ -1045,8 +1049,8 @@ def refuse(why: Mapping[Path, str], count: int) -> None:
     """Raise StoreError if any of `count` files is refused."""
     if not why:
         return
-    shown = [f"{path}: {reason}." for path, reason in list(why.items())[:SHOWN]]
-    more = [f"… and {len(why) - SHOWN} more."] if len(why) > SHOWN else []
+    shown = [f"{path}: {reason}." for path, reason in list(why.items())[:MAX_SHOWN_FINDINGS]]
+    more = [f"… and {len(why) - MAX_SHOWN_FINDINGS} more."] if len(why) > MAX_SHOWN_FINDINGS else []
     raise StoreError("\n".join([f"{len(why)} of {count} files cannot be used:", *shown, *more]))
 
 
@@ -1056,7 +1060,7 @@ def _run(request: CheckRequest, seconds: float) -> list[FileFinding]:
     found: list[FileFinding] = []
     try:
         try:
-            process.ask(request.model_dump_json().encode(), STARTING)
+            process.ask(request.model_dump_json().encode(), START_SECONDS)
         except (OSError, EOFError):
             raise StoreError(
                 "The check of ONNX files cannot start; is onnx installed whole?"

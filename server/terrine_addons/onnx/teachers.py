@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from terrine_addons.onnx.models import (
-    LOADING,
-    VOTING,
+    LOADING_BYTES,
+    VOTING_BYTES,
     CheckRequest,
     FileFinding,
     GuardedProcess,
@@ -71,7 +71,7 @@ from terrine_models.teachers.shards import check_new
 from terrine_protocol.files import new_directory
 from terrine_protocol.tables import Record, Sha256, TableSchema
 
-EXHAUSTED = 3
+OUT_OF_MEMORY_EXIT_CODE = 3
 """The exit code after a model wanted more memory."""
 
 
@@ -97,22 +97,24 @@ def main() -> None:
         try:
             teachers = _loaded(order, server)
         except (ModelError, MemoryError) as error:
-            send(server, (str(error) or f"it needs more than {LOADING // 2**30} GiB").encode())
+            send(
+                server, (str(error) or f"it needs more than {LOADING_BYTES // 2**30} GiB").encode()
+            )
             return
-        limit_memory(VOTING * order.threads)
+        limit_memory(VOTING_BYTES * order.threads)
         send(server, b"")
         while True:
             x = np.frombuffer(receive(server), order.spec.dtype).reshape(-1, *order.spec.shape)
             try:
                 choices = teachers.choices(x)
             except MemoryError:
-                os._exit(EXHAUSTED)
+                os._exit(OUT_OF_MEMORY_EXIT_CODE)
             send(server, choices.astype("<i4").tobytes())
 
 
 def _loaded(order: VotingJob, server: socket.socket) -> OnnxTeachers:
     confine()
-    limit_memory(LOADING + 8 * order.size)
+    limit_memory(LOADING_BYTES + 8 * order.size)
     models = []
     for _ in range(order.files):
         models.append(OnnxModel(receive(server), order.output))
@@ -186,8 +188,8 @@ class GuardedTeachers:
         )
 
     def _said(self, code: int) -> str:
-        if code == EXHAUSTED:
-            return f"wanted more than {VOTING * self._order.threads // 2**30} GiB of memory"
+        if code == OUT_OF_MEMORY_EXIT_CODE:
+            return f"wanted more than {VOTING_BYTES * self._order.threads // 2**30} GiB of memory"
         return f"ended with {named(code)}"
 
     def _started(self) -> GuardedProcess:

@@ -84,12 +84,12 @@ def connect(address: str | None) -> int:
             except Exception as error:  # of many classes
                 where = "on this machine" if address is None else f"at {address}"
                 raise ClusterError(f"There is no Ray cluster {where}: {_first(error)}") from None
-        found = processors()
+        found = count_processors()
         _joined += 1
     return found
 
 
-def processors() -> int:
+def count_processors() -> int:
     """Return how many processors the cluster has now. Raises ClusterError if it has none."""
     import ray
 
@@ -139,14 +139,14 @@ def disconnect() -> None:
                 shutil.rmtree(_directories.pop(), ignore_errors=True)
 
 
-def software() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
     """Versions of what training and votes depend on."""
     return versions("terrine")
 
 
-def differing(ours: dict[str, str]) -> str | None:
+def compare_versions(ours: dict[str, str]) -> str | None:
     """Say what this process has in other versions than `ours`; None if it is nothing."""
-    theirs = software()
+    theirs = software_versions()
     other = [name for name in ours if theirs[name] != ours[name]]
     if not other:
         return None
@@ -206,11 +206,11 @@ def _first(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-RETRIES = 5
+MAX_RETRIES = 5
 """How often a task is sent again because its worker is lost."""
-AHEAD = 2
+TASKS_PER_PROCESSOR = 2
 """Tasks that are sent, at most, for each processor of the cluster."""
-LOOK_SECONDS = 30.0
+POLL_SECONDS = 30.0
 """How often it is looked whether there is still a cluster, while a task is waited for."""
 Tensors = dict[str, NDArray[Any]]
 
@@ -235,7 +235,7 @@ def on_ray(address: str | None) -> Iterator[Trainer]:
     To cancel them first is no safer: Ray aborts this process when one finishes just then.
     Raises ClusterError.
     """
-    most = AHEAD * connect(address)
+    most = TASKS_PER_PROCESSOR * connect(address)
 
     def train(kind: ShardTeachers, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
         return _train(kind, shards, runs, most)
@@ -255,7 +255,7 @@ def _train(
     task: Any = ray.remote(_task)
     task = task.options(
         num_cpus=1,
-        max_retries=RETRIES,
+        max_retries=MAX_RETRIES,
         retry_exceptions=False,
         scheduling_strategy="SPREAD",
         enable_task_events=False,
@@ -268,8 +268,8 @@ def _train(
             for run in islice(left, most - len(coming)):
                 own = shards.only(run)
                 coming.append(task.remote(known, own.data, own.rows, run))
-            while not ray.wait(coming[:1], timeout=LOOK_SECONDS)[0]:
-                processors()  # otherwise nobody would ever train it
+            while not ray.wait(coming[:1], timeout=POLL_SECONDS)[0]:
+                count_processors()  # otherwise nobody would ever train it
             found = ray.get(coming.pop(0))
             if isinstance(found, str):
                 raise TrainingError(found)
@@ -291,7 +291,7 @@ def _known(kind: ShardTeachers, shards: Shards) -> Broadcast:
         else None,
         backbone=features.backbone.data if features and features.backbone else None,
         public=shards.public,
-        software=software(),
+        software=software_versions(),
     )
 
 
@@ -300,7 +300,7 @@ def _task(
 ) -> Tensors | str:
     """Train the teachers of a run, in a process of the cluster; return why not, if it cannot."""
     torch.set_num_threads(1)
-    unfit = differing(known.software)
+    unfit = compare_versions(known.software)
     if unfit is not None:
         return unfit
     features, spec = None, known.kind.features

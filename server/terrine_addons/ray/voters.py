@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from terrine_addons.ray.training import (
     ClusterError,
+    compare_versions,
     connect,
-    differing,
     disconnect,
     on_node,
     require_ray,
-    software,
+    software_versions,
 )
 from terrine_models.storage.manifests import MANIFEST, StoreError
 from terrine_models.teachers.ensemble import MEMORY
@@ -50,12 +50,12 @@ LOADING_SECONDS = 600.0
 """How long an actor may take to start, and to verify and load an ensemble."""
 RETRY_SECONDS = 10.0
 """How long a cluster that could not be reached is not tried again."""
-ROWS = 128
+BLOCK_INPUTS = 128
 """Inputs in a block, unless an actor votes on more at once: sending few costs as much."""
-AHEAD = 2
+BLOCKS_IN_FLIGHT = 2
 """Blocks that each actor has been sent, at most, before it has answered the first."""
-MOST_ACTORS = 256
-RETRIES = 2
+MAX_ACTORS = 256
+MAX_RETRIES = 2
 """How often a block is sent again to an actor that ended."""
 
 
@@ -118,7 +118,7 @@ class _Actor:
         self, data_dir: str, part: TeacherPart, memory: int, seconds: float, ours: dict[str, str]
     ) -> None:
         torch.set_num_threads(1)
-        self._unfit = differing(ours)
+        self._unfit = compare_versions(ours)
         self._voters = LocalVoters(Path(data_dir), "cpu", memory, seconds, part.files)
 
     def vote(self, ensemble: EnsembleReference, inputs: NDArray[Any] | None) -> Reply:
@@ -137,7 +137,7 @@ class _Actor:
 
 
 @dataclass(eq=False)
-class _Seat:
+class _ActorSlot:
     """Where an actor sits; another one takes its place when it is gone."""
 
     number: int
@@ -156,7 +156,7 @@ class _Seat:
             kind: Any = ray.remote(_Actor)
             self.actor = kind.options(
                 max_restarts=-1,
-                max_task_retries=RETRIES,
+                max_task_retries=MAX_RETRIES,
                 scheduling_strategy=on_node(self.number),
                 enable_task_events=False,
             ).remote(*self.made_of)
@@ -176,7 +176,7 @@ class _Seat:
 class _Block:
     """Inputs from `start` on, for whichever of these slots has the least to do."""
 
-    among: Sequence[_Seat]
+    among: Sequence[_ActorSlot]
     start: int = 0
     inputs: NDArray[Any] | None = None
 
@@ -197,7 +197,7 @@ class RayVoters(Voters):
         self._seconds = seconds
         self._lock = Lock()
         self._joining = Lock()
-        self._seats: list[_Seat] = []
+        self._slots: list[_ActorSlot] = []
         self._not_before = 0.0
         self._manifests: dict[EnsembleReference, tuple[FileStamp, Manifest]] = {}
         self._sizes: dict[EnsembleReference, int] = {}
@@ -211,7 +211,7 @@ class RayVoters(Voters):
         seconds = self._seconds if key in self._sizes else LOADING_SECONDS
         blocks = [_Block([slot]) for slot in self._joined(record)]
         for _, at_once in self._replies(record, blocks, seconds):
-            self._sizes[key] = max(1, ROWS // at_once) * at_once
+            self._sizes[key] = max(1, BLOCK_INPUTS // at_once) * at_once
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
@@ -237,11 +237,11 @@ class RayVoters(Voters):
     def close(self) -> None:
         """End the actors, and leave the cluster."""
         with self._joining, self._lock:
-            for slot in self._seats:
+            for slot in self._slots:
                 slot.leave()
-            if self._seats:
+            if self._slots:
                 disconnect()
-            self._seats = []
+            self._slots = []
 
     def _manifest(self, record: EnsembleRecord) -> Manifest:
         """Return the manifest, which is the one that was registered."""
@@ -257,34 +257,36 @@ class RayVoters(Voters):
             raise EnsembleUnavailable(str(error)) from error
         return known[1]
 
-    def _joined(self, record: EnsembleRecord) -> list[_Seat]:
+    def _joined(self, record: EnsembleRecord) -> list[_ActorSlot]:
         """Return the slots of the actors, once the cluster has been joined."""
         slots = self._join()
         if not slots:
             raise _unreachable(record)
         return slots
 
-    def _join(self) -> list[_Seat]:
+    def _join(self) -> list[_ActorSlot]:
         """Join the cluster, unless that just failed. Without one there are no slots."""
         with self._joining:
-            if self._seats or monotonic() < self._not_before:
-                return self._seats
+            if self._slots or monotonic() < self._not_before:
+                return self._slots
             try:
                 processors = connect(self._address)
             except ClusterError as error:
                 log.error("no cluster to vote on", cause=str(error))
                 self._not_before = monotonic() + RETRY_SECONDS
                 return []
-            count = min(self._actors or processors, MOST_ACTORS)
+            count = min(self._actors or processors, MAX_ACTORS)
             # An actor votes with one thread, on as many inputs at a time as a thread of the server:
             # products round by their size.
             memory = MEMORY // torch.get_num_threads()
-            data_dir, ours = str(self._data_dir), software()
-            self._seats = [
-                _Seat(number, (data_dir, TeacherPart(number, count), memory, self._seconds, ours))
+            data_dir, ours = str(self._data_dir), software_versions()
+            self._slots = [
+                _ActorSlot(
+                    number, (data_dir, TeacherPart(number, count), memory, self._seconds, ours)
+                )
                 for number in range(count)
             ]
-            return self._seats
+            return self._slots
 
     def _replies(
         self, record: EnsembleRecord, blocks: Iterable[_Block], seconds: float
@@ -294,11 +296,11 @@ class RayVoters(Voters):
         from ray.exceptions import RayError
 
         ensemble = EnsembleReference.to(record)
-        coming: dict[Any, tuple[_Block, _Seat]] = {}
+        coming: dict[Any, tuple[_Block, _ActorSlot]] = {}
         left = iter(blocks)
         try:
             while True:
-                for block in islice(left, AHEAD * len(self._seats) - len(coming)):
+                for block in islice(left, BLOCKS_IN_FLIGHT * len(self._slots) - len(coming)):
                     with self._lock:
                         slot = min(block.among, key=lambda each: each.waiting)
                         slot.waiting += 1
@@ -309,7 +311,7 @@ class RayVoters(Voters):
                 if not done:
                     raise TimeoutError
                 for reply in done:
-                    found = _understood(ray.get(reply, timeout=seconds))
+                    found = _decode_reply(ray.get(reply, timeout=seconds))
                     block, slot = coming.pop(reply)
                     self._answered(slot)
                     yield block, found
@@ -321,11 +323,11 @@ class RayVoters(Voters):
             for _, slot in coming.values():
                 self._answered(slot)
 
-    def _answered(self, slot: _Seat) -> None:
+    def _answered(self, slot: _ActorSlot) -> None:
         with self._lock:
             slot.waiting -= 1
 
-    def _leave(self, slots: set[_Seat]) -> None:
+    def _leave(self, slots: set[_ActorSlot]) -> None:
         """Give up the actors on these slots; if the connection is lost, all of them."""
         import ray
 
@@ -334,10 +336,10 @@ class RayVoters(Voters):
                 slot.leave()
         with self._joining:
             if not ray.is_initialized():
-                self._seats = []
+                self._slots = []
 
 
-def _understood(reply: Reply) -> NDArray[np.int64] | int:
+def _decode_reply(reply: Reply) -> NDArray[np.int64] | int:
     if isinstance(reply, str):
         raise EnsembleUnavailable(reply)
     if isinstance(reply, ActorDefect):

@@ -202,9 +202,8 @@ class Requests(DatabaseHandle):
                     return request
             if len(waiting) >= MOST_OPEN:
                 raise Conflict(
-                    f"{MOST_OPEN} requests of this token wait for a decision already. Make another "
-                    "once "
-                    "the data owner has decided one of them."
+                    f"{MOST_OPEN} requests of this token wait for a decision already. Make "
+                    "another once the data owner has decided one of them."
                 )
             of = rows.fetch_project(
                 tx.connection, tx.seals, f"called {holder.project}", name=holder.project

@@ -32,7 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     few = partial(audit_mechanisms, cases=FEW)
     monkeypatch.setattr("terrine_addons.audit.service.audit_mechanisms", few)
     monkeypatch.setattr("terrine_addons.audit.service.QUICK", SMALL)
-    monkeypatch.setattr("terrine_addons.audit.evidence.LEVELS", 4)
+    monkeypatch.setattr("terrine_addons.audit.evidence.TOP_COUNTS_TRIED", 4)
     monkeypatch.setattr("terrine_addons.audit.commands.CONFIDENCE", 1 - 1e-9)
     # The command runs in this process, where its log settings would outlive it.
     monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)

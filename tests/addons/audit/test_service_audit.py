@@ -16,8 +16,8 @@ from seeded_noise import seed_noise
 from terrine_addons.audit import service
 from terrine_addons.audit.service import (
     ADVERSARIES,
-    AT_ONCE,
     MECHANISM,
+    QUERIES_PER_REQUEST,
     TEACHERS,
     WORLDS,
     Adversary,
@@ -77,7 +77,7 @@ def test_an_adversary_can_bring_about_no_more_votes_than_it_has_power_for() -> N
 def transcripts(adversary: Adversary) -> Transcripts:
     strategy = Strategy(adversary)
     terms = quote(MECHANISM, service.EPSILON, service.DELTA)
-    return Transcripts.of(terms, strategy.laws, strategy.following, AT_ONCE)
+    return Transcripts.of(terms, strategy.laws, strategy.following, QUERIES_PER_REQUEST)
 
 
 def test_each_adversary_comes_near_the_budget_and_both_powers_come_nearest() -> None:
@@ -104,7 +104,7 @@ def test_the_exact_law_is_that_of_many_students() -> None:
         spent, answers, last = 0, [], None
         while terms.budget - spent >= terms.worst.cost:
             (votes,) = strategy.following(last)
-            for _ in range(AT_ONCE):
+            for _ in range(QUERIES_PER_REQUEST):
                 if terms.budget - spent < terms.worst.cost:
                     break
                 chance = chances[votes]
@@ -147,7 +147,9 @@ def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(service, "_judge", listen)
     seed_noise(monkeypatch)
-    monkeypatch.setattr(service, "STUDENTS", 1)  # one by one, each has the same noise every time
+    monkeypatch.setattr(
+        service, "CONCURRENT_STUDENTS", 1
+    )  # one by one, each has the same noise every time
     findings(6, BOTH)
     assert {votes for run in seen for votes, _, _ in run.answers} == {5, 6}
     assert len({run.answers for run in seen}) > 1

@@ -66,7 +66,7 @@ def test_the_worst_votes_found_need_most_of_the_price_of_an_answer(
 def test_each_adversary_is_held_to_its_worst_votes_and_too_low_a_price_is_exceeded(
     levels: int, joint_share: str, poisoned_share: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "LEVELS", levels)
+    monkeypatch.setattr(evidence, "TOP_COUNTS_TRIED", levels)
     joint, joint_poisoned, answer, poisoned = audit_prices()
     assert all(each.verdict == "holds" for each in (joint, joint_poisoned, answer, poisoned))
     holds(joint.evidence, joint_share)
@@ -81,7 +81,7 @@ def test_each_adversary_is_held_to_its_worst_votes_and_too_low_a_price_is_exceed
         return replace(whole, cost=whole.cost * 9 // 10)
 
     monkeypatch.setattr(evidence, "price", cheaper)
-    monkeypatch.setattr(evidence, "LEVELS", 14)  # enough to exceed it
+    monkeypatch.setattr(evidence, "TOP_COUNTS_TRIED", 14)  # enough to exceed it
     joint, joint_poisoned, answer, poisoned = audit_prices()
     assert joint.verdict == joint_poisoned.verdict == answer.verdict == "exceeded"
     assert "need 110." in answer.evidence

@@ -142,7 +142,7 @@ def test_a_mirror_that_stalls_is_given_up(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first that is asked for: no other has so little time."""
-    monkeypatch.setattr(material, "TIMEOUT", (60, 0.3))
+    monkeypatch.setattr(material, "TIMEOUT_SECONDS", (60, 0.3))
     mirror.stalled.add("/train-images-idx3-ubyte.gz")
     with refuses(FetchError, "images-idx3-ubyte.gz", "timed"):
         fetch_mnist(mirror.url, tmp_path)

@@ -37,7 +37,7 @@ from terrine_addons.dossier import facts as code
 from terrine_addons.dossier import facts as registry
 from terrine_addons.dossier.assessment import unchecked
 from terrine_addons.dossier.facts import Facts, TrainingFacts, _trained, gather, read_audit
-from terrine_addons.dossier.words import MARK, QUESTIONS, DossierError
+from terrine_addons.dossier.words import QUESTIONS, UNWRITTEN, DossierError
 from terrine_protocol.transparency import Checkpoint, Kind, Note, NoteError, SignerKey
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger
@@ -384,17 +384,17 @@ def test_the_owner_is_asked_once_and_marked_until_she_answers(
     for question in QUESTIONS:
         assert question.asks in asked.read_text()
     html = (tmp_path / "first" / "dossier.html").read_text()
-    assert html.count(f"<mark>[{MARK}") > len(QUESTIONS)
+    assert html.count(f"<mark>[{UNWRITTEN}") > len(QUESTIONS)
     world.tell(subjects=f"Patients of 2019 {HOSTILE}\nand 2020")
     assert "questions" not in terrine("dossier", "--out", tmp_path / "second").fine
     html = (tmp_path / "second" / "dossier.html").read_text()
-    assert MARK not in html
+    assert UNWRITTEN not in html
     assert HOSTILE not in html
     page = Page(world.facts())
     assert "script" not in page.tags
     assert HOSTILE in page.text
     entry = (tmp_path / "second" / "registry-study.json").read_text()
-    assert MARK not in entry
+    assert UNWRITTEN not in entry
     for key in ("curator.name", "data.region", "choices.budget", "registry.authors"):
         holds(entry, "told", key)
     for question in QUESTIONS:

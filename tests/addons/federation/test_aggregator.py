@@ -84,7 +84,7 @@ def asking(aggregator: Aggregator) -> Iterator[Asking]:
         yield Asking(url, aggregator.directory)
 
 
-ROW = voters.write(np.arange(CLASSES, dtype=np.uint32)[None])
+ROW = voters.encode_share(np.arange(CLASSES, dtype=np.uint32)[None])
 
 
 def test_a_share_is_added_once(asking: Asking, aggregator: Aggregator) -> None:
@@ -95,7 +95,7 @@ def test_a_share_is_added_once(asking: Asking, aggregator: Aggregator) -> None:
     assert asking.put(0, name, ROW) == 409, "a second share would be a second vote"
     assert asking.put(1, name, ROW) == 204
     opened = asking.open(name, [a, b], 1)
-    total = voters.parse_share(opened.content, 1, CLASSES).view(np.int32)[0] - 2 * np.arange(
+    total = voters.decode_share(opened.content, 1, CLASSES).view(np.int32)[0] - 2 * np.arange(
         CLASSES
     )
     assert np.abs(total).max() < 10 * SIGMA
@@ -129,7 +129,7 @@ def test_a_share_of_other_rows_or_classes_than_those_priced_is_refused(
 ) -> None:
     """Bytes alone do not tell ten votes among two classes from one vote among twenty."""
     before, name = aggregator.count.released, voters.new_round()
-    ten_votes = voters.write(np.ones((CLASSES // 2, 2), dtype=np.uint32))
+    ten_votes = voters.encode_share(np.ones((CLASSES // 2, 2), dtype=np.uint32))
     assert len(ten_votes) == len(ROW)
     wrong = [f"{CLASSES // 2}x2", f"1x{2 * CLASSES}", f"2x{CLASSES}", f"0x{CLASSES}", "1", ""]
     wrong += [f"-1x{CLASSES}", f"1.0x{CLASSES}", "1x" * 9]

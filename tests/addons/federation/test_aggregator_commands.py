@@ -19,7 +19,7 @@ from terrine_addons.federation import voters
 from terrine_addons.federation.aggregator import Aggregator, ReleaseCounter, make
 from terrine_addons.federation.federations import read_token
 from terrine_addons.federation.teacher import AgreedAggregator, Teacher
-from terrine_addons.federation.voters import client, read_terms
+from terrine_addons.federation.voters import make_client, read_terms
 from terrine_client import Client
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.app import serving
@@ -80,9 +80,9 @@ def test_labels_without_anybody_seeing_a_vote(
             request = TokenCreate(role=Role.STUDENT, project="study")
             student = Tokens(ledger, SECRET_KEY).create(request).token
             x = digits_ensemble.public[:40]
-            with serving(settings) as service, Client(service, student, retries=0) as client:
-                answers, again = client.label(x), client.label(x[:8])
-                assert client.project().ensemble.aggregator_sigma == 4
+            with serving(settings) as service, Client(service, student, retries=0) as make_client:
+                answers, again = make_client.label(x), make_client.label(x[:8])
+                assert make_client.project().ensemble.aggregator_sigma == 4
             assert answers.noise_sigma == 5, "σ = 3 of the project, and 4 of the aggregator"
             counts = np.asarray(answers.noisy_counts)
             # The mean of 40 sums of ten draws of σ = 5 has a deviation of 2.5: beyond 17 is once
@@ -179,12 +179,12 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
 
         # An aggregator that changes under a teacher that runs: its owner's word comes with every
         # share.
-        http = client(url, None, read_token(tmp_path / "party/owners/a.token"))
+        http = make_client(url, None, read_token(tmp_path / "party/owners/a.token"))
         agreed = AgreedAggregator(http, read_terms(file))
         teacher = Teacher(digits_ensemble.directory, "digits", "secret", agreed)
         with listening(teacher.app()) as asked:
             x = digits_ensemble.public[:8]
-            body, headers = voters.request(x, "input", None, binary=True)
+            body, headers = voters.encode_request(x, "input", None, binary=True)
             headers |= {
                 "Authorization": "Bearer secret",
                 voters.ROUND: voters.new_round(),

@@ -31,9 +31,9 @@ from terrine_addons.federation.federations import (
 from terrine_addons.federation.voters import (
     RemoteVoters,
     ask,
-    client,
+    make_client,
     requests_for,
-    stand_in,
+    substitute_vote,
 )
 from terrine_client import Client
 from terrine_models.storage.manifests import StoreError
@@ -124,7 +124,7 @@ def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
     expected = before.copy()
     rows = np.arange(len(x))
     expected[rows, choices(digits, x)[:, 7]] -= 1
-    expected[rows, stand_in("owner-7", x, classes)] += 1
+    expected[rows, substitute_vote("owner-7", x, classes)] += 1
     for behaviour in FAILING:
         owners.behaviour[7] = behaviour
         found = checked_votes(voters, record, x)
@@ -159,7 +159,7 @@ class EndsEveryOtherRequest(BaseHTTPRequestHandler):
             return
         self.answered += 1
         self.rfile.read(int(self.headers["Content-Length"]))
-        body = voters.response("owner-0", np.full(4, 3))
+        body = voters.encode_response("owner-0", np.full(4, 3))
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -200,7 +200,7 @@ STARTS = {
 def test_owners_who_flood_or_dribble_make_no_other_owner_absent() -> None:
     """Of 40, four flood for as long as they are read, and one sends a byte now and then."""
     labels, x = np.arange(4), np.zeros((4, 8, 8), np.uint8)
-    good = voters.response("owner", labels)
+    good = voters.encode_response("owner", labels)
     over = asyncio.Event()
 
     async def bad(kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -226,7 +226,7 @@ def test_owners_who_flood_or_dribble_make_no_other_owner_absent() -> None:
         writer.close()
 
     async def asked_by(url: str) -> bytes | str:
-        async with client(url, None, None) as http:
+        async with make_client(url, None, None) as http:
             (request,) = requests_for([Owner(name="o", url=url, model="m")], x, 10)
             return await ask(http, request, 120)
 
@@ -254,10 +254,10 @@ def test_owners_who_flood_or_dribble_make_no_other_owner_absent() -> None:
 
 def test_votes_of_the_absent_favour_no_class() -> None:
     x = np.arange(4000, dtype=np.float32)[:, None]
-    cast_for = np.bincount(stand_in("st-mary", x, 10), minlength=10)
+    cast_for = np.bincount(substitute_vote("st-mary", x, 10), minlength=10)
     assert abs(cast_for - 400).max() < 120  # six standard deviations
-    assert (stand_in("st-mary", x, 10) != stand_in("st-john", x, 10)).mean() > 0.8
-    assert (stand_in("st-mary", x[:7], 10) == stand_in("st-mary", x, 10)[:7]).all()
+    assert (substitute_vote("st-mary", x, 10) != substitute_vote("st-john", x, 10)).mean() > 0.8
+    assert (substitute_vote("st-mary", x[:7], 10) == substitute_vote("st-mary", x, 10)[:7]).all()
 
 
 def test_a_federation_is_only_as_it_was_registered(
@@ -306,9 +306,9 @@ def test_inputs_arrive_as_they_were_sent(digits: Ensemble, binary: bool, dtype: 
     spec = digits.manifest.input.model_copy(update={"dtype": dtype})
     x = np.random.default_rng(0).integers(0, 16, (5, 8, 8)).astype(dtype) * np.float32(0.3)
     x = x.astype(dtype)
-    body, headers = voters.request(x, "input", None, binary)
+    body, headers = voters.encode_request(x, "input", None, binary)
     length = headers.get(voters.HEADER_LENGTH)
-    found = voters.inputs(body, int(length) if length else None, spec)
+    found = voters.decode_inputs(body, int(length) if length else None, spec)
     assert found.dtype == x.dtype
     assert (found == x).all()
 
@@ -336,8 +336,8 @@ def test_inputs_arrive_as_they_were_sent(digits: Ensemble, binary: bool, dtype: 
 def test_malformed_requests_say_what_is_expected(
     digits: Ensemble, body: bytes, length: int | None, says: str
 ) -> None:
-    with refuses(voters.ProtocolError, *says.split()):
-        voters.inputs(body, length, digits.manifest.input)
+    with refuses(voters.InferenceError, *says.split()):
+        voters.decode_inputs(body, length, digits.manifest.input)
 
 
 @pytest.mark.slow
@@ -356,12 +356,12 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
     open_project(ledger, ProjectOpen.model_validate(terms))
     request = TokenCreate(role=Role.STUDENT, project="study")
     token = Tokens(ledger, SECRET_KEY).create(request).token
-    with serving(settings) as url, Client(url, token, retries=0) as client:
+    with serving(settings) as url, Client(url, token, retries=0) as make_client:
         asked = 0
         for number, failing in enumerate(zip(*[iter([*FAILING, "status"][:15])] * 5, strict=True)):
             owners.behaviour.clear()
             owners.behaviour |= dict(enumerate(failing, start=number))
-            answers = client.label(digits_ensemble.public[number * 8 : number * 8 + 8])
+            answers = make_client.label(digits_ensemble.public[number * 8 : number * 8 + 8])
             asked += len(answers.labels)
         assert asked == 24
         assert ledger.project("study").charges == 24
@@ -372,7 +372,7 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
         assert refused.status_code == 503
         assert refused.json()["type"].endswith("ensemble-unavailable")
         assert ledger.project("study").charges == 24
-        project = client.project()
+        project = make_client.project()
         assert project.ensemble.teachers == OWNERS
     assert ledger.verify("study").ok
     engine.dispose()

@@ -24,9 +24,9 @@ from terrine_addons.federation.voters import (
     AggregatorTerms,
     Share,
     SharedVoters,
-    plausible,
     probe,
-    stand_in,
+    substitute_vote,
+    sums_are_consistent,
 )
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.errors import EnsembleUnavailable
@@ -192,25 +192,25 @@ Split = Callable[..., tuple[Share, Share]]
 
 def stale(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
     """Draw the second share once and for ever."""
-    return remote_voters.split(labels, classes, lambda size: b"\x5a" * size)
+    return remote_voters.split_votes(labels, classes, lambda size: b"\x5a" * size)
 
 
 def narrow(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
     """Draw numbers of 8 bits alone."""
-    ours, aggregators = remote_voters.split(labels, classes)
+    ours, aggregators = remote_voters.split_votes(labels, classes)
     return ours + aggregators - (aggregators & 0xFF), aggregators & 0xFF
 
 
 def telling(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
     """Send the vote where the mask belongs."""
-    ours, aggregators = remote_voters.split(labels, classes)
+    ours, aggregators = remote_voters.split_votes(labels, classes)
     return ours, aggregators | remote_voters.one_hot(labels, classes)
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("split", "sound"),
-    [(remote_voters.split, True), (stale, False), (narrow, False), (telling, False)],
+    [(remote_voters.split_votes, True), (stale, False), (narrow, False), (telling, False)],
 )
 def test_neither_share_says_anything_of_the_vote(split: Split, sound: bool) -> None:
     """A false alarm once in 10⁹ times; each way of sharing that is not sound is found."""
@@ -257,7 +257,7 @@ def test_an_absent_owner_costs_no_privacy_and_below_the_quorum_an_answer(
     expected = tally(digits, x)
     for number in range(len(failing)):
         expected -= remote_voters.one_hot(choices(digits, x)[:, number], CLASSES)
-        expected += remote_voters.one_hot(stand_in(NAMES[number], x, CLASSES), CLASSES)
+        expected += remote_voters.one_hot(substitute_vote(NAMES[number], x, CLASSES), CLASSES)
     assert (sums == expected).all()
 
     before = aggregator.count.released
@@ -292,13 +292,13 @@ def test_crude_lies_are_found_and_say_nothing_of_votes(
     votes = np.zeros((10_000, CLASSES), dtype=np.uint32)
     votes[:, 3] = 1000
     noise = np.random.default_rng(1).normal(0, SIGMA, votes.shape).round().astype(np.int64)
-    assert plausible(votes + noise.astype(np.uint32), 1000, SIGMA)
+    assert sums_are_consistent(votes + noise.astype(np.uint32), 1000, SIGMA)
     one = votes[:1]
     bound = 7.53 * SIGMA * np.sqrt(CLASSES)
     for extra, fits in ((bound - 2, True), (bound + 2, False), (-bound - 2, False)):
         lie = one.copy()
         lie[0, 0] += np.int64(extra).astype(np.uint32)
-        assert plausible(lie, 1000, SIGMA) == fits
+        assert sums_are_consistent(lie, 1000, SIGMA) == fits
 
 
 def test_the_owners_are_asked_once_when_they_are_gathered(

@@ -114,10 +114,10 @@ def small(kind: str, limits: Limits, directory: Path, ensemble: DigitsEnsemble) 
         headers = {TERMS: terms.digest(), voters.SHAPE: voters.shape_of(share)}
         path = f"/v1/rounds/{'0' * 32}/share"
         with listening_on(made.app(limits), limits, pem) as url:
-            yield Small(url, "PUT", path, token, voters.write(share), headers, trusted)
+            yield Small(url, "PUT", path, token, voters.encode_share(share), headers, trusted)
     else:
         teacher = Teacher(ensemble.directory, "digits", TOKEN)
-        body, headers = voters.request(ensemble.public[:ROWS], "input", None, binary=True)
+        body, headers = voters.encode_request(ensemble.public[:ROWS], "input", None, binary=True)
         path = "/v2/models/digits/infer"
         with listening_on(teacher.app(limits), limits, pem) as url:
             yield Small(url, "POST", path, TOKEN, body, headers, trusted)

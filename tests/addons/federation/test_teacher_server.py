@@ -60,14 +60,14 @@ def test_owners_serve_their_teachers_and_are_gathered(
 
         with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=good)) as http:
             x = digits_ensemble.public[:8]
-            body, headers = voters.request(x, "input", None, binary=True)
+            body, headers = voters.encode_request(x, "input", None, binary=True)
             infer = "/v2/models/digits/infer"
             assert http.post(infer, content=body, headers=headers).status_code == 401
             assert http.get("/v2/models/digits").status_code == 401
             http.headers["Authorization"] = f"Bearer {TOKEN}"
             assert http.get("/v2/models/digits").json()["inputs"][0]["shape"] == [-1, 8, 8]
             answer = http.post(infer, content=body, headers=headers)
-            labels = voters.labels(answer.content, None, 8, 10)
+            labels = voters.decode_labels(answer.content, None, 8, 10)
             assert (labels == digits_ensemble.public_labels[:8]).mean() > 0.7
             bad = http.post(infer, content=body[:-1], headers=headers)
             assert bad.status_code == 400

@@ -211,7 +211,7 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     with path.open("wb") as file:
-        file.truncate(models.LARGEST + 1)
+        file.truncate(models.MAX_FILE_BYTES + 1)
     holds(refusal(path), "536,870,912")
 
 
