@@ -5,7 +5,7 @@
 EXPORT is what `terrine ledger export PROJECT` or `terrine log export` wrote. POLICY says whose
 signatures are needed, and where the log is (`log KEY URL`, or --log). OLD is a checkpoint that was
 saved before, from `URL/checkpoint`. Formats: c2sp.org/tlog-tiles, tlog-checkpoint, tlog-cosignature
-and tlog-policy; transparency.md, beside this file. Nothing here is shared with Terrine.
+and tlog-policy; checking.md, beside this file. Nothing here is shared with Terrine.
 
 Checked: that the log signed its checkpoint, and a quorum of witnesses cosigned it; that its leaves
 have that root; that they begin with those of every OLD one; that every exported entry is a leaf,

@@ -161,7 +161,7 @@ def test_an_owner_is_reached_by_servers_alone_and_reaches_nothing_that_is_privat
 
 @pytest.fixture(scope="module")
 def cluster(owners: Composition, made: Path) -> Composition:
-    """A Ray cluster beside them, and the teachers of docs/deploying.md; the owners have left."""
+    """A Ray cluster beside them, and teachers in the server; the owners have left."""
     owners.succeed("stop", *OWNERS)
     owners.with_teachers(made)
     owners.succeed("--profile", "ray", *UP)

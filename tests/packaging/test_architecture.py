@@ -42,7 +42,7 @@ def defined(path: Path) -> set[str]:
     return names
 
 
-def test_the_four_paths_are_described() -> None:
+def test_the_two_walks_are_described() -> None:
     assert len(STEPS) > 30
 
 

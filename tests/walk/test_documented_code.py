@@ -1,6 +1,6 @@
 """Every `terrine` command in the documentation exists as written, and every example compiles.
 
-What commands print and do is tested elsewhere: docs/api.md by tests/api, docs/planning.md by
+What commands print and do is tested elsewhere: docs/api.md by tests/api, docs/choosing.md by
 tests/plan, docs/student.md's table here, docs/privacy by tests/privacy.
 """
 

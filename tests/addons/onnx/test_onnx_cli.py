@@ -54,8 +54,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def documented(library: str) -> str:
-    """The program of docs/ensembles.md that trains a teacher on each shard."""
-    text = (REPOSITORY / "docs" / "ensembles.md").read_text()
+    """The program of docs/addons/onnx.md that trains a teacher on each shard."""
+    text = (REPOSITORY / "docs" / "addons" / "onnx.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (block,) = [
         b for b in blocks if "model = " in b and re.search(rf"^(import|from) {library}", b, re.M)
@@ -95,7 +95,7 @@ def test_teachers_you_have_serve_after_three_commands(
         documented(library),
         flags=re.M,
     )
-    exec(compile(program, "docs/ensembles.md", "exec"), {"models": models})
+    exec(compile(program, "docs/addons/onnx.md", "exec"), {"models": models})
     rows = flat[1200:]
     counts = np.zeros((len(rows), 10), np.int64)
     for model in models:
@@ -206,7 +206,7 @@ def test_converted_classifiers_choose_as_they_predict(
 
 
 def converted(model: Any, x: np.ndarray) -> Any:
-    """As docs/ensembles.md says."""
+    """As docs/addons/onnx.md says."""
     if isinstance(model, LGBMClassifier):
         kind = FloatTensorType([None, x.shape[1]])
         return convert_lightgbm(model, initial_types=[("x", kind)], zipmap=False)
