@@ -1,7 +1,7 @@
 """`make owners` and `make owners-demo`: what owners need who vote from containers of their own.
 
 Run by the Python of this machine, without Terrine. Nothing that exists is replaced but
-owners/compose.yml, the list of services. docs/compose.md says what each file is for.
+owners/compose.yml, the list of services. docs/deploying.md says what each file is for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SECRETS = """\
 """
 FEDERATION = """\
 # Who votes, and on what. The first lines suit the teachers of `make owners-demo`, which know images
-# of digits. For teachers of your own, describe those: docs/owners.md explains every line.
+# of digits. For teachers of your own, describe those: docs/addons/federation.md explains each.
 classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 units = 1200                            # of all owners together, as they state
 disjoint_by = "each owner has other images of the demo"

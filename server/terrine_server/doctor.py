@@ -422,7 +422,7 @@ def signed(ledger: Ledger, settings: Settings) -> Finding:
     except LedgerRestored as error:
         return Finding("signed", Severity.PROBLEM, str(error), "terrine ledger restored")
     except LogNotSigned as error:
-        fix = f"Make {path} readable, or see docs/transparency.md"
+        fix = f"Make {path} readable, or see docs/ledger.md"
         return Finding("signed", Severity.PROBLEM, str(error), fix)
     except CheckpointError as error:
         return Finding("signed", Severity.PROBLEM, str(error), "terrine init")

@@ -174,7 +174,7 @@ GIVEN = ("pem", "token")
 
 @needs_openssl
 def test_the_federation_that_is_made_can_be_gathered(tmp_path: Path) -> None:
-    gather = pytest.importorskip("terrine_addons.federation.gathering").gather
+    gather = pytest.importorskip("terrine_addons.federation.gathering").create_federation
     assert set_up(tmp_path, "4").returncode == 0
     file = tmp_path / "owners" / "for-the-service" / "owners.toml"
     federation = gather(file, "districts", tmp_path / "districts")

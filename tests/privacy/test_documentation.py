@@ -26,7 +26,7 @@ def test_every_number_is_printed_by_its_code(page: Path) -> None:
 
 
 def test_pages_with_numbers_are_found() -> None:
-    assert {"adoption", "gnmax", "joint-price", "choosing"} <= {page.stem for page in PAGES}
+    assert {"gnmax", "joint-price", "choosing"} <= {page.stem for page in PAGES}
 
 
 def test_the_tables_for_committees_are_those_that_are_computed() -> None:

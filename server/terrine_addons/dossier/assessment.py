@@ -152,7 +152,7 @@ def _algorithms(facts: Facts) -> Iterator[AssessedBlock]:
         RequirementState.PARTLY,
         "Mechanisms and accounting are Terrine's own, since no library has them; they are held "
         "against independent oracles (dp-accounting, exact arithmetic).",
-        "docs/privacy/checking-us.md; `make test`.",
+        "docs/checking.md; `make test`.",
     )
     yield AssessedBlock(
         block,
@@ -215,7 +215,7 @@ def _utility(facts: Facts) -> Iterator[AssessedBlock]:
         RequirementState.OWNER,
         "A noisy vote is wrong more often where teachers disagree or few people are near, as on "
         "rare groups. " + facts.told["choices.utility"],
-        "docs/imbalance.md; to be measured on public data before anything is served.",
+        "docs/student.md; to be measured on public data before anything is served.",
     )
     yield AssessedBlock(
         "Bias (3)",
@@ -376,14 +376,14 @@ def _unchecked_log(facts: Facts) -> Iterator[Unchecked]:
         yield Unchecked(
             "Whether there is one history",
             "no checkpoint of the transparency log was ever signed",
-            "Make a key with `terrine init`, and let the server run (docs/transparency.md).",
+            "Make a key with `terrine init`, and let the server run (docs/ledger.md).",
         )
         return
     if last.problems:
         yield Unchecked(
             "NOT INTACT: the transparency log",
             "; ".join(last.problems),
-            "See docs/transparency.md.",
+            "See docs/ledger.md.",
         )
     if last.problems is None and facts.verified:
         yield Unchecked(
@@ -395,7 +395,7 @@ def _unchecked_log(facts: Facts) -> Iterator[Unchecked]:
         yield Unchecked(
             "Whether everybody was told the same history",
             "no witness cosigns the log, so the owner could show two",
-            "Ask somebody to run `terrine witness` (docs/transparency.md).",
+            "Ask somebody to run `terrine witness` (docs/ledger.md).",
         )
     elif last.missing:
         yield Unchecked(
@@ -416,7 +416,7 @@ def _unchecked_audit(facts: Facts) -> Iterator[Unchecked]:
         yield Unchecked("Parts of the audit", why, do)
     failed = [each.subject for each in audit.findings if not each.passed]
     if failed:
-        yield Unchecked("FAILED: the audit", ", ".join(failed), "See docs/auditing.md.")
+        yield Unchecked("FAILED: the audit", ", ".join(failed), "See docs/addons/audit.md.")
     if audit.version != facts.code.version:
         why = f"the audit was of version {audit.version}, and {facts.code.version} runs here"
         yield Unchecked("Whether the audit is of this code", why, do)

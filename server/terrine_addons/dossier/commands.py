@@ -41,7 +41,7 @@ def dossier(
 
     A registry entry, the hazards of NIST SP 800-226, pages for an impact assessment, and the
     evidence. What could not be checked comes first. What only the owner can say is asked for in
-    dossier.toml in the data directory, and marked until it is given. See docs/dossier.md.
+    dossier.toml in the data directory, and marked until it is given. See docs/addons/dossier.md.
 
     Exits with code 1 if books or log are not intact; the dossier is written, and says so.
 
@@ -117,7 +117,7 @@ def _keys(policy: Path) -> list[VerifierKey]:
     try:
         return [party.key for party in Policy.parse(read(policy, LARGEST)).logs]
     except NoteError as error:
-        fail(f"{policy} is no policy: {error}. See docs/transparency.md.")
+        fail(f"{policy} is no policy: {error}. See docs/ledger.md.")
 
 
 def _own_keys() -> list[VerifierKey]:

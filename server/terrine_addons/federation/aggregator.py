@@ -2,7 +2,7 @@
 
 It keeps one share of each vote in memory until its round is opened, once; adds up, adds its noise
 in full, and counts what it releases, durably, before it does. Its budget is what the service that
-asks may learn from all rounds together: docs/privacy/secret-sharing.md.
+asks may learn from all rounds together: docs/addons/federation-two-servers.md.
 """
 
 from __future__ import annotations

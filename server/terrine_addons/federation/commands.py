@@ -33,7 +33,7 @@ def gather(
 ) -> None:
     """Make an ensemble of owners who each keep their teacher, and ask each of them once.
 
-    docs/owners.md has an example of the file. Next, register the ensemble.
+    docs/addons/federation.md has an example of the file. Next, register the ensemble.
 
     [bold]Example[/bold]: terrine owners gather owners.toml --name wards
     """
@@ -198,7 +198,8 @@ def make(
     """Make an aggregator: its count of what it releases, at 0, and a token for each who will ask
     it.
 
-    docs/owners.md has an example of the file. What it says cannot be changed afterwards.
+    docs/addons/federation-two-servers.md has an example of the file. What it says cannot be changed
+    afterwards.
 
     [bold]Example[/bold]: terrine aggregator make aggregator.toml districts
     """

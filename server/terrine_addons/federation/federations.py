@@ -97,7 +97,7 @@ class Federation(Record):
     quorum: Annotated[int, Field(ge=1)]
     """Owners that must answer; with fewer, nothing is answered and nothing charged."""
     aggregator: AggregatorAddress | None = None
-    """With it, owners split their votes: docs/privacy/secret-sharing.md."""
+    """With it, owners split their votes: docs/addons/federation-two-servers.md."""
     salt: Sha256
     """Random. Students see the federation's digest, and must not find out addresses by guessing."""
 

@@ -2,7 +2,7 @@
 
 Its answers are not private: they are what a model trained on private records says. Only who has the
 token gets them. With an aggregator, nobody does: each answer is one of two shares, and the other
-goes to the aggregator (docs/privacy/secret-sharing.md).
+goes to the aggregator (docs/addons/federation-two-servers.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Who is asked, and how long their answers are waited for, is fixed in the federat
 owner whose answer does not come in time, or is no answer, is absent from that batch: their vote is
 then cast by a public rule that looks at the input alone (`stand_in`). So every tally is full, and
 what an owner does, answering, lying or failing, moves their own vote and nobody else's: see
-docs/privacy/remote-owners.md.
+docs/addons/federation.md.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def verify_tree(request: Request, services: ServicesDep, sent: Checked) -> Respo
     if policy is None:
         raise InvalidQuery(
             "This server has no key of a transparency log, nor a policy that names one. "
-            "See docs/transparency.md."
+            "See docs/ledger.md."
         )
     kept = sent.fields.get("checkpoint", "").replace("\r\n", "\n").strip()
     earlier = {"that you kept": f"{kept}\n"} if kept else {}

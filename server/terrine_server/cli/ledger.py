@@ -167,7 +167,7 @@ def verify(
 
     An older backup, a rewritten chain, or entries removed from the end together with a balance set
     back to match, are consistent in themselves: only what is kept elsewhere reveals them, a
-    checkpoint, or the cosignatures of witnesses. See docs/transparency.md.
+    checkpoint, or the cosignatures of witnesses. See docs/ledger.md.
     """
     from terrine_server.ledger.verifying import verify_export
 

@@ -104,7 +104,7 @@ def load_policy(path: Path | None) -> Policy | None:
     try:
         return Policy.parse(read(path, LARGEST))
     except NoteError as error:
-        raise CheckpointError(f"{path} is no policy: {error}. See docs/transparency.md.") from None
+        raise CheckpointError(f"{path} is no policy: {error}. See docs/ledger.md.") from None
 
 
 def own_policy(settings: Settings) -> Policy | None:

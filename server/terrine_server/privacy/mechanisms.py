@@ -348,7 +348,7 @@ class NoisyVotes:
         liked, as long as it does not depend on the vote that moves.
 
         The noise comes before any decoding, so what is released is a function of the counts with
-        noise, whatever was added: docs/privacy/secret-sharing.md, theorem 2.
+        noise, whatever was added: docs/addons/federation-two-servers.md, theorem 2.
         """
         if sums.dtype != np.uint32 or sums.ndim != 2 or sums.shape[1] != self.classes:
             raise ValueError(f"Sums must be of type uint32 and shape [B, {self.classes}].")
