@@ -412,7 +412,7 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
             last = ledger.charges(name, after_seq=max(0, project.charges - 1), limit=1)
             if project.terms.allowance is not None:
                 with suppress(ConcurrentUpdate):  # a server has just read and written them
-                    ledger.accounts(project)
+                    ledger.unit_accounts(project)
         except TerrineError as error:
             yield Finding("books", Severity.PROBLEM, str(error), f"terrine ledger verify {name}")
             continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Connection, Table, TextClause, text
 from sqlalchemy.dialects import postgresql
@@ -52,7 +52,7 @@ from terrine_server.ledger.records import (
     Result,
     SpentAccounts,
 )
-from terrine_server.ledger.rows import KnownProjects, check_end, publications
+from terrine_server.ledger.rows import ProjectCache, check_end, publications
 from terrine_server.ledger.schema import charges
 from terrine_server.ledger.schema import payments as payments_table
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
@@ -85,22 +85,12 @@ class Admission:
     account: Account
 
 
-class SecretBudget(Protocol):
-    """A project's secret spend, as `admit` uses it."""
-
-    def add(self, places: tuple[int, ...]) -> None:
-        """Count one paid query."""
-
-    def publish(self, bound: int) -> int:
-        """Draw a figure from the spend (except with a probability that δ covers) up to `bound`."""
-
-
 def admit(
     terms: Terms,
     account: Account,
     recorded: RecordedCharges,
     proposals: Sequence[Proposal],
-    secret: SecretBudget | None = None,
+    secret: accounts.SecretTally | None = None,
 ) -> Admission:
     """Decide on each query of a batch, in order.
 
@@ -329,7 +319,7 @@ def charge(
 ) -> tuple[ProjectRecord, list[ChargedBatch | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
-    See `Payments.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
+    See `Ledger.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
     project with a tally must be locked: its tally is read and written separately from its balance.
     One whose units have accounts is paid for only together with what was `cast`, in one
     transaction. `payers`: by batch, the id of the token that asks.
@@ -449,7 +439,7 @@ def _entries(
 
 def look_up(
     connection: Connection,
-    accounts: KnownProjects,
+    cache: ProjectCache,
     project: str | int,
     digests: Sequence[QueryDigest],
 ) -> ProjectSnapshot:
@@ -463,7 +453,7 @@ def look_up(
     if row is None:
         called = "called" if isinstance(project, str) else "number"
         raise NotFound(f"There is no project {called} {project}.")
-    account = accounts.current(connection, row)
+    account = cache.current(connection, row)
     paid = _Paid(account)
     by_query: dict[bytes, Result] = {}
     by_input: dict[bytes, Result] = {}

@@ -538,7 +538,7 @@ _POLL_SECONDS = 0.02
 
 
 @contextmanager
-def turn(engine: Engine, project_id: int) -> Iterator[None]:
+def project_lock(engine: Engine, project_id: int) -> Iterator[None]:
     """Hold a project's turn. It ends with the block, or with the process, however that ends.
 
     On PostgreSQL it is an advisory lock, in a transaction on a connection of its own; on SQLite,
@@ -560,7 +560,7 @@ def turn(engine: Engine, project_id: int) -> Iterator[None]:
 
 
 @contextmanager
-def only_one(engine: Engine) -> Iterator[bool]:
+def try_lock_ledger(engine: Engine) -> Iterator[bool]:
     """Whether no other process is here: nobody waits. It ends as a project's turn does.
 
     On PostgreSQL nothing else waits for its connection, so it may take long.
@@ -581,7 +581,7 @@ def only_one(engine: Engine) -> Iterator[bool]:
                     connection.execute(_LEAVE, given)
 
 
-def exclude_others(connection: Connection) -> None:
+def lock_tree(connection: Connection) -> None:
     """Wait until no other transaction that called this is under way; on SQLite, none is."""
     if connection.dialect.name != "sqlite":
         connection.execute(_GROWING, {"turns": TURNS})

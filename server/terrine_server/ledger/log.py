@@ -202,7 +202,7 @@ def entry(row: Row[Any]) -> LogEntry:
 
 
 def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -> list[LogEntry]:
-    """Return the entries after one; see `Log.log_since`.
+    """Return the entries after one; see `Ledger.log_since`.
 
     The connection's transaction must read one snapshot throughout.
     """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import Any, Literal
@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from sqlalchemy import (
     Connection,
     Date,
-    Engine,
     Executable,
     Row,
     Select,
     String,
+    Table,
     bindparam,
     case,
     cast,
@@ -28,6 +28,7 @@ from sqlalchemy import (
     literal,
     select,
     text,
+    tuple_,
     type_coerce,
 )
 from sqlalchemy.sql.elements import ColumnElement
@@ -35,7 +36,6 @@ from sqlalchemy.sql.elements import ColumnElement
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.chain import (
-    Actor,
     canonical_json,
     check_counts,
     counts_of,
@@ -43,7 +43,7 @@ from terrine_server.ledger.chain import (
     follows,
     genesis,
 )
-from terrine_server.ledger.database import Transaction, appending, reading, writing
+from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.log import (
     UNREADABLE,
     check_account,
@@ -445,6 +445,18 @@ def load_newest_project(
     return replace(project, ensemble=load_newest_edition(connection, seals, project.ensemble))
 
 
+def lock_project(tx: Transaction, id: int) -> ProjectRecord:
+    """Lock a project until the transaction ends, and return it as the last writer left it."""
+    tx.connection.execute(LOCK_PROJECT, {"id": id})
+    return fetch_project(tx.connection, tx.seals, f"number {id}", id=id)
+
+
+def later_than(table: Table, last: TokenRecord | RequestRecord) -> ColumnElement[bool]:
+    """Return the condition that a token or a request was made after this one."""
+    at = literal(last.created_at, table.c.created_at.type)
+    return tuple_(table.c.created_at, table.c.id) > tuple_(at, literal(last.id))
+
+
 @contextmanager
 def readable(what: str, project: str = "all") -> Iterator[None]:
     """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
@@ -580,14 +592,15 @@ SPENT = select(ensembles.c.population_id, *_ACCOUNT).outerjoin(
 """Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`."""
 
 # key_share: rows that only refer to the project, such as a new token, need not wait.
-HOLD = select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
+LOCK_PROJECT = (
+    select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
+)
 """Locks a project until the transaction ends. What is read next is as the last writer left it."""
 
-MOST_REMEMBERED = 1024
-"""How many projects a process keeps in memory."""
+MAX_CACHED_PROJECTS = 1024
 
 
-class KnownProjects:
+class ProjectCache:
     """Current accounts of projects. What is fixed when a project is opened is read only once.
 
     It is checked against its hash, and kept in memory with the hash. The ensemble is kept, too, so
@@ -596,30 +609,30 @@ class KnownProjects:
     """
 
     def __init__(self, seals: Seals) -> None:
-        self.seals = seals
-        self._remembered: dict[str, ProjectRecord] = {}
+        self._seals = seals
+        self._opened: dict[str, ProjectRecord] = {}
 
-    def remembered(self, name: str) -> ProjectRecord | None:
+    def get(self, name: str) -> ProjectRecord | None:
         """Return a project as it was when it was read in full, or None."""
-        return self._remembered.get(name)
+        return self._opened.get(name)
 
-    def remember(self, project: ProjectRecord) -> ProjectRecord:
+    def add(self, project: ProjectRecord) -> ProjectRecord:
         """Keep a project that was read in full. It replaces any other of the same name."""
-        if len(self._remembered) >= MOST_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[project.name] = project
+        if len(self._opened) >= MAX_CACHED_PROJECTS:
+            self._opened.clear()
+        self._opened[project.name] = project
         return project
 
     def current(self, connection: Connection, row: Any) -> ProjectRecord:
         """Return the current record of a row of `searches.find`. Raises LedgerCorrupted."""
         with readable(f"The account of project {row.name!r}", str(row.name)):
             check_types(_ACCOUNT, row._mapping)
-            self.seals.check("projects", row._mapping)
-            opened = self._remembered.get(row.name)
+            self._seals.check("projects", row._mapping)
+            opened = self._opened.get(row.name)
             if opened is None or (opened.id, opened.genesis) != (row.id, row.genesis.hex()):
                 same = {"id": row.id, "genesis": row.genesis}
-                opened = self.remember(
-                    fetch_project(connection, self.seals, f"number {row.id}", **same)
+                opened = self.add(
+                    fetch_project(connection, self._seals, f"number {row.id}", **same)
                 )
             account = replace(
                 opened,
@@ -632,7 +645,7 @@ class KnownProjects:
                 head=row.head.hex(),
                 closed_at=row.closed_at,
                 seal=row.seal,
-                ensemble=load_newest_edition(connection, self.seals, opened.ensemble),
+                ensemble=load_newest_edition(connection, self._seals, opened.ensemble),
             )
             check_account(account)
             return account
@@ -831,53 +844,3 @@ def _summed(project: ProjectRecord, sqlite: bool) -> Any:
         .where(entry.project_id == project.id, entry.seq <= project.charges)
         .group_by(published, part, day, entry.outcome)
     )
-
-
-class DatabaseHandle:
-    """A database and its key, thread-safe. `key`: the server's secret key.
-
-    What is not sealed with it is not believed.
-    """
-
-    def __init__(self, engine: Engine, key: bytes) -> None:
-        self._engine = engine
-        self._seals = Seals(key)
-        self._accounts = KnownProjects(self._seals)
-        # By project: its number of charges after the last one made here. Older records are stale.
-        self._charged: dict[int, int] = {}
-        self._check_history: Callable[[], None] | None = None
-
-    def guard(self, check_history: Callable[[], None]) -> None:
-        """Let nothing be spent from now on unless this check passes."""
-        self._check_history = check_history
-
-    def check_history(self) -> None:
-        """Raise LedgerRestored or LogNotSigned if nothing may be spent, as found by its guard."""
-        if self._check_history is not None:
-            self._check_history()
-
-    @contextmanager
-    def _writing(self, by: Actor | None) -> Iterator[Transaction]:
-        with writing(self._engine) as connection:
-            yield Transaction(connection, self._seals, now(), by)
-
-    @contextmanager
-    def _appending(self) -> Iterator[Transaction]:
-        """A transaction of a single statement, by which the service charges."""
-        with appending(self._engine) as connection:
-            yield Transaction(connection, self._seals, now(), None)
-
-    @contextmanager
-    def _reading(self) -> Iterator[Transaction]:
-        """A transaction that writes nothing."""
-        with reading(self._engine) as connection:
-            yield Transaction(connection, self._seals, now(), None)
-
-    def _named(self, connection: Connection, project: str) -> ProjectRecord:
-        """Return the project with this name. Raises NotFound."""
-        return fetch_project(connection, self._seals, f"called {project}", name=project)
-
-
-def now() -> datetime:
-    """Return the time of what is written from now on, in UTC."""
-    return datetime.now(UTC)

@@ -428,29 +428,10 @@ tree_head = Table(
 
 
 SEALED: dict[str, tuple[str, ...]] = {
-    "populations": (
-        "id",
-        "name",
-        "epsilon",
-        "delta",
-        "rdp_order",
-        "cap",
-        "delta_cap",
-        "reserved",
-        "delta_reserved",
-        "disjoint_from",
-        "declared_at",
-    ),
-    "ensembles": (
-        "id",
-        "name",
-        "population_id",
-        "path",
-        "manifest_sha256",
-        "info",
-        "units",
-        "registered_at",
-    ),
+    table.name: tuple(column.name for column in table.c if column.name != "seal")
+    for table in metadata.tables.values()
+    if "seal" in table.c
+} | {
     # The terms are in `genesis`, and every charge is in `head`. Title and purpose are in the log.
     "projects": (
         "id",
@@ -464,43 +445,6 @@ SEALED: dict[str, tuple[str, ...]] = {
         "charges",
         "published",
         "head",
-    ),
-    "payments": ("project_id", "first_seq", "last_seq", "token_id"),
-    "secret_spends": ("project_id", "charges", "tally"),
-    "unit_accounts": ("project_id", "charges", "head", "filled", "accounts"),
-    "shadow_accounts": ("project_id", "charges", "head", "accounts"),
-    "editions": (
-        "ensemble_id",
-        "number",
-        "manifest_sha256",
-        "units",
-        "slots",
-        "erased",
-        "begins",
-        "made_at",
-    ),
-    "tokens": (
-        "id",
-        "role",
-        "project_id",
-        "label",
-        "hash",
-        "created_at",
-        "expires_at",
-        "revoked_at",
-    ),
-    "requests": (
-        "id",
-        "token_id",
-        "ensemble_id",
-        "title",
-        "purpose",
-        "asked",
-        "status",
-        "project_id",
-        "reason",
-        "created_at",
-        "decided_at",
     ),
     "log_head": ("key_check", "entries", "head"),
 }

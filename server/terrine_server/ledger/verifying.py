@@ -715,7 +715,7 @@ def rows_of(kind: str) -> Select[Any]:
 
 
 def verify_log(connection: Connection, seals: Seals) -> LogVerification:
-    """See `Log.verify_log`. The connection's transaction must read one snapshot throughout."""
+    """See `Ledger.verify_log`. The connection's transaction must read one snapshot throughout."""
     walk = _LogWalk()
     problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
     return LogVerification(entries=walk.last, head=walk.head.hex(), problems=problems)

@@ -320,7 +320,7 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
         _verify(ledger)
         done = ledger.fill_accounts()
         detail = {"made_at": iso(found.made_at), "entries": found.entries}
-        ledger.note(Action.LEDGER_RESTORED, "ledger", detail)
+        ledger.record_action(Action.LEDGER_RESTORED, "ledger", detail)
         copies.settle(engine)
         plan = _Plan(
             seal=found.seal,
