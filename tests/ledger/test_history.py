@@ -43,7 +43,7 @@ def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: 
 def test_a_history_has_few_points_and_ends_at_the_account(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "POINTS", 4)
+    monkeypatch.setattr(rows, "MAX_HISTORY_POINTS", 4)
     ledger = open_ledger(database_url)
     project = open_project(ledger, 300, CONFIDENT)
     done = 0

@@ -21,7 +21,7 @@ from terrine_server.errors import ConcurrentUpdate, Conflict, LedgerCorrupted
 from terrine_server.ledger import rows
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.database import Transaction, write
-from terrine_server.ledger.log import UNREADABLE, check_types
+from terrine_server.ledger.log import READ_ERRORS, check_types
 from terrine_server.ledger.records import Edition, ProjectRecord, SpentAccounts
 from terrine_server.ledger.schema import (
     Seals,
@@ -173,7 +173,7 @@ def _read(table: Table, seals: Seals, project: ProjectRecord, row: Any) -> Accou
         if allowance is None or slots not in (None, len(accounts)):
             raise ValueError("not of the project's size")
         seals.check(table.name, row._mapping)
-    except UNREADABLE:
+    except READ_ERRORS:
         raise LedgerCorrupted(f"{what} lost, damaged or edited.", project.name) from None
     # After a restore every account counts as A, whatever the charges are.
     filled = row.filled if of_units else (accounts == allowance.most).all()
@@ -322,7 +322,7 @@ def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> 
         )
     try:
         seals.check("secret_spends", row._mapping)
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise LedgerCorrupted(
             f"The tally of project {project.name} was edited.", project.name, str(error)
         ) from None

@@ -29,16 +29,16 @@ from terrine_server.ledger.chain import (
     Actor,
     canonical_json,
     check_counts,
-    counts_of,
+    counts_as_text,
+    counts_from_text,
     frame_counts,
     frame_kind,
     hasher,
     iso,
     publication_digest,
-    text_of,
 )
 from terrine_server.ledger.database import Transaction, check_written
-from terrine_server.ledger.log import UNREADABLE
+from terrine_server.ledger.log import READ_ERRORS
 from terrine_server.ledger.log import record as record_log
 from terrine_server.ledger.records import (
     ChargedBatch,
@@ -52,7 +52,7 @@ from terrine_server.ledger.records import (
     Result,
     SpentAccounts,
 )
-from terrine_server.ledger.rows import ProjectCache, check_end, publications
+from terrine_server.ledger.rows import ProjectCache, check_last_charge, publications
 from terrine_server.ledger.schema import charges
 from terrine_server.ledger.schema import payments as payments_table
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
@@ -415,7 +415,7 @@ def _entries(
         label = counts = None
         if new.proposal is not None:
             query, input = new.proposal.query_digest, new.proposal.input_digest
-            label, counts = new.proposal.label, text_of(new.proposal.counts)
+            label, counts = new.proposal.label, counts_as_text(new.proposal.counts)
             check_counts(new.proposal.counts, label, project.counts_due(new.outcome))
         else:
             query = input = publication_digest(project.genesis, len(published))
@@ -449,12 +449,12 @@ def look_up(
     the last charge is not the one that the account names as its last, or if a charge that answers a
     query was altered.
     """
-    row, found = rows.find(connection, project, digests)
+    row, found = rows.find_charges(connection, project, digests)
     if row is None:
         called = "called" if isinstance(project, str) else "number"
         raise NotFound(f"There is no project {called} {project}.")
     account = cache.current(connection, row)
-    paid = _Paid(account)
+    paid = _EntryReader(account)
     by_query: dict[bytes, Result] = {}
     by_input: dict[bytes, Result] = {}
     ends: set[tuple[int, bytes]] = set()
@@ -465,11 +465,11 @@ def look_up(
             by_query[entry.query_digest] = paid.result(entry)
         else:
             by_input[entry.input_digest] = paid.result(entry)
-    check_end(account, ends)
+    check_last_charge(account, ends)
     return ProjectSnapshot(account, RecordedCharges(by_query, by_input))
 
 
-class _Paid:
+class _EntryReader:
     """Reads charges of a project that answer queries, and checks the hash of each.
 
     The hash covers the price and the cost event. Both are taken from the terms, not from the entry,
@@ -498,9 +498,9 @@ class _Paid:
             kinds = self._kinds(entry.outcome, entry.label)
             framed = frame_counts(entry.counts)
             intact = any(self._hashed(*fields, kind + framed) == entry.hash for kind in kinds)
-            counts = counts_of(entry.counts)
+            counts = counts_from_text(entry.counts)
             check_counts(counts, entry.label, self._project.counts_due(entry.outcome))
-        except UNREADABLE:
+        except READ_ERRORS:
             intact = False
         if not intact:
             name = self._project.name

@@ -95,7 +95,7 @@ def holds_entries(engine: Engine) -> bool:
         )
 
 
-def counts(engine: Engine) -> tuple[int, int, int]:
+def count_entries(engine: Engine) -> tuple[int, int, int]:
     """Return the number of all entries, of those that are charges, and of projects."""
     with reading(engine) as connection:
         log, charges, projects = (

@@ -49,7 +49,7 @@ from terrine_server.ledger.ensembles import (
     check_unit,
     join_population,
 )
-from terrine_server.ledger.migrating import differences
+from terrine_server.ledger.migrating import schema_differences
 from terrine_server.ledger.projects import (
     Maintenance,
     NewProject,
@@ -375,7 +375,7 @@ class Ledger:
     def maintenance(self) -> Maintenance | None:
         """Return the maintenance that is on, if there is one."""
         with reading(self._engine) as connection:
-            return maintenance_of(log.maintenance(connection))
+            return maintenance_of(log.load_maintenance(connection))
 
     def pause_all(self, by: Actor | None = None) -> list[str]:
         """Pause every active project, so that `resume_all` resumes these. Returns their names.
@@ -401,10 +401,12 @@ class Ledger:
         with self._writing(by) as tx:
             held = {project.name: project for project in _lock_all_projects(tx)}
             log.check_head(tx.connection, tx.seals, lock=True)  # nothing is added meanwhile
-            told = log.maintenance(tx.connection)
+            told = log.load_maintenance(tx.connection)
             if not told:
                 return []
-            found = maintenance_of(log.followed(tx.connection, tx.seals, told[0].seq - 1, None))
+            found = maintenance_of(
+                log.load_verified_entries(tx.connection, tx.seals, told[0].seq - 1, None)
+            )
             resumed = [] if found is None else list(found.paused)
             for name in resumed:
                 change_status(tx, held[name], ProjectStatus.ACTIVE)
@@ -466,7 +468,7 @@ class Ledger:
             for project in on_it:
                 if project.terms.allowance is not None:
                     accounts.follow_edition(tx, project, edition)
-            made = rows.row_of(ensemble, edition)
+            made = rows.edition_row(ensemble, edition)
             tx.insert(editions, made)
             log.record_row(tx, Action.EDITION_MADE, f"{name}/{number}", made)
             return rows.load_newest_edition(tx.connection, tx.seals, found)
@@ -491,7 +493,7 @@ class Ledger:
                 detail = {"charges": project.charges}
                 log.record(tx, Action.ACCOUNTS_FILLED, project.name, detail)
                 filled.append(project.name)
-            if log.maintenance(tx.connection):
+            if log.load_maintenance(tx.connection):
                 end_maintenance(tx, [])  # whoever restored says of each project that it may go on
         return RestoredProjects(sorted(paused), sorted(filled))
 
@@ -649,7 +651,7 @@ class Ledger:
             for seq in sorted(entries, reverse=True):
                 if paid is None or not paid.first <= seq <= paid.last:
                     row = connection.execute(_PAYMENT, {"project": id, "seq": seq}).one_or_none()
-                    paid = None if row is None else rows.payment(row, self._seals)
+                    paid = None if row is None else rows.payment_record(row, self._seals)
                 if paid is not None and paid.first <= seq <= paid.last:
                     found[seq] = paid.token
         return found
@@ -946,7 +948,7 @@ class Ledger:
         if newest:
             query = query.order_by(None).order_by(seq.desc())
         with reading(self._engine) as connection:
-            found = [log.entry(row) for row in connection.execute(query)]
+            found = [log.log_entry(row) for row in connection.execute(query)]
         return found[::-1] if newest else found
 
     def log_before(self, time: datetime) -> int:
@@ -965,7 +967,7 @@ class Ledger:
         known.
         """
         with snapshot(self._engine) as connection:
-            return log.followed(connection, self._seals, seq, hash)
+            return log.load_verified_entries(connection, self._seals, seq, hash)
 
     def export_log(self) -> Iterator[dict[str, Any]]:
         """Yield the end of the administrative log, then its entries, in the format of `archive`.
@@ -988,7 +990,7 @@ class Ledger:
 
     def verify_schema(self) -> list[str]:
         """Return in what the whole schema is not as this version's migrations make it."""
-        return [f"schema: {found}" for found in differences(self._engine)]
+        return [f"schema: {found}" for found in schema_differences(self._engine)]
 
     # ------------------------------------------------------------------------- The transparency log
 
@@ -1056,7 +1058,9 @@ class Ledger:
         with reading(self._engine) as connection:
             head = transparency.load_head(connection)
             source = transparency.load_source(connection, project)
-            return None if head is None else transparency.leaf_key(head.blinding, source.start)
+            return (
+                None if head is None else transparency.derive_leaf_key(head.blinding, source.start)
+            )
 
     def positions(self, project: str | None, after_seq: int, limit: int) -> list[tuple[int, int]]:
         """Return number and position in the tree of up to `limit` entries after `after_seq`.

@@ -91,7 +91,7 @@ def compare(connection: Connection, migrate: Migrate) -> Iterator[SchemaDifferen
     """As `differences`, on a connection that may make temporary tables."""
     expected, found = _expected(connection, migrate), _found(connection)
     dialect = connection.dialect.name
-    gone, come = _beside(expected, found), _beside(found, expected)
+    gone, come = _only_in_first(expected, found), _only_in_first(found, expected)
     for described, (part,) in gone.items():
         if part.within not in gone:  # else it is gone with that
             yield SchemaDifference(
@@ -106,7 +106,7 @@ def compare(connection: Connection, migrate: Migrate) -> Iterator[SchemaDifferen
             yield SchemaDifference("added", described)
 
 
-def _beside(these: _Parts, those: _Parts) -> _Parts:
+def _only_in_first(these: _Parts, those: _Parts) -> _Parts:
     return {described: parts for described, parts in these.items() if described not in those}
 
 
@@ -414,7 +414,7 @@ def check_schema_once_started(engine: Engine) -> None:
             time.sleep(0.5)
 
 
-def differences(engine: Engine) -> list[SchemaDifference]:
+def schema_differences(engine: Engine) -> list[SchemaDifference]:
     """Return in what the whole schema is not as this version's migrations make it.
 
     The doctor, `terrine ledger verify` and the server's readiness all ask this. Raises
@@ -425,7 +425,7 @@ def differences(engine: Engine) -> list[SchemaDifference]:
 
 def check_definitions(engine: Engine) -> None:
     """Raise SchemaMismatch unless the whole schema is as this version's migrations make it."""
-    found = differences(engine)
+    found = schema_differences(engine)
     if found:
         raise SchemaMismatch(
             "The ledger's schema is not as this Terrine made it: something was removed, changed or "
@@ -590,7 +590,7 @@ _MISSING = text(
 )
 
 
-def missing(connection: Connection) -> list[str]:
+def missing_rights(connection: Connection) -> list[str]:
     """Return the rights that this database account lacks, such as "INSERT on charges"."""
     wanted = [
         (table, right, column)
@@ -608,7 +608,7 @@ def check_rights(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         return
     with reading(engine) as connection:
-        lacking = missing(connection)
+        lacking = missing_rights(connection)
     if lacking:
         raise DatabaseUnavailable(
             f"The account that this service has in PostgreSQL may not {', '.join(lacking)}. Run "
@@ -616,7 +616,7 @@ def check_rights(engine: Engine) -> None:
         )
 
 
-def over_history(connection: Connection) -> list[str]:
+def excess_rights(connection: Connection) -> list[str]:
     """Return the rights of this database account that could change what was charged."""
     query = text("SELECT has_table_privilege('charges', :right)")
     return [right for right in HISTORY if connection.execute(query, {"right": right}).scalar_one()]

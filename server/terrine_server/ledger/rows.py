@@ -38,18 +38,18 @@ from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.chain import (
     canonical_json,
     check_counts,
-    counts_of,
+    counts_from_text,
     facts_text,
-    follows,
     genesis,
+    hash_matches,
 )
 from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.log import (
-    UNREADABLE,
+    READ_ERRORS,
     check_account,
     check_population,
     check_types,
-    logged,
+    last_detail,
 )
 from terrine_server.ledger.records import (
     NEIGHBOURS,
@@ -114,7 +114,7 @@ _Form = Literal["sqlite", "many", "one"]
 plans the last once and for all, and arrays only if it likes."""
 
 
-def find(
+def find_charges(
     connection: Connection, project: str | int, digests: Sequence[QueryDigest]
 ) -> tuple[Any, Sequence[Any]]:
     """Return the `ACCOUNT` of the project with this name or id, and rows of `FOUND`.
@@ -242,7 +242,7 @@ SUBJECT = ensembles.c.name.concat("/").concat(cast(editions.c.number, String))
 def select_editions() -> Select[Any]:
     """Select all editions but the first of each ensemble, in order, each with its `subject`."""
     return (
-        select(editions, SUBJECT.label("subject"), logged("edition", SUBJECT).label("logged"))
+        select(editions, SUBJECT.label("subject"), last_detail("edition", SUBJECT).label("logged"))
         .outerjoin(ensembles, editions.c.ensemble_id == ensembles.c.id)
         .order_by(editions.c.ensemble_id, editions.c.number)
     )
@@ -258,7 +258,7 @@ _NEWEST = (
 """Selects the newest edition of an ensemble. Built once, as every request needs it."""
 
 
-def first(ensemble: EnsembleRecord) -> Edition:
+def first_edition(ensemble: EnsembleRecord) -> Edition:
     """Return the edition that was registered."""
     return Edition(
         number=1,
@@ -276,7 +276,7 @@ def load_newest_edition(
 ) -> EnsembleRecord:
     """Return the ensemble with its newest edition. Raises LedgerCorrupted."""
     row = connection.execute(_NEWEST, {"ensemble": ensemble.id}).one_or_none()
-    found = first(ensemble) if row is None else _edition(row, seals, ensemble)
+    found = first_edition(ensemble) if row is None else _edition(row, seals, ensemble)
     return replace(ensemble, edition=found)
 
 
@@ -284,12 +284,12 @@ def load_editions(
     connection: Connection, seals: Seals, ensemble: EnsembleRecord
 ) -> Iterator[Edition]:
     """Yield all editions of an ensemble, in order. Raises LedgerCorrupted."""
-    yield first(ensemble)
+    yield first_edition(ensemble)
     for row in connection.execute(select_editions().where(editions.c.ensemble_id == ensemble.id)):
         yield _edition(row, seals, ensemble)
 
 
-def row_of(ensemble: EnsembleRecord, edition: Edition) -> dict[str, Any]:
+def edition_row(ensemble: EnsembleRecord, edition: Edition) -> dict[str, Any]:
     """Return the row of an edition, without its seal."""
     return {
         "ensemble_id": ensemble.id,
@@ -319,7 +319,7 @@ def _edition(row: Any, seals: Seals, ensemble: EnsembleRecord) -> Edition:
             begins={int(project): at for project, at in json.loads(row.begins).items()},
             made_at=row.made_at,
         )
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise LedgerCorrupted(
             f"An edition of the ensemble {ensemble.name} was altered or damaged.", cause=repr(error)
         ) from None
@@ -335,9 +335,9 @@ _population_labels = {
 }
 _ensemble_columns = [
     *(column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c),
-    logged("ensemble", ensembles.c.name).label(f"{_ENSEMBLE}logged"),
+    last_detail("ensemble", ensembles.c.name).label(f"{_ENSEMBLE}logged"),
     *(column.label(_population_labels[column.name]) for column in populations.c),
-    logged("population", populations.c.name).label(f"{_POPULATION}logged"),
+    last_detail("population", populations.c.name).label(f"{_POPULATION}logged"),
 ]
 
 # The columns of a project that may change, and those that identify it.
@@ -360,9 +360,9 @@ def select_ensembles() -> Select[Any]:
 @cache
 def select_populations() -> Select[Any]:
     """Select all populations, by name."""
-    return select(populations, logged("population", populations.c.name).label("logged")).order_by(
-        populations.c.name
-    )
+    return select(
+        populations, last_detail("population", populations.c.name).label("logged")
+    ).order_by(populations.c.name)
 
 
 @cache
@@ -381,7 +381,7 @@ _last = [
     .label(f"last_{column.name}")
     for column in (_newest.c.seq, _newest.c.hash)
 ]
-_logged = logged("project", projects.c.name).label("logged")
+_logged = last_detail("project", projects.c.name).label("logged")
 _before = charges.alias("before")
 _previous = (
     select(_before.c.hash)
@@ -462,7 +462,7 @@ def readable(what: str, project: str = "all") -> Iterator[None]:
     """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
     try:
         yield
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise LedgerCorrupted(f"{what} was altered or damaged.", project, repr(error)) from None
 
 
@@ -554,11 +554,11 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
         check_account(project)
         seals.check("projects", fields)
         check_logged("project", {**fields, "ensemble": project.ensemble.name})
-    check_end(project, [] if row.last_seq is None else [(row.last_seq, row.last_hash)])
+    check_last_charge(project, [] if row.last_seq is None else [(row.last_seq, row.last_hash)])
     return project
 
 
-def check_end(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
+def check_last_charge(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
     """Raise LedgerCorrupted unless a project's last charge is the one that its account names.
 
     `ends`: number and hash of the charge with the account's last number, and of any later one.
@@ -665,9 +665,9 @@ def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
         fields = dict(row._mapping)
         previous = fields.pop("previous")
         check_types(charges.c, fields)
-        if not follows(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
+        if not hash_matches(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
             raise ValueError("the hash is not that of its columns and of the entry before")
-        counts = counts_of(row.counts)
+        counts = counts_from_text(row.counts)
         check_counts(counts, row.label, project.counts_due(row.outcome))
         return ChargeRecord(
             project=project.name,
@@ -684,7 +684,7 @@ def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
         )
 
 
-_token_logged = logged("token", tokens.c.id).label("logged")
+_token_logged = last_detail("token", tokens.c.id).label("logged")
 
 
 def select_tokens() -> Select[Any]:
@@ -720,7 +720,7 @@ def _token_record(seals: Seals, names: tuple[str, ...], *values: Any) -> TokenRe
         return TokenRecord(**fields | {"role": Role(fields["role"])})
 
 
-def payment(row: Row[Any], seals: Seals) -> Payment:
+def payment_record(row: Row[Any], seals: Seals) -> Payment:
     """Return the record of a row of `payments`. Raises LedgerCorrupted unless its seal is right."""
     with readable(f"Who paid for entry {row.first_seq} of project number {row.project_id}"):
         check_types(payments.c, row._mapping)
@@ -728,7 +728,7 @@ def payment(row: Row[Any], seals: Seals) -> Payment:
         return Payment(row.first_seq, row.last_seq, row.token_id)
 
 
-_request_logged = logged("request", requests.c.id).label("logged")
+_request_logged = last_detail("request", requests.c.id).label("logged")
 _token_project = projects.alias("token_project")
 
 
@@ -768,9 +768,9 @@ def request_record(row: Row[Any], seals: Seals) -> RequestRecord:
         return RequestRecord(**fields | {"status": status, "asked": json.loads(row.asked)})
 
 
-POINTS = 64
+MAX_HISTORY_POINTS = 64
 """The most points of a history at equal numbers of entries."""
-DAYS = 60
+HISTORY_DAYS = 60
 """How many days before its last entry a history reaches back."""
 
 
@@ -807,7 +807,7 @@ def load_history(connection: Connection, project: ProjectRecord) -> History:
         raise LedgerCorrupted(
             f"The entries of project {project.name} do not add up to its balance.", project.name
         )
-    recent = max(days, default=date.max) - timedelta(days=DAYS - 1)
+    recent = max(days, default=date.max) - timedelta(days=HISTORY_DAYS - 1)
     kept = {day: days[day] for day in sorted(days) if day >= recent}
     return History(
         tuple(found), kept, {each: outcomes[each] for each in Outcome if each in outcomes}
@@ -819,7 +819,7 @@ def _summed(project: ProjectRecord, sqlite: bool) -> Any:
 
     Parts have equal length, a power of two: as a project grows, points go, and none moves.
     """
-    length = 1 << (max(-(-project.charges // POINTS), 1) - 1).bit_length()
+    length = 1 << (max(-(-project.charges // MAX_HISTORY_POINTS), 1) - 1).bit_length()
     entry = charges.c
     published: ColumnElement[Any] = literal(0)
     for publication in project.published:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, Table, bindparam, select, update
 
 from terrine_server.errors import Conflict, LedgerCorrupted
 from terrine_server.ledger import log
-from terrine_server.ledger.chain import START, Action, Actor, canonical_json, facts
+from terrine_server.ledger.chain import LOG_START, Action, Actor, canonical_json, facts
 from terrine_server.ledger.database import Transaction, write, writing
 from terrine_server.ledger.schema import (
     SEALED,
@@ -113,7 +113,7 @@ def _end(connection: Connection) -> tuple[int, bytes]:
     last = administrative_log.c
     query = select(last.seq, last.hash).order_by(last.seq.desc()).limit(1)
     row = connection.execute(query).one_or_none()
-    return (0, START) if row is None else (row.seq, row.hash)
+    return (0, LOG_START) if row is None else (row.seq, row.hash)
 
 
 def _adopt(tx: Transaction) -> dict[str, list[str]]:
@@ -121,7 +121,7 @@ def _adopt(tx: Transaction) -> dict[str, list[str]]:
     seal_rows(tx.connection, tx.seals)
     adopted: dict[str, list[str]] = {}
     for kind in TABLES:
-        said = log.last_said(tx.connection, kind)
+        said = log.load_last_details(tx.connection, kind)
         changed = [
             row._mapping
             for row in tx.connection.execute(rows_of(kind))

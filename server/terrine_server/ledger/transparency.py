@@ -26,7 +26,7 @@ from terrine_protocol.transparency import (
     commitment,
 )
 from terrine_server.errors import DatabaseUnavailable, NotFound
-from terrine_server.ledger.chain import START
+from terrine_server.ledger.chain import LOG_START
 from terrine_server.ledger.database import write
 from terrine_server.ledger.schema import (
     administrative_log,
@@ -80,7 +80,7 @@ class TreeGrowth:
         return sum(len(run.entries) for run in self.runs)
 
 
-def leaf_key(blinding: bytes, start: bytes) -> bytes:
+def derive_leaf_key(blinding: bytes, start: bytes) -> bytes:
     """Return the leaf key of a source, from the hash that its chain starts from."""
     return hmac.digest(blinding, b"terrine/leaf-key/1" + start, hashlib.sha256)
 
@@ -98,7 +98,7 @@ def count_leaves(connection: Connection) -> int:
 
 def load_sources(connection: Connection, with_news: bool = True) -> list[EntrySource]:
     """Return the administrative log and the projects, or those `with_news` for the tree."""
-    found = [EntrySource(LOG, START, _logged(connection, LOG))]
+    found = [EntrySource(LOG, LOG_START, _logged(connection, LOG))]
     logged = (
         select(func.coalesce(func.max(tree_leaves.c.seq), 0))
         .where(tree_leaves.c.source == projects.c.id)
@@ -128,7 +128,7 @@ def compute_growth(connection: Connection, most: int) -> TreeGrowth:
     blinding = secrets.token_bytes(32) if row is None else row.blinding
     for source in load_sources(connection):
         found = connection.execute(_entries_after(source).limit(left)).all()
-        key, left = leaf_key(blinding, source.start), left - len(found)
+        key, left = derive_leaf_key(blinding, source.start), left - len(found)
         # An entry that somebody removed is a gap, and stays one.
         whole = not found or found[-1].seq - found[0].seq == len(found) - 1
         for part in [found] if whole and found else [[each] for each in found]:
@@ -252,7 +252,7 @@ def _load_entries_of_tile(connection: Connection, tile: Tile) -> list[bytes]:
 def load_source(connection: Connection, project: str | None) -> EntrySource:
     """Return a project as a source, or the administrative log for None. Raises NotFound."""
     if project is None:
-        return EntrySource(LOG, START, 0)
+        return EntrySource(LOG, LOG_START, 0)
     query = select(projects.c.id, projects.c.genesis).where(projects.c.name == project)
     row = connection.execute(query).one_or_none()
     if row is None:
@@ -382,7 +382,7 @@ def _walk(
                 found.problems.append(f"{where} is out of order")
             elif entry is None or start is None:
                 found.problems.append(f"{where} is in the log, but not in the ledger any more")
-            elif commitment(leaf_key(blinding, start), entry.hash) != row.entry:
+            elif commitment(derive_leaf_key(blinding, start), entry.hash) != row.entry:
                 found.problems.append(f"{where} is not the entry that is in the ledger")
             else:
                 found.problems += _out_of_time(where, row.position, entry.created_at, seen)

@@ -427,7 +427,7 @@ def _verified(file: Path, key: bytes) -> tuple[int, int, int]:
     One of an earlier version is verified as it will be after its migration.
     """
     engine = copies.file_engine(file)
-    counts = copies.counts(engine)
+    counts = copies.count_entries(engine)
     try:
         check_schema(engine)
     except SchemaMismatch:
