@@ -251,34 +251,30 @@ def _in_postgresql(
         "now": now,
         "entries": len(entries),
         **_parameters("", COLUMNS, entries),
-        **_parameters("paid_", PAYMENT_COLUMNS, paid),
     }
     if paid:
-        given["payments"] = len(paid)
-    statement = _statement(len(entries) == 1, min(len(paid), 2))
+        given |= {"payments": len(paid), **_parameters("paid_", PAYMENT_COLUMNS, paid)}
+    statement = _statement(payments=bool(paid))
     return connection.execute(statement, given).one_or_none() is not None
 
 
 def _parameters(prefix: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return one row's values, or of many a list for each column. `prefix`: of their names."""
-    if not rows:
-        return {}
-    values = rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
-    return {f"{prefix}{name}": value for name, value in zip(names, values, strict=True)}
+    """Return a list of the values of each column. `prefix`: of their names."""
+    columns = map(list, zip(*rows, strict=True))
+    return {f"{prefix}{name}": values for name, values in zip(names, columns, strict=True)}
 
 
 @cache
-def _statement(one_entry: bool, payments: int) -> TextClause:
-    """One entry is passed as values, which is faster; many as arrays. `payments`: 0, 1, or many."""
+def _statement(payments: bool) -> TextClause:
     # The statement commits by itself, so it must fail as a whole if a part of it was ignored.
-    source = _source("", charges, COLUMNS, one_entry)
+    source = _source("", charges, COLUMNS)
     appended = (
         f"appended AS (INSERT INTO charges (project_id, created_at, {_NAMES}) "
         f"SELECT moved.id, :now, {_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
     )
     written = "(SELECT count(*) FROM appended) = CAST(:entries AS bigint)"
     if payments:
-        source = _source("paid_", payments_table, PAYMENT_COLUMNS, payments == 1)
+        source = _source("paid_", payments_table, PAYMENT_COLUMNS)
         appended += (
             f", paid AS (INSERT INTO payments (project_id, {_PAYMENT_NAMES}) "
             f"SELECT moved.id, {_PAYMENT_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
@@ -290,13 +286,11 @@ def _statement(one_entry: bool, payments: int) -> TextClause:
     )
 
 
-def _source(prefix: str, table: Table, names: Sequence[str], one: bool) -> str:
-    """Return the rows that are given as parameters, as SQL. `prefix`: of the parameters' names."""
-    form = "CAST(:{}{} AS {})" if one else "CAST(:{}{} AS {}[])"
+def _source(prefix: str, table: Table, names: Sequence[str]) -> str:
+    """Return the rows that are given as arrays, as SQL. `prefix`: of the parameters' names."""
     types = {name: table.c[name].type.compile(_DIALECT) for name in names}
-    values = ", ".join(form.format(prefix, name, type) for name, type in types.items())
-    source = f"(VALUES ({values}))" if one else f"unnest({values})"
-    return f"{source} AS given ({', '.join(names)})"
+    arrays = (f"CAST(:{prefix}{name} AS {type}[])" for name, type in types.items())
+    return f"unnest({', '.join(arrays)}) AS given ({', '.join(names)})"
 
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]

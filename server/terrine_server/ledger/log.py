@@ -8,7 +8,8 @@ numbered without gaps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -39,6 +40,15 @@ READ_ERRORS = (
     RecursionError,
 )
 """The errors that reading an altered or damaged value may raise."""
+
+
+@contextmanager
+def readable(what: str, project: str = "all") -> Iterator[None]:
+    """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        raise LedgerCorrupted(f"{what} was altered or damaged.", project, repr(error)) from None
 
 
 def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
@@ -191,14 +201,10 @@ def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[
 
 def log_entry(row: Row[Any]) -> LogEntry:
     """Return the record of a row of `select_log`. Raises LedgerCorrupted if it cannot be read."""
-    try:
+    with readable(f"Entry {row.seq} of the administrative log"):
         check_types(administrative_log.c, row._mapping)
         fields = {**row._mapping, "detail": json.loads(row.detail), "hash": row.hash.hex()}
         return LogEntry(**fields)
-    except READ_ERRORS as error:
-        raise LedgerCorrupted(
-            f"Entry {row.seq} of the administrative log was altered or damaged.", cause=repr(error)
-        ) from None
 
 
 def load_verified_entries(

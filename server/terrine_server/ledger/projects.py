@@ -175,17 +175,16 @@ def reserve(tx: Transaction, ensemble: EnsembleRecord, cost: int, delta_cost: in
 
 
 def check_reserved(tx: Transaction, ensemble: EnsembleRecord) -> None:
-    """Raise LedgerCorrupted unless of a locked cap there is reserved the sum over its projects: the
-    budget of each open one, the spend of each closed one. Reading them also checks that each was
-    opened on its ensemble as it is now."""
-    cost, delta_cost, population = 0, 0, ensemble.population
+    """Raise LedgerCorrupted unless what its projects take is reserved of a locked population's cap.
+
+    Reading them also checks that each was opened on its ensemble as it is now.
+    """
+    population = ensemble.population
     on_it = rows.select_projects().where(ensembles.c.population_id == population.id)
     for row in tx.connection.execute(on_it):
-        project = rows.project_record(row, tx.seals)
-        closed = project.status is ProjectStatus.CLOSED
-        cost += project.cap_spent if closed else project.terms.cap_budget
-        delta_cost += project.delta_spent if closed else project.terms.delta_budget
-    if (population.reserved, population.delta_reserved) != (cost, delta_cost):
+        rows.project_record(row, tx.seals)
+    taken = rows.sum_reserved(tx.connection, population.id)
+    if (population.reserved, population.delta_reserved) != taken:
         raise LedgerCorrupted(
             f"What is reserved of the cap of the population {population.name} is not what it was."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 from functools import cache, lru_cache, partial
@@ -45,11 +44,11 @@ from terrine_server.ledger.chain import (
 )
 from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.log import (
-    READ_ERRORS,
     check_account,
     check_population,
     check_types,
     last_detail,
+    readable,
 )
 from terrine_server.ledger.records import (
     NEIGHBOURS,
@@ -106,12 +105,9 @@ FOUND = tuple(_FOUND)
 the hash before."""
 
 _ACCOUNT = [projects.c[name] for name in ACCOUNT]
-_CHUNK = 5000  # a statement of SQLite has at most 32,766 parameters
+_MAX_DIGESTS = 5000  # in a statement of SQLite, which has at most 32,766 parameters
 
 _By = Literal["id", "name"]
-_Form = Literal["sqlite", "many", "one"]
-"""How values come: to SQLite, as a table; to PostgreSQL, as arrays, or one of each. PostgreSQL
-plans the last once and for all, and arrays only if it likes."""
 
 
 def find_charges(
@@ -123,22 +119,18 @@ def find_charges(
     """
     by: _By = "name" if isinstance(project, str) else "id"
     if connection.dialect.name == "postgresql":
-        wanted: dict[str, Any] = _wanted(digests)
-        form: _Form = "many"
-        if all(len(values) == 1 for values in wanted.values()):
-            form, wanted = "one", {name: value for name, (value,) in wanted.items()}
-        found_by = account_and_found(by, form)
-        rows = connection.execute(found_by, {"project": project, **wanted}).all()
+        given = {"project": project, **_wanted(digests)}
+        rows = connection.execute(_account_and_found(by), given).all()
         return (rows[0] if rows else None), [row for row in rows if row.kind is not None]
     account = connection.execute(_account(by), {"project": project}).one_or_none()
     if account is None:
         return None, []
     found: list[Any] = []
-    for start in range(0, len(digests) or 1, _CHUNK):
-        wanted = _wanted(digests[start : start + _CHUNK])
-        given = (account.id, account.charges, *chain.from_iterable(wanted.values()))
+    for start in range(0, len(digests) or 1, _MAX_DIGESTS):
+        wanted = _wanted(digests[start : start + _MAX_DIGESTS])
+        values = (account.id, account.charges, *chain.from_iterable(wanted.values()))
         query = _found({name: len(values) for name, values in wanted.items()})
-        found += connection.exec_driver_sql(query, given).all()
+        found += connection.exec_driver_sql(query, values).all()
     return account, found
 
 
@@ -154,13 +146,13 @@ def _wanted(digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
 
 
 @cache
-def account_and_found(by: _By, form: _Form) -> Executable:
+def _account_and_found(by: _By) -> Executable:
     """PostgreSQL: the account of a `:project`, repeated in each row found; alone if there is none.
 
     One statement reads one snapshot.
     """
     account = ", ".join(f"projects.{name}" for name in ACCOUNT)
-    found = f"({_search(form)}) AS found ({', '.join(FOUND)})"
+    found = f"({_search(sqlite=False)}) AS found ({', '.join(FOUND)})"
     query = text(
         f"SELECT {account}, found.* FROM projects LEFT JOIN LATERAL {found} ON true "
         f"WHERE projects.{by} = :project"
@@ -174,12 +166,12 @@ def _account(by: _By) -> Executable:
 
 
 def _found(wanted: Mapping[str, int]) -> str:
-    """SQLite: the rows found in a project, the first parameter, that counts as many charges as the
-    second says. Those wanted come after these: so many of each name.
+    """Return SQLite's query for what is wanted: so many values of each name.
 
+    Its parameters are the project, how many charges it counts, and the values.
     Not by SQLAlchemy's expanding parameters, which take longer than the search.
     """
-    query, first = _search("sqlite"), 3
+    query, first = _search(sqlite=True), 3
     for name, count in wanted.items():
         values = ", ".join(f"(?{number})" for number in range(first, first + count))
         query, first = query.replace(f":{name}", f"(VALUES {values})"), first + count
@@ -187,9 +179,8 @@ def _found(wanted: Mapping[str, int]) -> str:
 
 
 @cache
-def _search(form: _Form) -> str:
+def _search(sqlite: bool) -> str:
     """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`."""
-    sqlite = form == "sqlite"
     project, last = ("?1", "?2") if sqlite else ("projects.id", "projects.charges")
     previous = (
         "(SELECT hash FROM charges AS before WHERE before.project_id = charges.project_id "
@@ -198,7 +189,7 @@ def _search(form: _Form) -> str:
     charge = {name: name for name in FOUND[1:-1]} | {"previous": previous}
     by_query, by_input = _columns(QUERY, charge), _columns(INPUT, charge)
     answered = f"AND outcome = '{Outcome.ANSWERED}'"
-    each = partial(_each, form, project)
+    each = partial(_each, sqlite, project)
     parts = [
         each(by_query, "queries", "query_digest"),
         each(by_input, "inputs", "input_digest", answered),
@@ -216,21 +207,20 @@ def _columns(kind: int, given: dict[str, str]) -> str:
     return ", ".join(f"{value} AS {name}" for name, value in values.items())
 
 
-def _each(form: _Form, project: str, columns: str, wanted: str, column: str, only: str = "") -> str:
+def _each(
+    sqlite: bool, project: str, columns: str, wanted: str, column: str, only: str = ""
+) -> str:
     """Return the SQL that looks up each of the `wanted` values of a column separately."""
-    if form == "sqlite":  # which keeps the order of a CROSS JOIN
+    if sqlite:  # which keeps the order of a CROSS JOIN
         condition = f"project_id = {project} AND {column} = column1 {only}"
         return f"SELECT {columns} FROM :{wanted} CROSS JOIN charges ON {condition}"
-    value = f"CAST(:{wanted} AS bytea)" if form == "one" else "value"
     # The order is that of one index. For an equality alone, PostgreSQL might as well take another,
     # and read all rows of the project, as long as it has no statistics.
     first = (
-        f"SELECT * FROM charges WHERE project_id = {project} AND {column} >= {value} {only} "
+        f"SELECT * FROM charges WHERE project_id = {project} AND {column} >= value {only} "
         f"ORDER BY {column} LIMIT 1"
     )
-    found = f"SELECT {columns} FROM ({first}) AS charges WHERE {column} = {value}"
-    if form == "one":
-        return found
+    found = f"SELECT {columns} FROM ({first}) AS charges WHERE {column} = value"
     given = f"unnest(CAST(:{wanted} AS bytea[])) AS given (value)"
     return f"SELECT found.* FROM {given} CROSS JOIN LATERAL ({found}) AS found"
 
@@ -305,11 +295,10 @@ def edition_row(ensemble: EnsembleRecord, edition: Edition) -> dict[str, Any]:
 
 def _edition(row: Any, seals: Seals, ensemble: EnsembleRecord) -> Edition:
     fields: Mapping[str, Any] = row._mapping
-    try:
+    with readable(f"An edition of the ensemble {ensemble.name}"):
         check_types(editions.c, fields)
         seals.check("editions", fields)
-        if row.logged != facts_text("edition", fields):
-            raise ValueError("it is not as the administrative log says")
+        check_logged("edition", fields)
         return Edition(
             number=row.number,
             manifest_sha256=row.manifest_sha256.hex(),
@@ -319,10 +308,6 @@ def _edition(row: Any, seals: Seals, ensemble: EnsembleRecord) -> Edition:
             begins={int(project): at for project, at in json.loads(row.begins).items()},
             made_at=row.made_at,
         )
-    except READ_ERRORS as error:
-        raise LedgerCorrupted(
-            f"An edition of the ensemble {ensemble.name} was altered or damaged.", cause=repr(error)
-        ) from None
 
 
 # The tables have columns of the same names, so those of an ensemble and its population get a
@@ -430,6 +415,24 @@ def lock_population(connection: Connection, id: int | None) -> None:
     connection.execute(locked.with_for_update(key_share=True))
 
 
+def sum_reserved(connection: Connection, population_id: int) -> tuple[Any, Any]:
+    """Return what its projects take of a population's cap, as cost and δ.
+
+    The budget of each open one, the spend of each closed one, as the database adds them up.
+    """
+    closed = projects.c.status == ProjectStatus.CLOSED
+    sums = (
+        func.coalesce(func.sum(case((closed, spent), else_=budget)), 0)
+        for spent, budget in [
+            (projects.c.cap_spent, projects.c.cap_budget),
+            (projects.c.delta_spent, projects.c.delta_budget),
+        ]
+    )
+    query = select(*sums).join_from(projects, ensembles)
+    row = connection.execute(query.where(ensembles.c.population_id == population_id)).one()
+    return row[0], row[1]
+
+
 def fetch_project(connection: Connection, seals: Seals, described: str, **by: Any) -> ProjectRecord:
     """Fetch the project with these values. Raises NotFound."""
     row = connection.execute(project_by(*by), by).one_or_none()
@@ -455,15 +458,6 @@ def later_than(table: Table, last: TokenRecord | RequestRecord) -> ColumnElement
     """Return the condition that a token or a request was made after this one."""
     at = literal(last.created_at, table.c.created_at.type)
     return tuple_(table.c.created_at, table.c.id) > tuple_(at, literal(last.id))
-
-
-@contextmanager
-def readable(what: str, project: str = "all") -> Iterator[None]:
-    """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
-    try:
-        yield
-    except READ_ERRORS as error:
-        raise LedgerCorrupted(f"{what} was altered or damaged.", project, repr(error)) from None
 
 
 def check_logged(kind: str, row: Mapping[str, Any]) -> None:
@@ -532,22 +526,14 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
             id=row.id,
             name=row.name,
             ensemble=ensemble_record(row, seals),
-            status=ProjectStatus(row.status),
             mechanism=json.loads(row.mechanism),
             events=json.loads(row.events),
             terms=terms_from_text(row.terms),
-            spent=row.spent,
-            delta_spent=row.delta_spent,
-            cap_spent=row.cap_spent,
-            charges=row.charges,
-            published=_published(row.published),
             genesis=row.genesis.hex(),
-            head=row.head.hex(),
             opened_at=row.opened_at,
-            closed_at=row.closed_at,
-            seal=row.seal,
             title=row.title,
             purpose=row.purpose,
+            **_account_fields(row),
         )
         if genesis(fields) != row.genesis:
             raise ValueError("the terms are not those that the project was opened with")
@@ -569,6 +555,21 @@ def check_last_charge(project: ProjectRecord, ends: Collection[tuple[int, Any]])
             f"The last charge of project {project.name} is not the one that its balance stands on.",
             project.name,
         )
+
+
+def _account_fields(row: Any) -> dict[str, Any]:
+    """Return what may change in a project's record."""
+    return {
+        "status": ProjectStatus(row.status),
+        "spent": row.spent,
+        "delta_spent": row.delta_spent,
+        "cap_spent": row.cap_spent,
+        "charges": row.charges,
+        "published": _published(row.published),
+        "head": row.head.hex(),
+        "closed_at": row.closed_at,
+        "seal": row.seal,
+    }
 
 
 def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
@@ -634,19 +635,8 @@ class ProjectCache:
                 opened = self.add(
                     fetch_project(connection, self._seals, f"number {row.id}", **same)
                 )
-            account = replace(
-                opened,
-                status=ProjectStatus(row.status),
-                spent=row.spent,
-                delta_spent=row.delta_spent,
-                cap_spent=row.cap_spent,
-                charges=row.charges,
-                published=_published(row.published),
-                head=row.head.hex(),
-                closed_at=row.closed_at,
-                seal=row.seal,
-                ensemble=load_newest_edition(connection, self._seals, opened.ensemble),
-            )
+            ensemble = load_newest_edition(connection, self._seals, opened.ensemble)
+            account = replace(opened, ensemble=ensemble, **_account_fields(row))
             check_account(account)
             return account
 

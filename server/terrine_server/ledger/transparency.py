@@ -478,6 +478,6 @@ def replace_checkpoint(connection: Connection, note: str, before: str | None) ->
     """Store a checkpoint in place of the one `before`. Raises DatabaseUnavailable if it is gone."""
     stored = tree_head.c.checkpoint
     unchanged = stored.is_(None) if before is None else stored == before
-    done = connection.execute(update(tree_head).where(unchanged).values(checkpoint=note))
-    if done.rowcount != 1:
+    statement = update(tree_head).where(unchanged).values(checkpoint=note)
+    if connection.execute(statement).rowcount != 1:
         raise DatabaseUnavailable("Another process signed a checkpoint. Retry.")

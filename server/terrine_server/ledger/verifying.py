@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, case, func, select
+from sqlalchemy import Connection, RowMapping, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
@@ -121,7 +121,7 @@ class TermsChecker:
         stated = event.get("baseline") if isinstance(event, dict) else None
         return stated if type(stated) is int and stated in self.terms.baselines else 0
 
-    def follow(self, entry: Raw) -> Iterator[str]:
+    def apply(self, entry: Raw) -> Iterator[str]:
         """Yield what contradicts the schedule, and add the entry to the account."""
         due = self.terms.due(self.account)
         paid = Price(*(int_or_zero(entry[name]) for name in ("cost", "delta", "cap_cost")))
@@ -152,19 +152,12 @@ def check_balance(
         yield f"head: the project's last hash is not that of its last entry, {last}"
     if list(published) != rules.published:
         yield "balance: the figures that the project shows are not those of its entries"
-    for name, recomputed in [
-        ("charges", rules.account.charges),
-        ("spent", rules.account.spent),
-        ("delta_spent", rules.account.delta_spent),
-        ("cap_spent", rules.account.cap_spent),
-    ]:
+    for name in ("charges", "spent", "delta_spent", "cap_spent"):
+        recomputed = getattr(rules.account, name)
         if project[name] != recomputed:
             yield f"balance: {name} is {project[name]}, but the entries make {recomputed}"
-    for name, budget in [
-        ("spent", "budget"),
-        ("delta_spent", "delta_budget"),
-        ("cap_spent", "cap_budget"),
-    ]:
+    for name in ("spent", "delta_spent", "cap_spent"):
+        budget = name.replace("spent", "budget")
         if project[name] > project[budget]:
             yield f"balance: {name} {project[name]} exceeds {budget} {project[budget]}"
 
@@ -213,11 +206,14 @@ def check_counted(
         yield f"its noisy counts are not what was answered ({error})"
 
 
-def check_tally(
+def check_secrets(
     connection: Connection, seals: Seals, project: Raw, rules: TermsChecker
 ) -> Iterator[str]:
-    """Check that the tally counts as many queries as were charged; their votes are not stored."""
-    if rules.terms.schedule is None:
+    """Check that a tally, or the accounts of units, can be those of the charges.
+
+    The votes that they follow from are not stored.
+    """
+    if rules.terms.schedule is None and rules.terms.allowance is None:
         return
     try:
         record = rows.fetch_project(connection, seals, "at all", id=project["id"])
@@ -225,32 +221,21 @@ def check_tally(
         return  # the account itself is wrong, which another check reports
     try:
         tally = accounts.load_tally(connection, seals, record)
+        outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
+        if tally is not None and not tally.counts(outcomes):
+            yield "tally: it does not count as many queries as were charged"
     except LedgerCorrupted as error:
         yield f"tally: {error.found}"
-        return
-    outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
-    if tally is not None and not tally.counts(outcomes):
-        yield "tally: it does not count as many queries as were charged"
-
-
-def check_accounts(
-    connection: Connection, seals: Seals, project: Raw, rules: TermsChecker
-) -> Iterator[str]:
-    """Check that the accounts of a project's units are those of its last charge, and possible."""
     if rules.terms.allowance is None:
         return
-    try:
-        record = rows.fetch_project(connection, seals, "at all", id=project["id"])
-    except LedgerCorrupted:
-        return  # the account itself is wrong, which another check reports
-    try:
-        accounts.load_unit_accounts(connection, seals, record)
-    except LedgerCorrupted as error:
-        yield f"accounts: {error.found}"
-    try:
-        accounts.load_shadow_accounts(connection, seals, record)
-    except LedgerCorrupted as error:
-        yield f"shadows: {error.found}"
+    for what, load in [
+        ("accounts", accounts.load_unit_accounts),
+        ("shadows", accounts.load_shadow_accounts),
+    ]:
+        try:
+            load(connection, seals, record)
+        except LedgerCorrupted as error:
+            yield f"{what}: {error.found}"
 
 
 def check_payments(connection: Connection, seals: Seals, project: Raw) -> Iterator[str]:
@@ -287,23 +272,16 @@ def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
     if cap is None:
         yield f"ensemble {project['ensemble__name']}: the population whose cap it has is gone"
         return
-    closed = projects.c.status == "closed"
-    of_it = select(ensembles.c.id).where(ensembles.c.population_id == id)
-    cost, delta = connection.execute(
-        select(
-            func.sum(case((closed, projects.c.cap_spent), else_=projects.c.cap_budget)),
-            func.sum(case((closed, projects.c.delta_spent), else_=projects.c.delta_budget)),
-        ).where(projects.c.ensemble_id.in_(of_it))
-    ).one()
-    for name, recomputed in [("reserved", cost), ("delta_reserved", delta)]:
+    reserved = rows.sum_reserved(connection, cap["id"])
+    for name, recomputed in zip(("reserved", "delta_reserved"), reserved, strict=True):
         if cap[name] != recomputed:
             yield (
                 f"population {cap['name']}: {name} is {cap[name]}, but its projects make "
                 f"{recomputed}"
             )
-    for reserved, most in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
-        if cap[reserved] > cap[most]:
-            yield f"population {cap['name']}: {reserved} exceeds {most}"
+    for name, most in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
+        if cap[name] > cap[most]:
+            yield f"population {cap['name']}: {name} exceeds {most}"
 
 
 @lru_cache(maxsize=1024)
@@ -513,8 +491,7 @@ def verify_project(
     project = dict(row._mapping)
 
     def check_rest(rules: TermsChecker) -> Iterator[str]:
-        yield from check_tally(connection, seals, project, rules)
-        yield from check_accounts(connection, seals, project, rules)
+        yield from check_secrets(connection, seals, project, rules)
         yield from check_payments(connection, seals, project)
         yield from check_reservation(connection, project)
 
@@ -639,7 +616,7 @@ class _LedgerWalk:
                 yield f"entry {seq}: altered, or not the one that followed the entry before it"
             problems = kind.problems
             if not steady:
-                problems = [*problems, *rules.follow({**kind.fields, "seq": seq})]
+                problems = [*problems, *rules.apply({**kind.fields, "seq": seq})]
             for problem in problems:
                 yield f"entry {seq}: {problem}"
             if counts is not None or kind.fields["outcome"] in rules.counted:
@@ -688,8 +665,7 @@ def rows_of(kind: str) -> Select[Any]:
     """Select all rows of a kind of subject, each with its `subject` and all of its facts."""
     match kind:
         case "population":
-            subject = populations.c.name.label("subject")
-            return select(populations, subject).order_by(populations.c.id)
+            return rows.select_populations().add_columns(populations.c.name.label("subject"))
         case "ensemble":
             return (
                 select(
@@ -715,11 +691,7 @@ def rows_of(kind: str) -> Select[Any]:
         case "request":
             return rows.select_requests().add_columns(requests.c.id.label("subject"))
         case _:
-            return (
-                select(tokens, tokens.c.id.label("subject"), projects.c.name.label("project"))
-                .outerjoin(projects, tokens.c.project_id == projects.c.id)
-                .order_by(tokens.c.id)
-            )
+            return rows.select_tokens().add_columns(tokens.c.id.label("subject"))
 
 
 def verify_log(connection: Connection, seals: Seals) -> LogVerification:
@@ -732,7 +704,7 @@ def verify_log(connection: Connection, seals: Seals) -> LogVerification:
 def _findings(connection: Connection, seals: Seals, walk: _LogWalk) -> Iterator[str]:
     entries = connection.execute(log.select_log(), execution_options={"yield_per": 1000})
     for row in entries:
-        yield from walk.follow(row._mapping)
+        yield from walk.apply(row._mapping)
     try:
         log.check_head(connection, seals)
     except (LedgerCorrupted, NotSealed) as error:
@@ -752,7 +724,7 @@ class _LogWalk:
         self.last, self.head = 0, LOG_START
         self.said: dict[str, dict[str, str]] = {kind: {} for kind in ABOUT}
 
-    def follow(self, entry: Mapping[Any, Any]) -> Iterator[str]:
+    def apply(self, entry: Mapping[Any, Any]) -> Iterator[str]:
         """Check the next entry."""
         seq = entry["seq"]
         if seq != self.last + 1:
