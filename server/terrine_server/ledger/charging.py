@@ -477,7 +477,7 @@ class _EntryReader:
         self._framed: dict[tuple[str, int | None], list[bytes]] = {}
 
     def result(self, entry: Any) -> Result:
-        """Return the result in a row of `searches.find`. Raises LedgerCorrupted if it was
+        """Return the result in a row of `rows.find_charges`. Raises LedgerCorrupted if it was
         altered."""
         counts = None
         try:

@@ -326,7 +326,7 @@ class Ledger:
         spent: dict[int, int] = {}
         with reading(self._engine) as connection:
             for row in connection.execute(rows.SPENT):
-                with rows.readable(f"The account of project {row.name!r}", str(row.name)):
+                with log.readable(f"The account of project {row.name!r}", str(row.name)):
                     self._seals.check("projects", row._mapping)
                 spent[row.population_id] = spent.get(row.population_id, 0) + row.cap_spent
         return spent

@@ -28,7 +28,7 @@ from terrine_server.ledger.chain import (
     log_hash,
 )
 from terrine_server.ledger.database import Transaction, write
-from terrine_server.ledger.records import PopulationRecord, ProjectRecord
+from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.schema import Seals, administrative_log, ensembles, log_head, tokens
 
 READ_ERRORS = (
@@ -63,14 +63,6 @@ def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
             column.type.length or len(value)
         ):
             raise ValueError(f"{column.name} is not of its length")
-
-
-def check_population(population: PopulationRecord) -> None:
-    """Check that what is reserved of a population's cap is within it."""
-    if not 0 <= population.reserved <= population.cap:
-        raise ValueError("reserved is not within the cap")
-    if not 0 <= population.delta_reserved <= population.delta_cap:
-        raise ValueError("delta_reserved is not within the cap")
 
 
 def check_account(project: ProjectRecord) -> None:

@@ -45,7 +45,6 @@ from terrine_server.ledger.chain import (
 from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.log import (
     check_account,
-    check_population,
     check_types,
     last_detail,
     readable,
@@ -500,7 +499,10 @@ def population_record(fields: Mapping[Any, Any], seals: Seals) -> PopulationReco
         values["disjoint_from"] = None if said is None else tuple(json.loads(said))
         del values["seal"]
         population = PopulationRecord(**values)
-        check_population(population)
+        if not 0 <= population.reserved <= population.cap:
+            raise ValueError("reserved is not within the cap")
+        if not 0 <= population.delta_reserved <= population.delta_cap:
+            raise ValueError("delta_reserved is not within the cap")
     return population
 
 
@@ -625,7 +627,7 @@ class ProjectCache:
         return project
 
     def current(self, connection: Connection, row: Any) -> ProjectRecord:
-        """Return the current record of a row of `searches.find`. Raises LedgerCorrupted."""
+        """Return the current record of a row of `find_charges`. Raises LedgerCorrupted."""
         with readable(f"The account of project {row.name!r}", str(row.name)):
             check_types(_ACCOUNT, row._mapping)
             self._seals.check("projects", row._mapping)

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, insert, select, text, update
+from sqlalchemy import Column, Connection, Select, func, insert, select, text, update
 
 from terrine_protocol import transparency
 from terrine_protocol.transparency import (
@@ -178,14 +178,18 @@ _ADD = text(
 
 
 def _entries_after(source: EntrySource) -> Select[Any]:
-    """Number and hash of a source's entries after those that are logged, in order."""
-    if source.number == LOG:
+    query = _select_entries(source.number)
+    return query.where(query.selected_columns.seq > source.logged)
+
+
+def _select_entries(source: int) -> Select[Any]:
+    """Select number, hash and time of a source's entries, in order."""
+    if source == LOG:
         entry = administrative_log.c
-        query = select(entry.seq, entry.hash)
-    else:
-        entry = charges.c
-        query = select(entry.seq, entry.hash).where(entry.project_id == source.number)
-    return query.where(entry.seq > source.logged).order_by(entry.seq)
+        return select(entry.seq, entry.hash, entry.created_at).order_by(entry.seq)
+    entry = charges.c
+    query = select(entry.seq, entry.hash, entry.created_at)
+    return query.where(entry.project_id == source).order_by(entry.seq)
 
 
 def _completed(connection: Connection, start: int, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -229,24 +233,20 @@ def load_tile(connection: Connection, tile: Tile) -> bytes:
 def _hashes(connection: Connection, tile: Tile) -> list[bytes]:
     if not tile.level:
         return [transparency.leaf_hash(entry) for entry in _load_entries_of_tile(connection, tile)]
-    table, first = tree_nodes.c, tile.index * WIDTH
-    query = (
-        select(table.hash)
-        .where(table.level == tile.level)
-        .where(table.position >= first, table.position < first + tile.width)
-        .order_by(table.position)
-    )
-    return list(connection.execute(query).scalars())
+    nodes = select(tree_nodes.c.hash).where(tree_nodes.c.level == tile.level)
+    return _load_range(connection, nodes, tree_nodes.c.position, tile)
 
 
 def _load_entries_of_tile(connection: Connection, tile: Tile) -> list[bytes]:
-    table, first = tree_leaves.c, tile.index * WIDTH
-    query = (
-        select(table.entry)
-        .where(table.position >= first, table.position < first + tile.width)
-        .order_by(table.position)
-    )
-    return list(connection.execute(query).scalars())
+    return _load_range(connection, select(tree_leaves.c.entry), tree_leaves.c.position, tile)
+
+
+def _load_range(
+    connection: Connection, query: Select[Any], position: Column[Any], tile: Tile
+) -> list[bytes]:
+    first = tile.index * WIDTH
+    here = query.where(position >= first, position < first + tile.width).order_by(position)
+    return list(connection.execute(here).scalars())
 
 
 def load_source(connection: Connection, project: str | None) -> EntrySource:
@@ -434,14 +434,8 @@ def _load_entries_of_page(
     by_source = sorted((row.source, row.seq) for row in page)
     for source, group in groupby(by_source, key=lambda pair: pair[0]):
         seqs = [seq for _, seq in group]
-        if source == LOG:
-            entry = administrative_log.c
-            query = select(entry.seq, entry.hash, entry.created_at)
-        else:
-            entry = charges.c
-            query = select(entry.seq, entry.hash, entry.created_at)
-            query = query.where(entry.project_id == source)
-        within = query.where(entry.seq >= seqs[0], entry.seq <= seqs[-1]).order_by(entry.seq)
+        query = _select_entries(source)
+        within = query.where(query.selected_columns.seq.between(seqs[0], seqs[-1]))
         for row in connection.execute(within):
             found[source, row.seq] = row
     return found

@@ -45,6 +45,7 @@ from terrine_server.ledger.chain import (
     hasher,
     iso,
     log_hash,
+    plain_value,
     whole_numbers,
 )
 from terrine_server.ledger.log import READ_ERRORS, check_types
@@ -374,15 +375,10 @@ class ArchiveError(Exception):
 def account_line(project: RowMapping) -> dict[str, Any]:
     """Return the first line of an export, from a row of `rows.select_projects`."""
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, datetime):
-            return iso(value)
-        return value.hex() if isinstance(value, bytes) else value
-
     return {
         "format": FORMAT,
         "version": version("terrine"),
-        "account": {name: plain(project[name]) for name in ACCOUNT_FIELDS},
+        "account": {name: plain_value(project[name]) for name in ACCOUNT_FIELDS},
     }
 
 
