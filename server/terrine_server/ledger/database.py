@@ -1,4 +1,4 @@
-"""Opens the database so that every commit is durable and every write waits its turn.
+"""Opens the database so that every commit is durable and writes exclude each other.
 
 SQLite: write-ahead log, `synchronous=FULL`, `BEGIN IMMEDIATE` for writes. Connecting never creates
 the file. A file that was removed or replaced under a running server is refused, not written to.
@@ -266,7 +266,7 @@ snapshot = partial(_transaction, level="REPEATABLE READ")
 """A connection that only reads, all statements from the same snapshot."""
 writing = partial(_transaction, writes=True)
 """A transaction that commits as a whole or not at all. If the connection breaks during COMMIT, the
-outcome is unknown. Only the same charge again tells: what was paid is replayed."""
+outcome is unknown until the same charge is made again: what was paid is replayed."""
 appending = partial(_transaction, level="AUTOCOMMIT", writes=True)
 """Like `writing`, but on PostgreSQL for a single statement, which is its own transaction: committed
 as a whole or not at all, without the round trips of BEGIN and COMMIT."""

@@ -180,11 +180,7 @@ class Ledger:
     def ensemble(self, name: str) -> EnsembleRecord:
         """Return one ensemble. Raises NotFound."""
         with reading(self._engine) as connection:
-            row = connection.execute(rows.ensemble_by("name"), {"name": name}).one_or_none()
-            if row is None:
-                raise NotFound(f"There is no ensemble called {name}.")
-            record = rows.ensemble_record(row, self._seals)
-            return rows.load_newest_edition(connection, self._seals, record)
+            return rows.fetch_ensemble(connection, self._seals, name)[1]
 
     def populations(self) -> list[PopulationRecord]:
         """Return all populations, by name."""
@@ -255,8 +251,8 @@ class Ledger:
                 raise Conflict(
                     f"The ensemble {name} was registered by someone else just now."
                 ) from error
-            told = {**registered, "population": joined.name}
-            log.record_row(tx, Action.ENSEMBLE_REGISTERED, name, told)
+            row = {**registered, "population": joined.name}
+            log.record_row(tx, Action.ENSEMBLE_REGISTERED, name, row)
             made = rows.ensemble_record(tx.connection.execute(query).one(), tx.seals)
             if made.facts.disjoint_by is None:
                 found = tx.connection.execute(rows.select_ensembles()).all()
@@ -401,11 +397,11 @@ class Ledger:
         with self._writing(by) as tx:
             held = {project.name: project for project in _lock_all_projects(tx)}
             log.check_head(tx.connection, tx.seals, lock=True)  # nothing is added meanwhile
-            told = log.load_maintenance(tx.connection)
-            if not told:
+            entries = log.load_maintenance(tx.connection)
+            if not entries:
                 return []
             found = maintenance_of(
-                log.load_verified_entries(tx.connection, tx.seals, told[0].seq - 1, None)
+                log.load_verified_entries(tx.connection, tx.seals, entries[0].seq - 1, None)
             )
             resumed = [] if found is None else list(found.paused)
             for name in resumed:
@@ -432,11 +428,7 @@ class Ledger:
         so many people that the cap's δ is not below one over their number.
         """
         with self._writing(None) as tx:
-            row = rows.lock_ensemble(tx.connection, ensembles.c.name == name)
-            if row is None:
-                raise NotFound(f"There is no ensemble called {name}.")
-            found = rows.ensemble_record(row, tx.seals)
-            ensemble = rows.load_newest_edition(tx.connection, tx.seals, found)
+            _, ensemble = rows.lock_ensemble(tx, name)
             before = ensemble.edition
             if before is None or ensemble.person_column is None:
                 raise Conflict(
@@ -471,7 +463,7 @@ class Ledger:
             made = rows.edition_row(ensemble, edition)
             tx.insert(editions, made)
             log.record_row(tx, Action.EDITION_MADE, f"{name}/{number}", made)
-            return rows.load_newest_edition(tx.connection, tx.seals, found)
+            return rows.load_newest_edition(tx.connection, tx.seals, ensemble)
 
     def fill_accounts(self) -> RestoredProjects:
         """After a restore: pause every active project, and count every account as spent.
@@ -962,7 +954,7 @@ class Ledger:
     def log_since(self, seq: int, hash: str | None = None) -> list[LogEntry]:
         """Return all entries of the administrative log after the one with this number.
 
-        They are believed because their hashes lead from that entry's to the log's sealed end, so
+        They are trusted because their hashes lead from that entry's to the log's sealed end, so
         that an edit of any of them raises LedgerCorrupted. `hash`: that of the entry, if it is
         known.
         """
@@ -984,7 +976,7 @@ class Ledger:
             after = page[-1].seq
 
     def verify_log(self) -> LogVerification:
-        """Recompute the administrative log, and hold the rows of today against it."""
+        """Recompute the administrative log, and compare the rows of today with it."""
         with snapshot(self._engine) as connection:
             return verify_log(connection, self._seals)
 

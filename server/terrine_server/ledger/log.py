@@ -136,7 +136,7 @@ def last_detail(kind: str, subject: Any) -> Any:
 
 
 def load_last_details(connection: Connection, kind: str) -> dict[str, str]:
-    """Return what the last entry about each subject of a kind says, but for what is gone."""
+    """Return what the last entry about each subject of a kind says, except what is gone."""
     log = administrative_log.c
     query = select(log.subject, log.detail).where(log.action.in_(ABOUT[kind])).order_by(log.seq)
     said = {row.subject: row.detail for row in connection.execute(query)}
@@ -157,8 +157,8 @@ def load_maintenance(connection: Connection) -> list[LogEntry]:
             begun = row.seq
     if not begun:
         return []
-    told = or_(log.action.in_(ABOUT["project"]), log.subject == MAINTENANCE)
-    since = select_log().where(log.seq >= begun, told)
+    about_it = or_(log.action.in_(ABOUT["project"]), log.subject == MAINTENANCE)
+    since = select_log().where(log.seq >= begun, about_it)
     return [log_entry(row) for row in connection.execute(since)]
 
 

@@ -157,7 +157,7 @@ def _of_sqlite(connection: Connection) -> Iterator[_SchemaPart]:
 
 
 def _spaced(sql: str) -> str:
-    """Write any white space as one space, but for what is quoted."""
+    """Write any white space as one space, except in quotes."""
     return re.sub(r"('(?:[^']|'')*'|\"[^\"]*\")|\s+", lambda found: found[1] or " ", sql).strip()
 
 
@@ -537,7 +537,7 @@ def grant(engine: Engine, role: str) -> None:
 
 
 def grant_rights(connection: Connection, role: str) -> None:
-    """Do what `grant` does, for a role that there is, in a transaction that does more."""
+    """Grant an existing role these rights, and revoke all others."""
     quoted = connection.dialect.identifier_preparer.quote_identifier(role)
     for table, rights in RIGHTS.items():
         connection.execute(text(f"REVOKE ALL ON {table} FROM {quoted}"))

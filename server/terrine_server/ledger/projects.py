@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import LogEntry, ProjectStatus
-from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
+from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted
 from terrine_server.ledger import accounts, log, rows
 from terrine_server.ledger.chain import ABOUT, Action, canonical_json, genesis
 from terrine_server.ledger.database import Transaction
@@ -98,12 +98,7 @@ def insert_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     """Open a project; see `Ledger.open_project`."""
     name, terms = new.name, new.terms
     check_name("a project", name)
-    row = rows.lock_ensemble(tx.connection, ensembles.c.name == new.ensemble)
-    if row is None:
-        raise NotFound(f"There is no ensemble called {new.ensemble}.")
-    ensemble = rows.load_newest_edition(
-        tx.connection, tx.seals, rows.ensemble_record(row, tx.seals)
-    )
+    row, ensemble = rows.lock_ensemble(tx, new.ensemble)
     check_reserved(tx, ensemble)
     newest = ensemble.edition
     units = ensemble.units if newest is None else max(ensemble.units, newest.units)

@@ -111,7 +111,7 @@ class EnsembleRecord:
 
     @property
     def unit(self) -> str:
-        """What the promise protects one of, in words."""
+        """What the promise protects one of, as text."""
         facts = self.facts
         if self.person_column is not None:
             return f"{self.person_column} with all its records"
@@ -261,14 +261,14 @@ class SpentAccounts:
     queries: int
     accounts: Accounts = field(repr=False)
     shadows: Accounts = field(repr=False)
-    """Likewise of the public points that are charged as if they were private: these are public."""
+    """The same for the public points that are charged as if they were private; public."""
 
 
 @dataclass(frozen=True)
 class Result:
     """The result of one query. `seq`: the charge that paid for it; None if there is none.
 
-    `counts`: the noisy counts beside the label, for mechanisms that release them. `hash`: that of
+    `counts`: the noisy counts with the label, for mechanisms that release them. `hash`: that of
     the charge, in hex; None until it is known.
     """
 

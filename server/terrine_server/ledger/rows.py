@@ -349,12 +349,6 @@ def select_populations() -> Select[Any]:
     ).order_by(populations.c.name)
 
 
-@cache
-def ensemble_by(column: str) -> Select[Any]:
-    """Select the ensemble with a value of a column, which is a parameter of that name."""
-    return select_ensembles().where(ensembles.c[column] == bindparam(column))
-
-
 _newest = charges.alias("newest")
 _last = [
     select(column)
@@ -397,15 +391,25 @@ def project_by(*columns: str) -> Select[Any]:
     return select_projects().where(*(projects.c[name] == bindparam(name) for name in columns))
 
 
-def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row[Any] | None:
-    """Fetch an ensemble, and lock its population until the transaction ends.
+def fetch_ensemble(
+    connection: Connection, seals: Seals, name: str
+) -> tuple[Row[Any], EnsembleRecord]:
+    """Fetch an ensemble: its row, and its record in the newest edition. Raises NotFound."""
+    here = select_ensembles().where(ensembles.c.name == name)
+    row = connection.execute(here).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no ensemble called {name}.")
+    return row, load_newest_edition(connection, seals, ensemble_record(row, seals))
+
+
+def lock_ensemble(tx: Transaction, name: str) -> tuple[Row[Any], EnsembleRecord]:
+    """Like `fetch_ensemble`, but lock its population until the transaction ends.
 
     To lock a population and a project, lock the population first.
     """
-    whose = select(ensembles.c.population_id).where(condition)  # which never changes
-    population = connection.execute(whose).scalar_one_or_none()
-    lock_population(connection, population)
-    return connection.execute(select_ensembles().where(condition)).one_or_none()
+    whose = select(ensembles.c.population_id).where(ensembles.c.name == name)  # never changes
+    lock_population(tx.connection, tx.connection.execute(whose).scalar_one_or_none())
+    return fetch_ensemble(tx.connection, tx.seals, name)
 
 
 def lock_population(connection: Connection, id: int | None) -> None:
@@ -585,7 +589,7 @@ def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
 def _published(text: str) -> list[Publication]:
     entries = json.loads(text)
     if not isinstance(entries, list):
-        raise TypeError("published is no list")
+        raise TypeError("published is not a list")
     return publications(entries)
 
 
@@ -778,7 +782,7 @@ def load_history(connection: Connection, project: ProjectRecord) -> History:
     with readable(f"An entry of project {project.name!r}", project.name):
         for row in connection.execute(_summed(project, connection.dialect.name == "sqlite")):
             if not isinstance(row.last, datetime):
-                raise TypeError("a time is no time")
+                raise TypeError("a time is not an instant")
             seq, at, paid = parts.get((row.published, row.part), (0, row.last, 0))
             reached = [max(seq, row.seq), max(at, row.last), paid + int(row.paid)]
             parts[row.published, row.part] = reached

@@ -92,7 +92,7 @@ def seal(
 
 
 def seal_rows(connection: Connection, seals: Seals) -> None:
-    """Seal every row as it is, but for the end of the log."""
+    """Seal every row as it is, except the end of the log."""
     for name in SEALED.keys() - {log_head.name}:
         table = metadata.tables[name]
         keys = [column.name for column in table.primary_key]

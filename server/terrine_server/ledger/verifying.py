@@ -365,7 +365,7 @@ ACCOUNT_FIELDS = (
 _DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
 _TIMES = {"opened_at", "closed_at"}
 _FIELDS = {"project", "project_id", *COLUMNS} - {"counts"}
-"""Those of every entry. One with noisy counts has `counts` besides."""
+"""The fields of every entry. One with noisy counts has `counts`, too."""
 
 
 class ArchiveError(Exception):
