@@ -45,7 +45,7 @@ from terrine_server.ledger.chain import (
 )
 from terrine_server.ledger.database import snapshot
 from terrine_server.ledger.schema import Seals, projects
-from terrine_server.ledger.verifying import stored
+from terrine_server.ledger.verifying import load_stored_pages
 from terrine_server.privacy import VoteOutcome
 
 # Noise so large that the budget pays for tens of millions of queries.
@@ -137,7 +137,7 @@ def hash_all(bodies: list[bytes]) -> None:
 
 def fetch(url: str, project: ProjectRecord) -> None:
     with snapshot(connect(url)) as connection:
-        for _ in stored(connection, project.id):
+        for _ in load_stored_pages(connection, project.id):
             pass
 
 

@@ -29,7 +29,12 @@ from terrine_server.errors import (
 from terrine_server.ledger import Ledger, check_schema, connect
 from terrine_server.ledger.copies import Registration, registrations
 from terrine_server.ledger.database import reading, sqlite_path
-from terrine_server.ledger.migrating import differences, missing, missing_migrations, over_history
+from terrine_server.ledger.migrating import (
+    excess_rights,
+    missing_migrations,
+    missing_rights,
+    schema_differences,
+)
 from terrine_server.owner.checkpoints import (
     CheckpointError,
     attach_history,
@@ -199,7 +204,7 @@ def rights(engine: Engine) -> Iterator[Finding]:
         if _value(connection, "SELECT to_regclass('charges')") is None:
             return
         account = _value(connection, "SELECT current_user")
-        lacking, excess = missing(connection), over_history(connection)
+        lacking, excess = missing_rights(connection), excess_rights(connection)
     if lacking:
         found = f"The account {account} may not {', '.join(lacking)}."
         fix = f"terrine init --service-role {account}   (as the owner of the tables)"
@@ -215,7 +220,7 @@ def rights(engine: Engine) -> Iterator[Finding]:
 
 def schema(engine: Engine) -> Iterator[Finding]:
     """Check that the whole schema is as this version's migrations make it."""
-    parts = differences(engine)
+    parts = schema_differences(engine)
     added = [part.part for part in parts if part.change == "added"]
     lost = [str(part) for part in parts if part.change != "added" and not part.restore]
     restorable = [str(part) for part in parts if part.restore]
@@ -388,7 +393,7 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
             last = ledger.charges(name, after_seq=max(0, project.charges - 1), limit=1)
             if project.terms.allowance is not None:
                 with suppress(ConcurrentUpdate):  # a server has just read and written them
-                    ledger.accounts(project)
+                    ledger.unit_accounts(project)
         except TerrineError as error:
             yield Finding("books", Severity.PROBLEM, str(error), f"terrine ledger verify {name}")
             continue

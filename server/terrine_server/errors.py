@@ -95,6 +95,9 @@ class Conflict(TerrineError): ...
 class ConcurrentUpdate(Conflict):
     """Another request moved the accounts of people, or people left or came, while they voted."""
 
+    def __init__(self, detail: str = "Another request came first. Send the queries again.") -> None:
+        super().__init__(detail)
+
 
 class CapExceeded(TerrineError): ...
 

@@ -52,7 +52,7 @@ WEBP_QUALITY = 70
 
 @contextmanager
 def told(clock: list[datetime]) -> Iterator[None]:
-    with patch("terrine_server.ledger.rows.now", lambda: clock[0]):
+    with patch("terrine_server.ledger.ledger.now", lambda: clock[0]):
         yield
 
 

@@ -38,7 +38,7 @@ from sqlalchemy import select
 from terrine_models.teachers import editions as saving
 from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_server.errors import Conflict, InvalidTerms
-from terrine_server.ledger import Ledger, connect, rows
+from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.schema import projects, unit_accounts
 from terrine_server.owner import editions as owner
 from terrine_server.privacy import Neighbours as Mechanism
@@ -217,7 +217,7 @@ def test_how_many_there_are_is_published_as_the_month_began(
     published = []
     for day, work in zip(months, works, strict=True):
         now = datetime(*day, tzinfo=UTC)
-        monkeypatch.setattr(rows, "now", lambda now=now: now)
+        monkeypatch.setattr("terrine_server.ledger.ledger.now", lambda now=now: now)
         make_next(*work, ledger, settings)
         newest = ledger.ensemble("people").edition
         assert newest is not None

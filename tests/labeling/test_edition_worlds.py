@@ -32,7 +32,6 @@ from terrine_server.errors import LedgerCorrupted
 from terrine_server.labeling.any_voters import AnyVoters
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Ledger, accounts
-from terrine_server.ledger.payments import Payments
 from terrine_server.ledger.schema import unit_accounts as accounts_table
 from terrine_server.metrics import Metrics
 from terrine_server.owner import editions
@@ -123,14 +122,14 @@ class Service:
 
     def ask_while(self, act: Callable[[], None], patch: pytest.MonkeyPatch) -> NDArray[np.int64]:
         """Ask, and let an edition come between the vote and its charge."""
-        usual = Payments.charge_group
+        usual = Ledger.charge_group
 
-        def overtaken(payments: Payments, *given: Any) -> Any:
-            patch.setattr(Payments, "charge_group", usual)
+        def overtaken(payments: Ledger, *given: Any) -> Any:
+            patch.setattr(Ledger, "charge_group", usual)
             act()
             return usual(payments, *given)
 
-        patch.setattr(Payments, "charge_group", overtaken)
+        patch.setattr(Ledger, "charge_group", overtaken)
         return self.ask()
 
     def accounts(self) -> NDArray[np.uint32]:
@@ -223,15 +222,14 @@ def test_nobody_tells_more_of_ada_whatever_editions_come_and_nothing_once_she_le
 
 def empties_accounts(patch: pytest.MonkeyPatch) -> None:
     """A new edition is a new ensemble, whose people have spent nothing."""
-    usual = accounts.move
+    usual = accounts.follow_edition
 
-    def move(tx: Any, project: Any, edition: Any) -> bool:
-        moved = usual(tx, project, edition)
-        empty = accounts._erased(np.zeros(edition.slots, "<u4"), project, edition)
-        accounts._update(tx, project, empty, filled=0)
-        return moved
+    def empty(tx: Any, project: Any, edition: Any) -> None:
+        usual(tx, project, edition)
+        none = accounts._with_erased(np.zeros(edition.slots, "<u4"), project, edition)
+        accounts._save(accounts_table, tx, project, none, filled=0)
 
-    patch.setattr(accounts, "move", move)
+    patch.setattr(accounts, "follow_edition", empty)
 
 
 def adds_a_file_whole_or_not(patch: pytest.MonkeyPatch) -> None:

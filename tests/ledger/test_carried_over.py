@@ -12,7 +12,7 @@ from refusals import refuses
 
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger import Ledger, upgrade
-from terrine_server.ledger.migrating import differences
+from terrine_server.ledger.migrating import schema_differences
 
 
 def test_ensembles_that_shared_a_cap_become_one_population(
@@ -20,7 +20,7 @@ def test_ensembles_that_shared_a_cap_become_one_population(
 ) -> None:
     engine = old_ledger(as_owner(each_database_url), tmp_path, share("mnist", "spare"))
     upgrade(engine, SECRET_KEY)
-    assert differences(engine) == []
+    assert schema_differences(engine) == []
     ledger = Ledger(engine, SECRET_KEY)
     found = {each.name: each.population for each in ledger.ensembles()}
     assert {name: each.name for name, each in found.items()} == {

@@ -23,7 +23,7 @@ from wire_examples import MECHANISMS as EXAMPLES
 
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.ledger import connect
-from terrine_server.ledger.chain import START, charge_hash, frame, log_hash
+from terrine_server.ledger.chain import LOG_START, charge_hash, frame, log_hash
 from terrine_server.ledger.migrating import RIGHTS
 from terrine_server.ledger.schema import metadata
 from terrine_server.privacy.mechanisms import MECHANISMS
@@ -84,8 +84,8 @@ def test_the_vectors_on_the_page_are_those_of_the_ledger() -> None:
     hashes = re.findall(r"^its hash +([0-9a-f]{64})", PAGE, re.MULTILINE)
     assert hashes[0] == charge_hash(before, CHARGE).hex()
     assert vector("with counts") == charge_hash(before, {**CHARGE, "counts": "[3,-1,41]"}).hex()
-    assert vector("log start") == START.hex()
-    assert hashes[1] == log_hash(START, LOGGED).hex()
+    assert vector("log start") == LOG_START.hex()
+    assert hashes[1] == log_hash(LOG_START, LOGGED).hex()
     for value in (None, "hé", -7, 0.1, b"\x01\x02", NOON):
         assert f"`{frame(value).hex()}`" in PAGE, value
 

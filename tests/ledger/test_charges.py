@@ -135,14 +135,14 @@ def test_what_is_fixed_of_a_project_is_read_once_and_of_so_many_projects_only(
     opened = [open_project(open_ledger(database_url), 2, name="p0")]
     fresh = Ledger(connect(database_url), SECRET_KEY)
     opened += [open_project(fresh, 2, name=f"p{number}") for number in (1, 2)]
-    monkeypatch.setattr(ledger_rows, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(ledger_rows, "MAX_CACHED_PROJECTS", 2)
     engine = connect(database_url)
     ledger, statements = Ledger(engine, SECRET_KEY), counting(engine)
     for project in opened:
-        assert ledger.remembered(project.name).genesis == project.genesis
+        assert ledger.cached_project(project.name).genesis == project.genesis
         read = len(statements)
-        assert ledger.remembered(project.name).terms == project.terms
+        assert ledger.cached_project(project.name).terms == project.terms
         ledger.charge(project.id, [answered(1)])
         assert not any("FROM projects LEFT OUTER JOIN" in text for text in statements[read:])
-        assert len(ledger._accounts._remembered) <= 2
-    assert ledger.remembered("p2").charges == 0, "all else is as it was when it was read"
+        assert len(ledger._cache._opened) <= 2
+    assert ledger.cached_project("p2").charges == 0, "all else is as it was when it was read"

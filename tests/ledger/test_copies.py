@@ -13,7 +13,7 @@ from refusals import refuses
 
 from terrine_server.errors import Conflict, SchemaMismatch
 from terrine_server.ledger import Ledger, connect, copies, upgrade
-from terrine_server.ledger.migrating import differences
+from terrine_server.ledger.migrating import schema_differences
 
 
 def exported(ledger: Ledger) -> list[object]:
@@ -33,7 +33,7 @@ def test_a_copy_of_either_database_is_the_same_ledger(
     copy = Ledger(copies.file_engine(tmp_path / "copy"), SECRET_KEY)
     assert exported(copy) == exported(ledger)
     assert copy.verify("study").problems == copy.verify_log().problems == []
-    assert copies.counts(copies.file_engine(tmp_path / "copy"))[1:] == (5, 1)
+    assert copies.count_entries(copies.file_engine(tmp_path / "copy"))[1:] == (5, 1)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -50,7 +50,7 @@ def test_a_file_replaces_the_ledger_of_postgresql_and_ids_go_on(
     assert copies.replace_ledger(owner, tmp_path / "copy", "aside") == "aside"
     ledger = Ledger(connect(database_url), SECRET_KEY)
     assert exported(ledger) == exported(source)
-    assert differences(owner) == []
+    assert schema_differences(owner) == []
     assert open_project(ledger, 3, name="next").id == project.id + 1
     assert ledger.verify("study").problems == []
     # What is as `terrine init` makes it is not kept.
@@ -74,7 +74,7 @@ def test_a_copy_of_an_older_ledger_is_of_its_revision_and_can_be_migrated(
     assert copies.copy_to_file(old, tmp_path / "copy") == BEFORE
     engine = copies.file_engine(tmp_path / "copy")
     upgrade(engine, SECRET_KEY)
-    assert differences(engine) == []
+    assert schema_differences(engine) == []
     copy = Ledger(engine, SECRET_KEY)
     assert copy.verify_log().problems == []
     for name in copy.project_names():

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_server.errors import LedgerCorrupted, SchemaMismatch
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
-from terrine_server.ledger.migrating import differences
+from terrine_server.ledger.migrating import schema_differences
 from terrine_server.ledger.schema import metadata
 from terrine_server.owner.operations import verify_log, verify_project
 
@@ -33,7 +33,7 @@ def engine(each_database_url: str) -> Iterator[Engine]:
 
 
 def differing(engine: Engine) -> list[str]:
-    return [str(each) for each in differences(engine)]
+    return [str(each) for each in schema_differences(engine)]
 
 
 def run(engine: Engine, *statements: str) -> None:
@@ -240,7 +240,7 @@ def test_triggers_that_are_switched_off_are_named_and_switched_on(engine: Engine
     for table in ("charges", "projects", "ensembles"):
         for who in ("USER", "ALL"):  # all: foreign keys, too
             run(engine, f"ALTER TABLE {table} DISABLE TRIGGER {who}")
-            parts = {str(each.part) for each in differences(engine)}
+            parts = {str(each.part) for each in schema_differences(engine)}
             assert {part for part in parts if part.startswith("trigger")} == {
                 f"trigger {name} of {on}" for name, on in triggers(engine) if on == table
             }

@@ -14,7 +14,7 @@ from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, rows, verifying
 from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.schema import populations, projects
-from terrine_server.ledger.verifying import whole
+from terrine_server.ledger.verifying import int_or_zero
 
 
 def reopened(connection: Connection, **changes: int) -> None:
@@ -103,10 +103,10 @@ def test_an_account_is_the_same_however_often_what_was_counted_is_added_up(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.charge(open_project(ledger, 9).id, [answered(i, i) for i in range(9)])
-    monkeypatch.setattr(verifying, "_KINDS", 2)
+    monkeypatch.setattr(verifying, "_MAX_KINDS", 2)
     assert ledger.verify("study").problems == []
 
 
 def test_what_is_no_whole_number_counts_as_none() -> None:
-    assert [whole(value) for value in (7, 0, -7)] == [7, 0, -7]
-    assert {whole(value) for value in (7.0, "7", None, b"7")} == {0}
+    assert [int_or_zero(value) for value in (7, 0, -7)] == [7, 0, -7]
+    assert {int_or_zero(value) for value in (7.0, "7", None, b"7")} == {0}

@@ -43,7 +43,7 @@ def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: 
 def test_a_history_has_few_points_and_ends_at_the_account(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "POINTS", 4)
+    monkeypatch.setattr(rows, "MAX_HISTORY_POINTS", 4)
     ledger = open_ledger(database_url)
     project = open_project(ledger, 300, CONFIDENT)
     done = 0
@@ -78,7 +78,7 @@ def test_filters_find_what_reading_everything_finds(
     for start in range(0, 200, 4):
         # Servers whose clocks differ by half a minute take turns.
         at = now + timedelta(minutes=start, seconds=30 * (start % 8 == 0) * (start + 1))
-        monkeypatch.setattr("terrine_server.ledger.rows.now", lambda at=at: at)
+        monkeypatch.setattr("terrine_server.ledger.ledger.now", lambda at=at: at)
         rare = range(start, start + 4)
         kinds = [answered(k) if k in (7, 90, 91, 180) else abstained(k) for k in rare]
         ledger.charge(project.id, kinds)

@@ -21,8 +21,8 @@ import terrine_server
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, NewToken, check_writable, connect
-from terrine_server.ledger.ledger import seal_rows
 from terrine_server.ledger.schema import Seals
+from terrine_server.ledger.sealing import seal_rows
 
 PROJECT = 1
 

@@ -96,7 +96,7 @@ def test_more_queries_are_answered_for_the_same_epsilon(ledger: Ledger) -> None:
 # --------------------------------------------------------- refusals follow the published record
 
 
-class Script:
+class Script(SecretTally):
     """In place of a secret spend: figures that were written down beforehand."""
 
     def __init__(self, figures: list[int]) -> None:

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from terrine_protocol import ProjectStatus, RequestStatus, Role
 from terrine_server.errors import CapExceeded, Conflict, NotFound, TerrineError
 from terrine_server.ledger import Ledger, NewProject, NewToken, RequestRecord, connect
-from terrine_server.ledger.tokens import MOST_OPEN
+from terrine_server.ledger.tokens import MAX_OPEN_REQUESTS
 from terrine_server.privacy import Terms
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -122,8 +122,8 @@ def test_the_same_request_is_open_once_and_nobody_floods(ledger: Ledger) -> None
             return False
         return True
 
-    assert sum(at_once(6, asks)) == MOST_OPEN - 1
-    assert len(ledger.list_requests("ada", RequestStatus.OPEN)) == MOST_OPEN
+    assert sum(at_once(6, asks)) == MAX_OPEN_REQUESTS - 1
+    assert len(ledger.list_requests("ada", RequestStatus.OPEN)) == MAX_OPEN_REQUESTS
     ask(ledger, 30, "ben")
     ledger.refuse_request(made.id, "No")
     assert ask(ledger, 31).status is RequestStatus.OPEN

@@ -33,7 +33,7 @@ from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor import rights
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, NewProject, NewToken, check_schema, connect, seal, upgrade
-from terrine_server.ledger.migrating import check_rights, differences, grant
+from terrine_server.ledger.migrating import check_rights, grant, schema_differences
 
 pytestmark = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 
@@ -69,7 +69,7 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     open_ledger(each_database_url)
     grant(connect(as_owner(each_database_url)), role_of(service))
     check_schema(restricted)
-    assert differences(restricted) == []
+    assert schema_differences(restricted) == []
     ledger = Ledger(restricted, SECRET_KEY)
     register(ledger, "second")
     project = open_project(ledger, 10, CONFIDENT, ensemble="second")
@@ -269,7 +269,7 @@ def test_the_service_sees_what_the_tables_lack(
         connection.execute(text("DROP TRIGGER charges_no_delete ON charges"))
         connection.execute(text("ALTER TABLE charges DROP CONSTRAINT ck_charges_price"))
         connection.execute(text("DROP INDEX uq_charges_answered_input"))
-    assert [str(each) for each in differences(restricted)] == [
+    assert [str(each) for each in schema_differences(restricted)] == [
         "missing: check ck_charges_price of charges",
         "missing: unique index uq_charges_answered_input of charges",
         "missing: trigger charges_no_delete of charges",

@@ -69,7 +69,7 @@ from terrine_server.errors import (
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect, rows, verifying
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
-from terrine_server.ledger.rows import ACCOUNT, KnownProjects
+from terrine_server.ledger.rows import ACCOUNT, ProjectCache
 from terrine_server.ledger.schema import Seals, metadata
 from terrine_server.ledger.transparency import check
 from terrine_server.ledger.verifying import verify_export, verify_log, verify_project
@@ -118,7 +118,7 @@ class Served(World):
 
     def started(self) -> FastAPI:
         """A server that has read nothing yet. Making a new one each time would take longest."""
-        self._starting.state.services.ledger._accounts = KnownProjects(Seals(SECRET_KEY))
+        self._starting.state.services.ledger._cache = ProjectCache(Seals(SECRET_KEY))
         return self._starting
 
     def label(self, app: FastAPI, start: int, end: int) -> httpx.Response:

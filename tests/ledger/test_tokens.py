@@ -127,7 +127,7 @@ def test_tokens_are_listed_oldest_first(ledger: Ledger) -> None:
 
 def test_tokens_are_listed_page_by_page(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (3, 2, 2, 2, 1)]
-    monkeypatch.setattr("terrine_server.ledger.rows.now", iter(times).__next__)
+    monkeypatch.setattr("terrine_server.ledger.ledger.now", iter(times).__next__)
     for id in "edcba":
         create(ledger, id, Role.ADMIN, None)
     whole = ["a", "b", "c", "d", "e"]  # three of them were made at the same instant

@@ -37,7 +37,6 @@ from terrine_server.ledger import (
     connect,
 )
 from terrine_server.ledger import accounts as accounts_of
-from terrine_server.ledger.payments import Payments
 from terrine_server.ledger.schema import charges, projects, shadow_accounts, unit_accounts
 from terrine_server.privacy import Neighbours
 
@@ -154,7 +153,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         raise KilledError
 
     if where == "after the draw":
-        monkeypatch.setattr(Payments, "charge_group", die)
+        monkeypatch.setattr(Ledger, "charge_group", die)
     elif where == "before the accounts are written":
         monkeypatch.setattr(accounts_of, "save_unit_accounts", die)
     elif where == "before the commit":
@@ -166,13 +165,13 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
 
         monkeypatch.setattr(accounts_of, "save_unit_accounts", save)
     else:
-        usual_charge = Payments.charge_group
+        usual_charge = Ledger.charge_group
 
-        def charge(self: Payments, *given: Any) -> None:
+        def charge(self: Ledger, *given: Any) -> None:
             usual_charge(self, *given)
             die()
 
-        monkeypatch.setattr(Payments, "charge_group", charge)
+        monkeypatch.setattr(Ledger, "charge_group", charge)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +216,9 @@ def drawn(
     mechanism = Neighbours(PEOPLE, 2, 15.0, 40)
     weights = opened.people.near(near[None])
     _, after = mechanism.cast(
-        weights, opened.voters.found.units, opened.ledger.accounts(project), opened.allowance
+        weights, opened.voters.found.units, opened.ledger.unit_accounts(project), opened.allowance
     )
-    shadows = opened.ledger.shadows(project, PEOPLE)
+    shadows = opened.ledger.shadow_accounts(project, PEOPLE)
     return [proposal], record, SpentAccounts(project.charges, project.head, 1, after, shadows)
 
 
@@ -232,7 +231,7 @@ def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> No
         opened.ledger.charge_group(opened.project.id, [one[0]], one[1], one[2])
     assert opened.stored()[1] == 1
     with pytest.raises(ConcurrentUpdate):
-        opened.ledger.accounts(one[1].project)
+        opened.ledger.unit_accounts(one[1].project)
 
 
 def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(
@@ -247,19 +246,19 @@ def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(
     with refuses(ConcurrentUpdate, "People"):
         opened.ledger.charge_group(opened.project.id, [batch], record, cast)
     with refuses(ConcurrentUpdate, "People"):
-        opened.ledger.accounts(record.project)
+        opened.ledger.unit_accounts(record.project)
     assert opened.ledger.project("study").charges == 2
     before = before.copy()
     before[1] = opened.allowance
     assert opened.stored().tolist() == before.tolist()
-    labeling, usual = opened.labeling(), Payments.charge_group
+    labeling, usual = opened.labeling(), Ledger.charge_group
 
-    def overtaken(self: Payments, *given: Any) -> Any:
-        monkeypatch.setattr(Payments, "charge_group", usual)
+    def overtaken(self: Ledger, *given: Any) -> Any:
+        monkeypatch.setattr(Ledger, "charge_group", usual)
         opened.ledger.make_edition("people", 3, "33" * 32, PEOPLE, [1, 2])
         return usual(self, *given)
 
-    monkeypatch.setattr(Payments, "charge_group", overtaken)
+    monkeypatch.setattr(Ledger, "charge_group", overtaken)
     (answer,) = labeling.answer("study", [labeling.check("study", np.stack(inputs[2:]))])
     assert not isinstance(answer, Exception)
     assert opened.stored()[[1, 2]].tolist() == [opened.allowance] * 2

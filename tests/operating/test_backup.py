@@ -236,7 +236,7 @@ def test_an_older_backup_is_restored_into_a_newer_schema(service: Service) -> No
     assert after["files"] == before["files"]
     assert after["log"][: len(before["log"])] == before["log"]
     assert after["log"][len(before["log"]) :] == ["project-paused", "ledger-restored"]
-    assert migrating.differences(connect(service.owners_url)) == []
+    assert migrating.schema_differences(connect(service.owners_url)) == []
     assert service.machine.wrong() == []
     # What gave way is whole.
     if engine.dialect.name == "sqlite":

@@ -280,7 +280,7 @@ def test_a_charge_from_the_future_is_found(
 ) -> None:
     later = datetime.now(UTC) + timedelta(days=1)
     with monkeypatch.context() as ahead:
-        ahead.setattr("terrine_server.ledger.rows.now", lambda: later)
+        ahead.setattr("terrine_server.ledger.ledger.now", lambda: later)
         charge(served_machine, 1)
     ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("clock", "problem")

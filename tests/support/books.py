@@ -24,8 +24,8 @@ from terrine_server.ledger import (
     connect,
     log,
 )
-from terrine_server.ledger.chain import ABOUT, START, facts_text, log_hash
-from terrine_server.ledger.log import UNREADABLE
+from terrine_server.ledger.chain import ABOUT, LOG_START, facts_text, log_hash
+from terrine_server.ledger.log import READ_ERRORS
 from terrine_server.ledger.schema import (
     SEALED,
     Seals,
@@ -159,16 +159,16 @@ def reseal(connection: Connection) -> Seals:
     seals = Seals(SECRET_KEY)
     for table in (metadata.tables[name] for name in SEALED if name != "log_head"):
         for row in _readable(connection, select(table)):
-            with suppress(*UNREADABLE):
+            with suppress(*READ_ERRORS):
                 found = [column == row[column.name] for column in table.primary_key]
                 if (seal := seals.of(table.name, row)) != row["seal"]:
                     connection.execute(update(table).where(*found).values(seal=seal))
-    entries, head = list[dict[str, Any]](), START
+    entries, head = list[dict[str, Any]](), LOG_START
     for kind, actions in ABOUT.items():
         for row in _readable(connection, rows_of(kind)):
             if row["subject"] is None:  # of an edition whose ensemble is not there
                 continue
-            with suppress(*UNREADABLE):
+            with suppress(*READ_ERRORS):
                 entry = {
                     "seq": len(entries) + 1,
                     "created_at": datetime.now(UTC),

@@ -22,7 +22,8 @@ from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.people import name_digests
-from terrine_server.ledger import Ledger, connect, rows
+from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger.ledger import now
 from terrine_server.owner import editions
 from terrine_server.settings import Settings
 
@@ -119,13 +120,13 @@ def forget_taught_but_die(data_dir: str, url: str, name: str, step: int) -> None
 
 def in_one_month(patch: pytest.MonkeyPatch) -> None:
     """Let no month begin while the patch lasts: how many people there are is published then."""
-    began, now = rows.now(), rows.now
+    began = now()
 
     def clock() -> datetime:
         found = now()
         return found if (found.year, found.month) == (began.year, began.month) else began
 
-    patch.setattr(rows, "now", clock)
+    patch.setattr("terrine_server.ledger.ledger.now", clock)
 
 
 def reads(mode: object) -> bool:

@@ -36,7 +36,7 @@ from terrine_server.ledger import (
     connect,
     upgrade,
 )
-from terrine_server.ledger.database import turn
+from terrine_server.ledger.database import project_lock
 from terrine_server.privacy import cap
 
 
@@ -58,7 +58,7 @@ def ask_and_log(url: str, project_id: int, name: str, log: str) -> None:
 
 def take_turn(url: str, project_id: int, taken: str) -> None:
     """Take a project's turn, make the file `taken`, and keep it."""
-    with turn(connect(url), project_id):
+    with project_lock(connect(url), project_id):
         Path(taken).touch()
         time.sleep(600)
 

@@ -44,7 +44,7 @@ from sqlalchemy import Connection, Engine, event, exc
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.ledger import Ledger, NewProject, Proposal, QueryDigest, connect, rows
+from terrine_server.ledger import Ledger, NewProject, Proposal, QueryDigest, connect
 from terrine_server.ledger.database import BEGIN
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import VoteOutcome
@@ -90,8 +90,10 @@ class World:
         self.voters, self.metrics = TheirVoters(People(spare=True)), Metrics()
         self.taken: set[int] = set()
         """Projects whose turn somebody has."""
-        patch.setattr(rows, "now", lambda: self.now)
-        patch.setattr(Ledger, "turn", lambda ledger, project_id: self.turn(ledger, project_id))
+        patch.setattr("terrine_server.ledger.ledger.now", lambda: self.now)
+        patch.setattr(
+            Ledger, "project_lock", lambda ledger, project_id: self.turn(ledger, project_id)
+        )
         patch.setattr(Labeling, "_drawn", self.witnessed(Labeling._drawn))
         seed_noise(patch, seed)
         migrated(self.url).dispose()

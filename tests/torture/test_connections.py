@@ -194,7 +194,7 @@ def test_a_clock_that_jumps_breaks_nothing(
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, instant: datetime) -> None:
-    monkeypatch.setattr("terrine_server.ledger.rows.now", lambda: instant)
+    monkeypatch.setattr("terrine_server.ledger.ledger.now", lambda: instant)
 
 
 @pytest.mark.slow

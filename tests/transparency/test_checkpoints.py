@@ -142,7 +142,7 @@ def test_what_a_witness_should_not_answer_is_no_cosignature(
 
 def test_only_one_process_signs_at_a_time(ledger: Ledger, database_url: str) -> None:
     other = Ledger(connect(database_url), SECRET_KEY)
-    with ledger.growing() as mine:
+    with ledger.try_lock_tree() as mine:
         assert mine
         publisher(other).round()
         assert other.checkpoint() is None

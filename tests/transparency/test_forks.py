@@ -235,7 +235,7 @@ def test_an_older_backup_is_found(owner: Owner, witness: RunningWitness) -> None
     with forging(owner) as connection:
         roll_back(connection)
     owner.ledger.grow_tree()
-    owner.ledger.keep_checkpoint(backup, None)
+    owner.ledger.save_checkpoint(backup, None)
     with owner.serving() as url, Client(url, owner.token) as student:
         until(lambda: logged(url, 6 + log_entries(owner)))
         student.receipts = kept

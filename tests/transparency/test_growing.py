@@ -73,7 +73,7 @@ def check_whole(ledger: Ledger) -> list[bytes]:
 def test_every_entry_is_logged_once_and_in_order(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transparency, "BATCH", 100)
+    monkeypatch.setattr(transparency, "MAX_NEW_LEAVES", 100)
     ledger = open_ledger(database_url)
     assert ledger.leaf_key(None) is None
     open_project(ledger, 5000, NOISY, "one")
@@ -145,19 +145,19 @@ def test_a_checkpoint_is_kept_only_in_the_place_of_the_last(database_url: str) -
     ledger = open_ledger(database_url)
     ledger.grow_tree()
     assert ledger.checkpoint() is None
-    ledger.keep_checkpoint("one", None)
-    ledger.keep_checkpoint("two", "one")
+    ledger.save_checkpoint("one", None)
+    ledger.save_checkpoint("two", "one")
     for before in (None, "one"):
         with pytest.raises(DatabaseUnavailable):
-            ledger.keep_checkpoint("three", before)
+            ledger.save_checkpoint("three", before)
     assert ledger.checkpoint() == "two"
 
 
 def test_one_process_at_a_time_has_the_turn(database_url: str) -> None:
     ledger, other = open_ledger(database_url), Ledger(connect(database_url), SECRET_KEY)
-    with ledger.growing() as first, other.growing() as second:
+    with ledger.try_lock_tree() as first, other.try_lock_tree() as second:
         assert (first, second) == (True, False)
-    with other.growing() as second:
+    with other.try_lock_tree() as second:
         assert second
 
 

@@ -169,7 +169,7 @@ def test_the_commands_from_checkpoint_to_finding(
 def test_a_checkpoint_is_of_everything_that_is_there(ledger: Ledger) -> None:
     """It is made by whoever has the turn, however long others have it."""
     Note.parse(terrine("checkpoint").stdout)
-    with ledger.growing() as mine:
+    with ledger.try_lock_tree() as mine:
         assert mine
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoints, "TURN_SECONDS", 0.0)

@@ -113,7 +113,7 @@ async def _received(
     by what its head says, or once so much is there."""
     content_type, settings = request.headers.get("content-type", ""), services.settings
     token_id = request.state.principal.token_id
-    known = await CHECKING.run(token_id, services.ledger.remembered, project)
+    known = await CHECKING.run(token_id, services.ledger.cached_project, project)
     expected = known.ensemble.facts
     limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
     declared = request.headers.get("content-length", "0")  # digits: the envelope has looked

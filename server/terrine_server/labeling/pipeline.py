@@ -116,7 +116,7 @@ class Labeling:
 
         `token`: see `CheckedRequest`. Raises a `TerrineError` that concerns this request only.
         """
-        project = self._ledger.remembered(project_name)
+        project = self._ledger.cached_project(project_name)
         facts, mechanism = project.ensemble.facts, mechanism_of(project)
         queries = canonical_inputs(inputs, facts.input, self._max_batch)
         checked = check_probabilities(
@@ -217,7 +217,7 @@ class Labeling:
                     waiting = [i for i in waiting if i not in answers]
                     continue
             if chosen and not own_turn and _one_at_a_time(project):
-                turn.enter_context(self._ledger.turn(project.id))
+                turn.enter_context(self._ledger.project_lock(project.id))
                 own_turn = True
                 continue
             try:
@@ -347,7 +347,7 @@ class Labeling:
         No private record or account is looked at: it follows from the queries and public rows.
         """
         most, allowance = possible(project.terms, project.account), _allowance(project)
-        shadows = self._ledger.shadows(project, found.ensemble.shadows)
+        shadows = self._ledger.shadow_accounts(project, found.ensemble.shadows)
         judged = []
         for near in found.public(points):
             if most <= 0:
@@ -372,7 +372,7 @@ class Labeling:
         Every query is judged by the accounts after the one before. All units are gone through,
         whatever their accounts are, in blocks of a public size.
         """
-        allowance, accounts = _allowance(project), self._ledger.accounts(project)
+        allowance, accounts = _allowance(project), self._ledger.unit_accounts(project)
         counts = []
         for weights in found.weighed(points):
             cast, accounts = mechanism.cast(weights, found.units, accounts, allowance.most)
@@ -624,7 +624,7 @@ def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Acc
     mechanism, allowance = mechanism_of(project), project.terms.allowance
     if not isinstance(mechanism, Neighbours) or allowance is None:
         raise Conflict(f"Nobody has an account in {name}: it is a project of {mechanism.name}.")
-    accounts = ledger.accounts(project)
+    accounts = ledger.unit_accounts(project)
     facts = project.ensemble.facts
     known = canonical_inputs(inputs, facts.input, len(inputs))
     rows = {

@@ -19,7 +19,7 @@ from terrine_server.ledger.ensembles import (
     check_unit,
     choose_population,
 )
-from terrine_server.ledger.ledger import Ledger, seal
+from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.migrating import (
     check_definitions,
     check_rights,
@@ -51,4 +51,5 @@ from terrine_server.ledger.records import (
     SpentAccounts,
     TokenRecord,
 )
+from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.tokens import NewToken

@@ -3,7 +3,7 @@
 What each unit has spent is a function of private records. It leaves the database for the vote
 alone: no answer, export, page, log, metric or error has anything of it. The whole vector is one row
 of fixed size, whose seal binds it to the entry that it stands after, so accounts of an earlier
-moment, or of another project, are not believed.
+moment, or of another project, are not trusted.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Table, insert, select, update
 
 from terrine_protocol import SecretSpend
 from terrine_server.errors import ConcurrentUpdate, Conflict, LedgerCorrupted
 from terrine_server.ledger import rows
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.database import Transaction, write
-from terrine_server.ledger.log import UNREADABLE, check_types
+from terrine_server.ledger.log import READ_ERRORS, check_types
 from terrine_server.ledger.records import Edition, ProjectRecord, SpentAccounts
 from terrine_server.ledger.schema import (
     Seals,
@@ -37,56 +37,60 @@ from terrine_server.privacy import (
     VoteOutcome,
     event_from_json,
 )
+from terrine_server.privacy.budget import Allowance
 from terrine_server.privacy.published import ActualCost, Meter, Tally
 
 _STORED = np.dtype("<u4")
 
-# One statement, which reads both rows as of one moment.
-_UNITS_AS_OF = select(
-    unit_accounts,
-    projects.c.charges.label("now_charges"),
-    projects.c.head.label("now_head"),
-).select_from(projects.outerjoin(unit_accounts, unit_accounts.c.project_id == projects.c.id))
+# By table: one statement, which reads both rows as of one moment.
+_WITH_PROJECT = {
+    table.name: select(
+        table, projects.c.charges.label("now_charges"), projects.c.head.label("now_head")
+    ).select_from(projects.outerjoin(table, table.c.project_id == projects.c.id))
+    for table in (unit_accounts, shadow_accounts)
+}
 
 
 def open_accounts(tx: Transaction, project: ProjectRecord) -> None:
     """Store empty accounts for a project that was just opened; of those who left, full ones."""
     edition = _edition_of(project)
-    empty = _erased(np.zeros(edition.slots, dtype=_STORED), project, edition)
-    row = {"project_id": project.id, **_row(project, empty, filled=0)}
-    write(tx.connection, insert(unit_accounts).values(tx.seals.sealed("unit_accounts", row)))
-
-
-def load_unit_accounts_as_of(
-    connection: Connection, seals: Seals, project: ProjectRecord
-) -> Accounts:
-    """Return the accounts of a project as it was looked up.
-
-    Raises ConcurrentUpdate if it has moved since, or people left or came, and LedgerCorrupted.
-    """
-    row = _fetch(connection, project)
-    _check_edition(connection, seals, project)
-    return _read_unit_accounts(seals, project, row)
+    empty = _with_erased(np.zeros(edition.slots, _STORED), project, edition)
+    _save(unit_accounts, tx, project, empty, new=True, filled=0)
 
 
 def load_unit_accounts(connection: Connection, seals: Seals, project: ProjectRecord) -> Accounts:
-    """Return the accounts of a project that is locked, or read in one snapshot with them."""
-    try:
-        return load_unit_accounts_as_of(connection, seals, project)
-    except ConcurrentUpdate:
-        raise LedgerCorrupted("The project is not as it was read.", project.name) from None
+    """Return the accounts of a project as it was read.
+
+    Raises ConcurrentUpdate if it has moved since, or people left or came, and LedgerCorrupted.
+    """
+    row = _fetch(unit_accounts, connection, project)
+    _check_edition(connection, seals, project)
+    return _read(unit_accounts, seals, project, row)
+
+
+def load_shadow_accounts(
+    connection: Connection, seals: Seals, project: ProjectRecord, count: int = 0
+) -> Accounts:
+    """Return the shadow accounts of a project as it was read; `count` before any charge.
+
+    Raises ConcurrentUpdate if it has moved since, and LedgerCorrupted.
+    """
+    row = _fetch(shadow_accounts, connection, project)
+    if row.project_id is None and project.charges == 0:
+        return np.zeros(count, np.uint32)
+    return _read(shadow_accounts, seals, project, row)
 
 
 def check_cast(project: ProjectRecord, entries: int, cast: SpentAccounts | None) -> None:
     """Raise unless new entries are exactly the queries that were cast, after the same entry.
 
     ConcurrentUpdate if others came first, or not all of them are paid: then the accounts are not
-    those of the answers. ValueError for entries without accounts: nothing is told uncounted.
+    those of the answers. ValueError for entries without accounts: nothing is released uncounted.
     """
     if cast is None:
         raise ValueError("a project whose units have accounts is charged with its accounts")
     if (cast.charges, cast.head, cast.queries) != (project.charges, project.head, entries):
-        raise ConcurrentUpdate("Another request came first. Send the queries again.")
+        raise ConcurrentUpdate()
 
 
 def save_unit_accounts(tx: Transaction, after: ProjectRecord, accounts: Accounts) -> None:
@@ -99,39 +103,46 @@ def save_unit_accounts(tx: Transaction, after: ProjectRecord, accounts: Accounts
     stored = tx.connection.execute(
         select(unit_accounts.c.filled).where(unit_accounts.c.project_id == after.id)
     ).scalar_one_or_none()
-    _update(tx, after, accounts, filled=1 if stored else 0)
+    _save(unit_accounts, tx, after, accounts, filled=1 if stored else 0)
 
 
-def fill_unit_accounts(tx: Transaction, project: ProjectRecord) -> None:
-    """Count every unit of a locked project as spent. Needs no account as it was."""
-    most = project.terms.allowance.most if project.terms.allowance else 0
-    spent = np.full(_edition_of(project).slots, most, dtype=_STORED)
-    _update(tx, project, spent, filled=1)
+def save_shadow_accounts(tx: Transaction, after: ProjectRecord, accounts: Accounts) -> None:
+    """Store the shadow accounts of a project as it is `after` a charge in the same transaction."""
+    new = _count_shadows(tx, after) is None
+    _save(shadow_accounts, tx, after, accounts, new=new)
 
 
-def move(tx: Transaction, project: ProjectRecord, edition: Edition) -> bool:
-    """Take the accounts of a locked project over to the next edition of its ensemble.
+def fill_accounts(tx: Transaction, project: ProjectRecord) -> None:
+    """Count every unit and shadow of a locked project as spent, whatever its accounts were."""
+    most = _allowance_of(project).most
+    spent = np.full(_edition_of(project).slots, most, _STORED)
+    _save(unit_accounts, tx, project, spent, filled=1)
+    _reset_shadows(tx, project, most)
 
-    Those who came have empty ones, or full ones if all count as spent; those who left, full ones.
-    Returns whether who comes has an empty one.
+
+def follow_edition(tx: Transaction, project: ProjectRecord, edition: Edition) -> None:
+    """Carry the accounts of a locked project over to the next edition of its ensemble.
+
+    Who came has an empty one, or a full one if all count as spent; who left, a full one. Unless all
+    count as spent, the shadows start anew: how many people came is not public, so any region may
+    be full of them.
     """
-    row = _fetch(tx.connection, project)
-    before = _read_unit_accounts(tx.seals, project, row)
-    if project.terms.allowance is None:
-        raise ValueError("units have accounts only where they are allowed something")
-    new = project.terms.allowance.most if row.filled else 0
-    accounts = np.full(edition.slots, new, dtype=_STORED)
+    row = _fetch(unit_accounts, tx.connection, project)
+    before = _read(unit_accounts, tx.seals, project, row)
+    accounts = np.full(edition.slots, _allowance_of(project).most if row.filled else 0, _STORED)
     accounts[: len(before)] = before
-    _update(tx, project, _erased(accounts, project, edition), filled=row.filled)
-    return not row.filled
+    accounts = _with_erased(accounts, project, edition)
+    _save(unit_accounts, tx, project, accounts, filled=row.filled)
+    if not row.filled:
+        _reset_shadows(tx, project, 0)
 
 
 def check_closing(tx: Transaction, project: ProjectRecord) -> None:
     """Raise Conflict if a project's accounts were filled: nobody knows what it has spent."""
     if project.terms.allowance is None:
         return
-    row = _fetch(tx.connection, project)
-    _read_unit_accounts(tx.seals, project, row)
+    row = _fetch(unit_accounts, tx.connection, project)
+    _read(unit_accounts, tx.seals, project, row)
     if row.filled:
         raise Conflict(
             f"The accounts of {project.name} were counted as spent after a restore. Closing it "
@@ -139,27 +150,87 @@ def check_closing(tx: Transaction, project: ProjectRecord) -> None:
         )
 
 
-def _row(project: ProjectRecord, accounts: Accounts, filled: int) -> dict[str, Any]:
-    return {
+def _fetch(table: Table, connection: Connection, project: ProjectRecord) -> Any:
+    here = _WITH_PROJECT[table.name].where(projects.c.id == project.id)
+    row = connection.execute(here).one_or_none()
+    now = None if row is None else (row.now_charges, row.now_head)
+    if now != (project.charges, bytes.fromhex(project.head)):
+        raise ConcurrentUpdate()
+    return row
+
+
+def _read(table: Table, seals: Seals, project: ProjectRecord, row: Any) -> Accounts:
+    """Return the accounts in a row. Raises LedgerCorrupted, and quotes nothing of it."""
+    allowance, of_units = project.terms.allowance, table is unit_accounts
+    what = f"The {'' if of_units else 'shadow '}accounts of project {project.name} are"
+    slots, erased = None, list[int]()
+    if of_units:
+        edition = _edition_of(project)
+        slots, erased = edition.slots, list(edition.erased)
+    try:
+        check_types(table.c, row._mapping)
+        accounts = np.frombuffer(row.accounts, _STORED).astype(np.uint32)
+        if allowance is None or slots not in (None, len(accounts)):
+            raise ValueError("not of the project's size")
+        seals.check(table.name, row._mapping)
+    except READ_ERRORS:
+        raise LedgerCorrupted(f"{what} lost, damaged or edited.", project.name) from None
+    # After a restore every account counts as A, whatever the charges are.
+    filled = row.filled if of_units else (accounts == allowance.most).all()
+    bounds = np.full(len(accounts), allowance.most if filled else allowance.used(project.charges))
+    bounds[erased] = allowance.most
+    if (row.charges, row.head) != (project.charges, bytes.fromhex(project.head)) or bool(
+        (accounts > bounds).any() or (accounts[erased] != allowance.most).any()
+    ):
+        raise LedgerCorrupted(f"{what} not those of its charges.", project.name)
+    return accounts
+
+
+def _save(
+    table: Table,
+    tx: Transaction,
+    project: ProjectRecord,
+    accounts: Accounts,
+    new: bool = False,
+    **filled: int,
+) -> None:
+    values = {
         "charges": project.charges,
         "head": bytes.fromhex(project.head),
-        "filled": filled,
+        **filled,
         "accounts": accounts.astype(_STORED).tobytes(),
     }
+    row = {"project_id": project.id, **values}
+    seal = tx.seals.of(table.name, row)
+    if new:
+        write(tx.connection, insert(table).values(**row, seal=seal))
+    else:  # whose it is stays, and the service has no right to change it
+        here = table.c.project_id == project.id
+        write(tx.connection, update(table).where(here).values(**values, seal=seal))
 
 
-def _update(tx: Transaction, project: ProjectRecord, accounts: Accounts, filled: int) -> None:
-    changed = _row(project, accounts, filled)
-    seal = tx.seals.of("unit_accounts", {"project_id": project.id, **changed})
-    statement = update(unit_accounts).where(unit_accounts.c.project_id == project.id)
-    write(tx.connection, statement.values(**changed, seal=seal))
+def _count_shadows(tx: Transaction, project: ProjectRecord) -> int | None:
+    stored = select(shadow_accounts.c.accounts).where(shadow_accounts.c.project_id == project.id)
+    accounts = tx.connection.execute(stored).scalar_one_or_none()
+    return None if accounts is None else len(accounts) // _STORED.itemsize
 
 
-def _erased(accounts: Accounts, project: ProjectRecord, edition: Edition) -> Accounts:
+def _reset_shadows(tx: Transaction, project: ProjectRecord, spent: int) -> None:
+    count = _count_shadows(tx, project)
+    if count is not None:
+        _save(shadow_accounts, tx, project, np.full(count, spent, _STORED))
+
+
+def _with_erased(accounts: Accounts, project: ProjectRecord, edition: Edition) -> Accounts:
     """Count those who left as spent."""
-    most = project.terms.allowance.most if project.terms.allowance else 0
-    accounts[list(edition.erased)] = most
+    accounts[list(edition.erased)] = _allowance_of(project).most
     return accounts
+
+
+def _allowance_of(project: ProjectRecord) -> Allowance:
+    if project.terms.allowance is None:
+        raise ValueError("units have accounts only where they are allowed something")
+    return project.terms.allowance
 
 
 def _edition_of(project: ProjectRecord) -> Edition:
@@ -173,131 +244,6 @@ def _check_edition(connection: Connection, seals: Seals, project: ProjectRecord)
     now = rows.load_newest_edition(connection, seals, project.ensemble).edition
     if now != _edition_of(project):
         raise ConcurrentUpdate("People left or came meanwhile. Send the queries again.")
-
-
-def _fetch(connection: Connection, project: ProjectRecord) -> Any:
-    row = connection.execute(_UNITS_AS_OF.where(projects.c.id == project.id)).one_or_none()
-    if row is None or (row.now_charges, row.now_head) != (
-        project.charges,
-        bytes.fromhex(project.head),
-    ):
-        raise ConcurrentUpdate("Another request came first. Send the queries again.")
-    return row
-
-
-def _read_unit_accounts(seals: Seals, project: ProjectRecord, row: Any) -> Accounts:
-    """Return the accounts in a row. Raises LedgerCorrupted, and quotes nothing of it."""
-    name, allowance, edition = project.name, project.terms.allowance, _edition_of(project)
-    size = edition.slots * _STORED.itemsize
-    try:
-        check_types(unit_accounts.c, row._mapping)
-        if allowance is None or len(row.accounts) != size:
-            raise ValueError("not of the project's size")
-        seals.check("unit_accounts", row._mapping)
-    except UNREADABLE:
-        found = f"The accounts of project {name} are lost, damaged or edited."
-        raise LedgerCorrupted(found, name) from None
-    accounts = np.frombuffer(row.accounts, dtype=_STORED)
-    # After a restore every account counts as A, whatever the charges are.
-    most = allowance.most if row.filled else allowance.used(project.charges)
-    bounds = _erased(np.full(len(accounts), most, dtype=_STORED), project, edition)
-    left = list(edition.erased)
-    if (row.charges, row.head) != (project.charges, bytes.fromhex(project.head)) or bool(
-        (accounts > bounds).any() or (accounts[left] != allowance.most).any()
-    ):
-        found = f"The accounts of project {name} are not those of its charges."
-        raise LedgerCorrupted(found, name)
-    return accounts.astype(np.uint32)
-
-
-# One statement, which reads both rows as of one moment.
-_SHADOWS_AS_OF = select(
-    shadow_accounts,
-    projects.c.charges.label("now_charges"),
-    projects.c.head.label("now_head"),
-).select_from(projects.outerjoin(shadow_accounts, shadow_accounts.c.project_id == projects.c.id))
-
-
-def load_shadow_accounts_as_of(
-    connection: Connection, seals: Seals, project: ProjectRecord, count: int
-) -> Accounts:
-    """Return the shadow accounts of a project as it was looked up; `count` before any charge.
-
-    Raises ConcurrentUpdate if it has moved since, and LedgerCorrupted.
-    """
-    row = connection.execute(_SHADOWS_AS_OF.where(projects.c.id == project.id)).one_or_none()
-    now = None if row is None else (row.now_charges, row.now_head)
-    if row is None or now != (project.charges, bytes.fromhex(project.head)):
-        raise ConcurrentUpdate("Another request came first. Send the queries again.")
-    if row.project_id is None and project.charges == 0:
-        return np.zeros(count, np.uint32)
-    return _read_shadow_accounts(seals, project, row)
-
-
-def load_shadow_accounts(connection: Connection, seals: Seals, project: ProjectRecord) -> Accounts:
-    """Return those of a project that is locked, or read in one snapshot with them."""
-    try:
-        return load_shadow_accounts_as_of(connection, seals, project, 0)
-    except ConcurrentUpdate:
-        raise LedgerCorrupted("The project is not as it was read.", project.name) from None
-
-
-def save_shadow_accounts(tx: Transaction, after: ProjectRecord, accounts: Accounts) -> None:
-    """Store those of a project as it is `after` a charge in the same transaction."""
-    values = {
-        "charges": after.charges,
-        "head": bytes.fromhex(after.head),
-        "accounts": accounts.astype(_STORED).tobytes(),
-    }
-    here, row = shadow_accounts.c.project_id == after.id, {"project_id": after.id, **values}
-    seal = tx.seals.of("shadow_accounts", row)
-    if tx.connection.execute(select(shadow_accounts.c.project_id).where(here)).first() is None:
-        write(tx.connection, insert(shadow_accounts).values(**row, seal=seal))
-    else:  # whose it is stays, and the service has no right to change it
-        write(tx.connection, update(shadow_accounts).where(here).values(**values, seal=seal))
-
-
-def fill_shadow_accounts(tx: Transaction, project: ProjectRecord) -> None:
-    """Count every shadow of a locked project as spent, as its units are after a restore."""
-    _set(tx, project, project.terms.allowance.most if project.terms.allowance else 0)
-
-
-def renew(tx: Transaction, project: ProjectRecord) -> None:
-    """Empty the accounts of all shadows of a locked project with a new edition of its ensemble.
-
-    How many people came is not public, so any region may be full of them.
-    """
-    _set(tx, project, 0)
-
-
-def _set(tx: Transaction, project: ProjectRecord, spent: int) -> None:
-    stored = select(shadow_accounts.c.accounts).where(shadow_accounts.c.project_id == project.id)
-    accounts = tx.connection.execute(stored).scalar_one_or_none()
-    if accounts is not None:
-        save_shadow_accounts(
-            tx, project, np.full(len(accounts) // _STORED.itemsize, spent, np.uint32)
-        )
-
-
-def _read_shadow_accounts(seals: Seals, project: ProjectRecord, row: Any) -> Accounts:
-    name, allowance = project.name, project.terms.allowance
-    try:
-        check_types(shadow_accounts.c, row._mapping)
-        if allowance is None or len(row.accounts) % _STORED.itemsize:
-            raise ValueError("not of whole accounts")
-        seals.check("shadow_accounts", row._mapping)
-    except UNREADABLE:
-        found = f"The shadow accounts of project {name} are lost, damaged or edited."
-        raise LedgerCorrupted(found, name) from None
-    accounts = np.frombuffer(row.accounts, dtype=_STORED).astype(np.uint32)
-    possible = (accounts <= allowance.used(project.charges)).all()
-    filled = (accounts == allowance.most).all()
-    if (row.charges, row.head) != (project.charges, bytes.fromhex(project.head)) or not (
-        possible or filled
-    ):
-        found = f"The shadow accounts of project {name} are not those of its charges."
-        raise LedgerCorrupted(found, name)
-    return accounts
 
 
 _COUNTS = np.dtype("<u4")
@@ -376,7 +322,7 @@ def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> 
         )
     try:
         seals.check("secret_spends", row._mapping)
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise LedgerCorrupted(
             f"The tally of project {project.name} was edited.", project.name, str(error)
         ) from None

@@ -145,14 +145,9 @@ def hasher(project_id: int) -> Callable[[bytes, int, str, bytes, bytes, bytes], 
     return hashed
 
 
-def follows(previous: bytes, charge: Mapping[str, Any]) -> bool:
+def hash_matches(previous: bytes, charge: Mapping[str, Any]) -> bool:
     """Whether a charge's `hash` matches its other columns and the previous hash."""
-    kind = frame_kind(*(charge[name] for name in KIND_FIELDS))
-    digests = charge["query_digest"], charge["input_digest"]
-    hashed = hasher(charge["project_id"])
-    time = iso(charge["created_at"])
-    kind += frame_counts(charge["counts"])
-    return bool(hashed(previous, charge["seq"], time, *digests, kind) == charge["hash"])
+    return bool(charge_hash(previous, charge) == charge["hash"])
 
 
 def publication_digest(genesis: str, number: int) -> bytes:
@@ -224,12 +219,12 @@ def check_counts(counts: Counts | None, label: int | None, due: int | None) -> N
         raise ValueError("the label is not the first class with the largest of its noisy counts")
 
 
-def text_of(counts: Counts | None) -> str | None:
+def counts_as_text(counts: Counts | None) -> str | None:
     """Return the text that counts are kept as."""
     return None if counts is None else canonical_json(list(counts))
 
 
-def counts_of(text: str | None) -> Counts | None:
+def counts_from_text(text: str | None) -> Counts | None:
     """The inverse of `text_of`. ValueError or TypeError for what it never writes."""
     return None if text is None else whole_numbers(json.loads(text))
 
@@ -244,7 +239,7 @@ def whole_numbers(value: object) -> Counts:
 LOG_FIELDS = ("seq", "created_at", "actor", "request_id", "action", "subject", "detail")
 """Every column of an entry except its hash, in the order in which they are hashed."""
 
-START = hashlib.sha256(frame("terrine/log-start/1")).digest()
+LOG_START = hashlib.sha256(frame("terrine/log-start/1")).digest()
 """The hash before the first entry."""
 
 
@@ -351,7 +346,7 @@ def local_actor() -> Actor:
 
 def facts(kind: str, row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return what an entry says about a row, as JSON values."""
-    return {name: _plain(row[name]) for name in FACTS[kind]}
+    return {name: plain_value(row[name]) for name in FACTS[kind]}
 
 
 def facts_text(kind: str, row: Mapping[Any, Any]) -> str:
@@ -365,7 +360,8 @@ def log_hash(previous: bytes, entry: Mapping[Any, Any]) -> bytes:
     return hashlib.sha256(frame("terrine/log/1", previous, *fields)).digest()
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return a value of a row as JSON has it: an instant by `iso`, bytes in hex."""
     if isinstance(value, datetime):
         return iso(value)
     return value.hex() if isinstance(value, bytes) else value

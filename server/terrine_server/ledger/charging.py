@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Connection, Table, TextClause, text
 from sqlalchemy.dialects import postgresql
@@ -29,16 +29,16 @@ from terrine_server.ledger.chain import (
     Actor,
     canonical_json,
     check_counts,
-    counts_of,
+    counts_as_text,
+    counts_from_text,
     frame_counts,
     frame_kind,
     hasher,
     iso,
     publication_digest,
-    text_of,
 )
 from terrine_server.ledger.database import Transaction, check_written
-from terrine_server.ledger.log import UNREADABLE
+from terrine_server.ledger.log import READ_ERRORS
 from terrine_server.ledger.log import record as record_log
 from terrine_server.ledger.records import (
     ChargedBatch,
@@ -52,7 +52,7 @@ from terrine_server.ledger.records import (
     Result,
     SpentAccounts,
 )
-from terrine_server.ledger.rows import KnownProjects, check_end, publications
+from terrine_server.ledger.rows import ProjectCache, check_last_charge, publications
 from terrine_server.ledger.schema import charges
 from terrine_server.ledger.schema import payments as payments_table
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
@@ -85,22 +85,12 @@ class Admission:
     account: Account
 
 
-class SecretBudget(Protocol):
-    """A project's secret spend, as `admit` uses it."""
-
-    def add(self, places: tuple[int, ...]) -> None:
-        """Count one paid query."""
-
-    def publish(self, bound: int) -> int:
-        """Draw a figure from the spend (except with a probability that δ covers) up to `bound`."""
-
-
 def admit(
     terms: Terms,
     account: Account,
     recorded: RecordedCharges,
     proposals: Sequence[Proposal],
-    secret: SecretBudget | None = None,
+    secret: accounts.SecretTally | None = None,
 ) -> Admission:
     """Decide on each query of a batch, in order.
 
@@ -261,34 +251,30 @@ def _in_postgresql(
         "now": now,
         "entries": len(entries),
         **_parameters("", COLUMNS, entries),
-        **_parameters("paid_", PAYMENT_COLUMNS, paid),
     }
     if paid:
-        given["payments"] = len(paid)
-    statement = _statement(len(entries) == 1, min(len(paid), 2))
+        given |= {"payments": len(paid), **_parameters("paid_", PAYMENT_COLUMNS, paid)}
+    statement = _statement(payments=bool(paid))
     return connection.execute(statement, given).one_or_none() is not None
 
 
 def _parameters(prefix: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return one row's values, or of many a list for each column. `prefix`: of their names."""
-    if not rows:
-        return {}
-    values = rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
-    return {f"{prefix}{name}": value for name, value in zip(names, values, strict=True)}
+    """Return a list of the values of each column. `prefix`: of their names."""
+    columns = map(list, zip(*rows, strict=True))
+    return {f"{prefix}{name}": values for name, values in zip(names, columns, strict=True)}
 
 
 @cache
-def _statement(one_entry: bool, payments: int) -> TextClause:
-    """One entry is passed as values, which is faster; many as arrays. `payments`: 0, 1, or many."""
+def _statement(payments: bool) -> TextClause:
     # The statement commits by itself, so it must fail as a whole if a part of it was ignored.
-    source = _source("", charges, COLUMNS, one_entry)
+    source = _source("", charges, COLUMNS)
     appended = (
         f"appended AS (INSERT INTO charges (project_id, created_at, {_NAMES}) "
         f"SELECT moved.id, :now, {_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
     )
     written = "(SELECT count(*) FROM appended) = CAST(:entries AS bigint)"
     if payments:
-        source = _source("paid_", payments_table, PAYMENT_COLUMNS, payments == 1)
+        source = _source("paid_", payments_table, PAYMENT_COLUMNS)
         appended += (
             f", paid AS (INSERT INTO payments (project_id, {_PAYMENT_NAMES}) "
             f"SELECT moved.id, {_PAYMENT_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
@@ -300,13 +286,11 @@ def _statement(one_entry: bool, payments: int) -> TextClause:
     )
 
 
-def _source(prefix: str, table: Table, names: Sequence[str], one: bool) -> str:
-    """Return the rows that are given as parameters, as SQL. `prefix`: of the parameters' names."""
-    form = "CAST(:{}{} AS {})" if one else "CAST(:{}{} AS {}[])"
+def _source(prefix: str, table: Table, names: Sequence[str]) -> str:
+    """Return the rows that are given as arrays, as SQL. `prefix`: of the parameters' names."""
     types = {name: table.c[name].type.compile(_DIALECT) for name in names}
-    values = ", ".join(form.format(prefix, name, type) for name, type in types.items())
-    source = f"(VALUES ({values}))" if one else f"unnest({values})"
-    return f"{source} AS given ({', '.join(names)})"
+    arrays = (f"CAST(:{prefix}{name} AS {type}[])" for name, type in types.items())
+    return f"unnest({', '.join(arrays)}) AS given ({', '.join(names)})"
 
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -329,7 +313,7 @@ def charge(
 ) -> tuple[ProjectRecord, list[ChargedBatch | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
-    See `Payments.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
+    See `Ledger.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
     project with a tally must be locked: its tally is read and written separately from its balance.
     One whose units have accounts is paid for only together with what was `cast`, in one
     transaction. `payers`: by batch, the id of the token that asks.
@@ -425,7 +409,7 @@ def _entries(
         label = counts = None
         if new.proposal is not None:
             query, input = new.proposal.query_digest, new.proposal.input_digest
-            label, counts = new.proposal.label, text_of(new.proposal.counts)
+            label, counts = new.proposal.label, counts_as_text(new.proposal.counts)
             check_counts(new.proposal.counts, label, project.counts_due(new.outcome))
         else:
             query = input = publication_digest(project.genesis, len(published))
@@ -449,7 +433,7 @@ def _entries(
 
 def look_up(
     connection: Connection,
-    accounts: KnownProjects,
+    cache: ProjectCache,
     project: str | int,
     digests: Sequence[QueryDigest],
 ) -> ProjectSnapshot:
@@ -459,12 +443,12 @@ def look_up(
     the last charge is not the one that the account names as its last, or if a charge that answers a
     query was altered.
     """
-    row, found = rows.find(connection, project, digests)
+    row, found = rows.find_charges(connection, project, digests)
     if row is None:
         called = "called" if isinstance(project, str) else "number"
         raise NotFound(f"There is no project {called} {project}.")
-    account = accounts.current(connection, row)
-    paid = _Paid(account)
+    account = cache.current(connection, row)
+    paid = _EntryReader(account)
     by_query: dict[bytes, Result] = {}
     by_input: dict[bytes, Result] = {}
     ends: set[tuple[int, bytes]] = set()
@@ -475,11 +459,11 @@ def look_up(
             by_query[entry.query_digest] = paid.result(entry)
         else:
             by_input[entry.input_digest] = paid.result(entry)
-    check_end(account, ends)
+    check_last_charge(account, ends)
     return ProjectSnapshot(account, RecordedCharges(by_query, by_input))
 
 
-class _Paid:
+class _EntryReader:
     """Reads charges of a project that answer queries, and checks the hash of each.
 
     The hash covers the price and the cost event. Both are taken from the terms, not from the entry,
@@ -493,7 +477,7 @@ class _Paid:
         self._framed: dict[tuple[str, int | None], list[bytes]] = {}
 
     def result(self, entry: Any) -> Result:
-        """Return the result in a row of `searches.find`. Raises LedgerCorrupted if it was
+        """Return the result in a row of `rows.find_charges`. Raises LedgerCorrupted if it was
         altered."""
         counts = None
         try:
@@ -508,9 +492,9 @@ class _Paid:
             kinds = self._kinds(entry.outcome, entry.label)
             framed = frame_counts(entry.counts)
             intact = any(self._hashed(*fields, kind + framed) == entry.hash for kind in kinds)
-            counts = counts_of(entry.counts)
+            counts = counts_from_text(entry.counts)
             check_counts(counts, entry.label, self._project.counts_due(entry.outcome))
-        except UNREADABLE:
+        except READ_ERRORS:
             intact = False
         if not intact:
             name = self._project.name

@@ -95,7 +95,7 @@ def holds_entries(engine: Engine) -> bool:
         )
 
 
-def counts(engine: Engine) -> tuple[int, int, int]:
+def count_entries(engine: Engine) -> tuple[int, int, int]:
     """Return the number of all entries, of those that are charges, and of projects."""
     with reading(engine) as connection:
         log, charges, projects = (
@@ -278,7 +278,7 @@ def _who_serves(target: Connection) -> Sequence[str]:
 
 
 def _move_aside(target: Connection, aside: str) -> bool:
-    """Move all tables and functions, but for those of extensions; return whether there were any."""
+    """Move all tables and functions except those of extensions; return whether there were any."""
     own = (
         "FROM {catalogue} WHERE {namespace} = current_schema()::regnamespace {more} AND NOT EXISTS "
         "(SELECT 1 FROM pg_depend WHERE objid = {catalogue}.oid AND deptype = 'e')"

@@ -1,4 +1,4 @@
-"""Opens the database so that every commit is durable and every write waits its turn.
+"""Opens the database so that every commit is durable and writes exclude each other.
 
 SQLite: write-ahead log, `synchronous=FULL`, `BEGIN IMMEDIATE` for writes. Connecting never creates
 the file. A file that was removed or replaced under a running server is refused, not written to.
@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import (
-    AbstractContextManager,
     ExitStack,
     closing,
     contextmanager,
@@ -25,6 +24,7 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any, TypeVar
@@ -66,11 +66,11 @@ T = TypeVar("T")
 
 
 class NoReply(psycopg.OperationalError):
-    """No reply in time. What was asked may still be done, also a COMMIT."""
+    """No reply in time. The statement may still be executed, even a COMMIT."""
 
 
 class StalledDatabase:
-    """Whether a database is silent. Thread-safe."""
+    """Whether a database does not reply. Thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds + GRACE_SECONDS
@@ -78,7 +78,7 @@ class StalledDatabase:
         self._asking = Lock()
 
     @contextmanager
-    def noticed(self) -> Iterator[None]:
+    def fail_fast(self) -> Iterator[None]:
         """Around a transaction. Raises DatabaseUnavailable if another already waits in vain."""
         if self._since is None:
             yield
@@ -91,18 +91,18 @@ class StalledDatabase:
             silent = time.monotonic() - self._since
             raise DatabaseUnavailable("The ledger does not answer.", f"silent for {silent:.0f} s")
 
-    def begins(self) -> None:
+    def mark_stalled(self) -> None:
         """Note that a reply did not come in time."""
         if self._since is None:
             self._since = time.monotonic()
 
-    def ends(self) -> None:
-        """Note that the database has answered."""
+    def mark_alive(self) -> None:
+        """Note that the database has replied."""
         self._since = None
 
-    def limited(self) -> type[psycopg.Connection[Any]]:
+    def connection_class(self) -> type[psycopg.Connection[Any]]:
         """Return a class of connections that wait for no reply longer than this allows."""
-        silence = self
+        stalled = self
 
         class Limited(psycopg.Connection[Any]):
             """A connection whose every wait is limited."""
@@ -113,26 +113,26 @@ class StalledDatabase:
                 try:
                     return super().connect(*given, **more)
                 except psycopg.errors.ConnectionTimeout:
-                    silence.begins()
+                    stalled.mark_stalled()
                     raise
 
             def wait(self, gen: Generator[Any, Any, T], *given: Any, **more: Any) -> T:
                 """Wait for a reply; close the connection if none comes in time."""
-                due = time.monotonic() + silence.seconds
+                due = time.monotonic() + stalled.seconds
                 try:
                     result = super().wait(_until(due, gen), *given, **more)
                 except NoReply:
-                    silence.begins()
+                    stalled.mark_stalled()
                     self.pgconn.finish()  # a late reply would be taken for that of another question
                     raise
-                silence.ends()
+                stalled.mark_alive()
                 return result
 
         return Limited
 
 
 def _until(due: float, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-    """Go through psycopg's `steps`; at each it wakes up, with nothing if no data has come."""
+    """Run psycopg's `steps`, each of which wakes up with nothing if no data has come."""
     ready = None
     try:
         while True:
@@ -159,7 +159,7 @@ _POOL: dict[str, Any] = {
 _BUSY = {"55P03", "57014", "40P01", "40001"}
 _READ_ONLY = "25006"
 _NO_RIGHT = "42501"
-_NOT_WHOLE = "22012"
+_PARTLY_IGNORED = "22012"
 """Division by zero: how the one statement of a charge fails if a part of it was ignored."""
 _STARTING = "57P03"
 # Of a connection that was refused, libpq gives the text alone.
@@ -184,16 +184,18 @@ _ALIVE = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
-LOG_PAGES, CACHE_KIB = 10_000, 16 * 1024
-"""SQLite: pages of 4 KiB in the write-ahead log before they are moved to the file, and what each
-connection keeps of the file. Digests are random, so each query changes two pages of indexes: the
-longer the log, the more changes of a page are moved at once."""
+LOG_PAGES = 10_000
+"""SQLite: pages of 4 KiB in the write-ahead log before they are moved to the file. Digests are
+random, so each query changes two pages of indexes: the longer the log, the more changes of a page
+are moved at once."""
+CACHE_KIB = 16 * 1024
+"""SQLite: what each connection keeps of the file."""
 _WRITE = "BEGIN IMMEDIATE"
 BEGIN = "begin"
 """In the `info` of a connection to SQLite: the statement that begins its next transaction."""
-# SQLite has no queue for writers; they retry until one succeeds. Those of a process wait here.
-_TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
-_SILENCES: WeakKeyDictionary[Engine, StalledDatabase] = WeakKeyDictionary()
+# SQLite has no queue for writers; they retry until one succeeds. Those of a process queue here.
+_WRITE_LOCKS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
+_STALLED: WeakKeyDictionary[Engine, StalledDatabase] = WeakKeyDictionary()
 
 
 def connect(
@@ -219,65 +221,23 @@ def connect(
     )
 
 
-def reading(engine: Engine) -> AbstractContextManager[Connection]:
-    """A connection that only reads. Any failure of the database is raised as DatabaseUnavailable.
-
-    On SQLite it is one transaction. On PostgreSQL each statement is its own transaction: it would
-    read its own snapshot anyway, and a transaction around it costs two more round trips.
-    """
-    return _transaction(engine, "AUTOCOMMIT")
-
-
-def snapshot(engine: Engine) -> AbstractContextManager[Connection]:
-    """Like `reading`, but all statements read the same snapshot."""
-    return _transaction(engine, "REPEATABLE READ")
-
-
-def writing(engine: Engine) -> AbstractContextManager[Connection]:
-    """A transaction that commits as a whole or not at all; on SQLite it excludes other writers.
-
-    Any failure of the database is raised as DatabaseUnavailable. If the connection breaks during
-    COMMIT, the outcome is unknown: only the same charge again tells: what was paid is replayed.
-    """
-    return _transaction(engine, writes=True)
-
-
-def appending(engine: Engine) -> AbstractContextManager[Connection]:
-    """Like `writing`, but on PostgreSQL for a single statement, which is its own transaction.
-
-    It, too, is committed as a whole or not at all, without the round trips of BEGIN and COMMIT.
-    """
-    return _transaction(engine, "AUTOCOMMIT", writes=True)
-
-
-@contextmanager
-def migrating_alone(engine: Engine) -> Iterator[Connection]:
-    """Like `writing`, but SQLite enforces foreign keys only at the end: tables may be rebuilt."""
-    with _transaction(engine, writes=True, rebuilds=True) as connection:
-        yield connection
-        if engine.dialect.name == "sqlite":
-            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
-            if broken is not None:
-                raise LedgerCorrupted(f"A row of {broken[0]} refers to what is not there.")
-
-
 @contextmanager
 def _transaction(
     engine: Engine, level: str | None = None, writes: bool = False, rebuilds: bool = False
 ) -> Iterator[Connection]:
-    """`level`: PostgreSQL's isolation level. `writes`: on SQLite, it waits for its turn.
+    """A transaction. Any failure of the database is raised as DatabaseUnavailable.
 
-    `rebuilds`: SQLite does not enforce foreign keys in it.
-
-    One context manager, not one for each step: every request enters several.
+    `level`: PostgreSQL's isolation level. `writes`: on SQLite, it excludes other writers.
+    `rebuilds`: SQLite does not enforce foreign keys in it. One context manager, not one for each
+    step: every request enters several.
     """
-    turn = _TURNS.get(engine) if writes else None
-    if turn is not None and not turn.acquire(timeout=BUSY_SECONDS):
+    lock = _WRITE_LOCKS.get(engine) if writes else None
+    if lock is not None and not lock.acquire(timeout=BUSY_SECONDS):
         raise DatabaseUnavailable("The ledger is busy. Retry.")
-    silence = _SILENCES.get(engine)
-    noticed = nullcontext() if silence is None else silence.noticed()
+    stalled = _STALLED.get(engine)
+    replies = nullcontext() if stalled is None else stalled.fail_fast()
     try:
-        with noticed, engine.connect() as connection:
+        with replies, engine.connect() as connection:
             if engine.dialect.name == "sqlite":
                 connection.info[BEGIN] = _WRITE if writes else "BEGIN"
                 if rebuilds:  # which cannot be said within a transaction
@@ -294,8 +254,33 @@ def _transaction(
         # `from None`: a driver's error quotes the row, and with it a label not yet paid for.
         raise _explanation(engine, error) from None
     finally:
-        if turn is not None:
-            turn.release()
+        if lock is not None:
+            lock.release()
+
+
+reading = partial(_transaction, level="AUTOCOMMIT")
+"""A connection that only reads. On SQLite it is one transaction. On PostgreSQL each statement is
+its own transaction: it would read its own snapshot anyway, and a transaction around it costs two
+more round trips."""
+snapshot = partial(_transaction, level="REPEATABLE READ")
+"""A connection that only reads, all statements from the same snapshot."""
+writing = partial(_transaction, writes=True)
+"""A transaction that commits as a whole or not at all. If the connection breaks during COMMIT, the
+outcome is unknown until the same charge is made again: what was paid is replayed."""
+appending = partial(_transaction, level="AUTOCOMMIT", writes=True)
+"""Like `writing`, but on PostgreSQL for a single statement, which is its own transaction: committed
+as a whole or not at all, without the round trips of BEGIN and COMMIT."""
+
+
+@contextmanager
+def migrating_alone(engine: Engine) -> Iterator[Connection]:
+    """Like `writing`, but SQLite enforces foreign keys only at the end: tables may be rebuilt."""
+    with _transaction(engine, writes=True, rebuilds=True) as connection:
+        yield connection
+        if engine.dialect.name == "sqlite":
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+            if broken is not None:
+                raise LedgerCorrupted(f"A row of {broken[0]} refers to what is not there.")
 
 
 def _enforce_foreign_keys(connection: Connection, on: bool) -> None:
@@ -372,7 +357,7 @@ def _sqlite(url: URL) -> Engine:
         **_POOL,
     )
 
-    _TURNS[engine] = threading.Lock()
+    _WRITE_LOCKS[engine] = threading.Lock()
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, record: object) -> None:
@@ -420,8 +405,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _postgresql(url: URL, password: str | None, statement_seconds: float) -> Engine:
-    silence = StalledDatabase(statement_seconds)
-    limited = silence.limited()
+    stalled = StalledDatabase(statement_seconds)
+    limited = stalled.connection_class()
     settings = {
         **_POSTGRESQL,
         "lock_timeout": f"{min(BUSY_SECONDS, statement_seconds):g}s",
@@ -441,7 +426,7 @@ def _postgresql(url: URL, password: str | None, statement_seconds: float) -> Eng
         },
     )
 
-    _SILENCES[engine] = silence
+    _STALLED[engine] = stalled
 
     @event.listens_for(engine, "do_connect")
     def open_limited(_: object, __: object, given: Any, more: Any) -> psycopg.Connection[Any]:
@@ -492,7 +477,7 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
         return SchemaMismatch("There is no ledger yet. Run `terrine init`.", str(path))
     if state in _NO_TABLE or re.search(r"no such (table|column)", words):
         return SchemaMismatch("The ledger has no tables yet. Run `terrine init`.", cause)
-    if state == _NOT_WHOLE:
+    if state == _PARTLY_IGNORED:
         return LedgerCorrupted("The database ignored what was written to it.", cause=cause)
     if isinstance(error, exc.IntegrityError):
         return LedgerCorrupted("The ledger refused an entry.", cause=cause)
@@ -521,38 +506,35 @@ def _words(error: SQLAlchemyError) -> str:
     return " ".join(str(primary or original or type(error).__name__).split())
 
 
-MOST_SECONDS = 300
-"""How long PostgreSQL lets a process that hangs hold a turn."""
-TURNS = 0x7E221E
+MAX_LOCK_SECONDS = 300
+"""How long PostgreSQL lets a process that hangs keep a project's lock."""
+LOCKS = 0x7E221E
 """The first of the two numbers of these advisory locks; the second is the project's."""
-_TAKE = text(
-    "SELECT set_config('idle_in_transaction_session_timeout', :most, true), "
-    "pg_advisory_xact_lock(:turns, :project)"
-)
-_ONE = 0
+_LEDGER_LOCK = 0
 """The second number where only one process may act for the whole ledger. No project has it."""
-_GROWING = text("SELECT pg_advisory_xact_lock(:turns, -1)")
-_TRY = text("SELECT pg_try_advisory_lock(:turns, :one)")
-_LEAVE = text("SELECT pg_advisory_unlock(:turns, :one)")
+_LOCK_PROJECT = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', :most, true), "
+    "pg_advisory_xact_lock(:locks, :project)"
+)
+_LOCK_TREE = text(f"SELECT pg_advisory_xact_lock({LOCKS}, -1)")
+_TRY_LOCK = text(f"SELECT pg_try_advisory_lock({LOCKS}, {_LEDGER_LOCK})")
+_UNLOCK = text(f"SELECT pg_advisory_unlock({LOCKS}, {_LEDGER_LOCK})")
 _POLL_SECONDS = 0.02
 
 
 @contextmanager
-def turn(engine: Engine, project_id: int) -> Iterator[None]:
-    """Hold a project's turn. It ends with the block, or with the process, however that ends.
+def project_lock(engine: Engine, project_id: int) -> Iterator[None]:
+    """Lock a project. The lock ends with the block, or with the process, however that ends.
 
     On PostgreSQL it is an advisory lock, in a transaction on a connection of its own; on SQLite,
     whose processes share a machine, a locked file beside the database. Raises DatabaseUnavailable
-    when others hold it for too long, or there is no database. What goes wrong at its end is not
+    when others keep it for too long, or there is no database. What goes wrong at its end is not
     raised: what was done meanwhile is done.
     """
-    path = sqlite_path(engine)
+    lock = _lock_in_file if engine.dialect.name == "sqlite" else _lock_in_postgresql
     stack = ExitStack()
     try:
-        if path is None:
-            stack.enter_context(_in_database(engine, project_id))
-        else:
-            stack.enter_context(_of_file(path.with_name(f"{path.name}-turn-{project_id}")))
+        stack.enter_context(lock(engine, project_id))
         yield
     finally:
         with suppress(DatabaseUnavailable):
@@ -560,58 +542,58 @@ def turn(engine: Engine, project_id: int) -> Iterator[None]:
 
 
 @contextmanager
-def only_one(engine: Engine) -> Iterator[bool]:
-    """Whether no other process is here: nobody waits. It ends as a project's turn does.
-
-    On PostgreSQL nothing else waits for its connection, so it may take long.
-    """
-    path = sqlite_path(engine)
-    if path is not None:
-        with _opened(path.with_name(f"{path.name}-turn-{_ONE}")) as file:
-            yield _taken(file)
-        return
-    given = {"turns": TURNS, "one": _ONE}
-    with reading(engine) as connection:
-        taken = bool(connection.execute(_TRY, given).scalar_one())
-        try:
-            yield taken
-        finally:
-            if taken:
-                with suppress(SQLAlchemyError):  # the lock ends with its connection, too
-                    connection.execute(_LEAVE, given)
-
-
-def exclude_others(connection: Connection) -> None:
-    """Wait until no other transaction that called this is under way; on SQLite, none is."""
-    if connection.dialect.name != "sqlite":
-        connection.execute(_GROWING, {"turns": TURNS})
-
-
-@contextmanager
-def _in_database(engine: Engine, project_id: int) -> Iterator[None]:
+def _lock_in_postgresql(engine: Engine, project_id: int) -> Iterator[None]:
+    given = {"most": f"{MAX_LOCK_SECONDS}s", "locks": LOCKS, "project": project_id}
     with writing(engine) as connection:
-        most = f"{MOST_SECONDS}s"
-        connection.execute(_TAKE, {"most": most, "turns": TURNS, "project": project_id})
+        connection.execute(_LOCK_PROJECT, given)
         yield
 
 
 @contextmanager
-def _of_file(path: Path) -> Iterator[None]:
+def _lock_in_file(engine: Engine, project_id: int) -> Iterator[None]:
     deadline = time.monotonic() + BUSY_SECONDS
-    with _opened(path) as file:
-        while not _taken(file):
+    with _open_lock_file(engine, project_id) as file:
+        while not _try_lock(file):
             if time.monotonic() > deadline:
                 raise DatabaseUnavailable("The ledger is busy. Retry.")
             time.sleep(_POLL_SECONDS)
         yield
 
 
-def _opened(path: Path) -> IO[str]:
+@contextmanager
+def try_lock_ledger(engine: Engine) -> Iterator[bool]:
+    """Yield whether this process has the lock of the ledger, which nobody waits for.
+
+    It ends as a project's lock does. On PostgreSQL nothing else waits for its connection, so it may
+    take long.
+    """
+    if engine.dialect.name == "sqlite":
+        with _open_lock_file(engine, _LEDGER_LOCK) as file:
+            yield _try_lock(file)
+        return
+    with reading(engine) as connection:
+        locked = bool(connection.execute(_TRY_LOCK).scalar_one())
+        try:
+            yield locked
+        finally:
+            if locked:
+                with suppress(SQLAlchemyError):  # the lock ends with its connection, too
+                    connection.execute(_UNLOCK)
+
+
+def lock_tree(connection: Connection) -> None:
+    """Wait until no other transaction that called this is under way; on SQLite, none is."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(_LOCK_TREE)
+
+
+def _open_lock_file(engine: Engine, number: int) -> IO[str]:
+    path = Path(engine.url.database or "")
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600))
+    return os.fdopen(os.open(path.with_name(f"{path.name}-turn-{number}"), flags, 0o600))
 
 
-def _taken(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy.exc import IntegrityError
 
-from terrine_protocol import EnsembleFacts, Name
+from terrine_protocol import Name
 from terrine_server.errors import Conflict, InvalidTerms, NotFound
 from terrine_server.ledger import log, rows
-from terrine_server.ledger.chain import Action, Actor, canonical_json
-from terrine_server.ledger.database import Transaction, reading
-from terrine_server.ledger.records import Edition, EnsembleRecord, PopulationRecord
-from terrine_server.ledger.rows import DatabaseHandle
-from terrine_server.ledger.schema import ensembles, populations
+from terrine_server.ledger.chain import Action, canonical_json
+from terrine_server.ledger.database import Transaction
+from terrine_server.ledger.records import EnsembleRecord, PopulationRecord
+from terrine_server.ledger.schema import populations
 from terrine_server.privacy import Cap
 
 DEFAULT_POPULATION = "people"
@@ -23,112 +21,12 @@ _LARGEST = 2**63 - 1
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
-class Ensembles(DatabaseHandle):
-    """The ensembles of a ledger."""
-
-    def ensembles(self) -> list[EnsembleRecord]:
-        """Return all ensembles, by name."""
-        with reading(self._engine) as connection:
-            found = connection.execute(rows.select_ensembles())
-            records = [rows.ensemble_record(row, self._seals) for row in found.all()]
-            return [rows.load_newest_edition(connection, self._seals, record) for record in records]
-
-    def ensemble(self, name: str) -> EnsembleRecord:
-        """Return one ensemble. Raises NotFound."""
-        with reading(self._engine) as connection:
-            row = connection.execute(rows.ensemble_by("name"), {"name": name}).one_or_none()
-            if row is None:
-                raise NotFound(f"There is no ensemble called {name}.")
-            record = rows.ensemble_record(row, self._seals)
-            return rows.load_newest_edition(connection, self._seals, record)
-
-    def populations(self) -> list[PopulationRecord]:
-        """Return all populations, by name."""
-        with reading(self._engine) as connection:
-            found = connection.execute(rows.select_populations()).mappings().all()
-            return [rows.population_record(row, self._seals) for row in found]
-
-    def editions(self, name: str) -> list[Edition]:
-        """Return all editions of an ensemble, in order. Raises NotFound."""
-        record = self.ensemble(name)
-        with reading(self._engine) as connection:
-            return list(rows.load_editions(connection, self._seals, record))
-
-    def register_ensemble(
-        self,
-        name: str,
-        path: str,
-        manifest_sha256: str,
-        facts: EnsembleFacts,
-        units: int,
-        cap: Cap | None = None,
-        by: Actor | None = None,
-        *,
-        population: str | None = None,
-        disjoint: bool = False,
-    ) -> EnsembleRecord:
-        """Register an ensemble of the people of a population, whose cap all its projects share.
-
-        `units`: the number of training records, or of people where they are grouped. `population`:
-        by default the only one, or `DEFAULT_POPULATION` if there is none yet. The first ensemble of
-        a population fixes its `cap`; later ones give none, or the same. `disjoint`: the owner says
-        that nobody of a new population is in another.
-
-        Raises InvalidTerms when the cap's δ is 1/units or more, or a new population has no cap;
-        NotFound for a population that is not there and not said to be disjoint; and Conflict when
-        the name, or the same manifest under another name, is registered already, or the population
-        has another cap, protects other units, is not named where there are several, or is there
-        and said to be new.
-        """
-        check_name("an ensemble", name)
-        check_sizes(units=units)
-        fields = {
-            "name": name,
-            "path": path,
-            "manifest_sha256": bytes.fromhex(manifest_sha256),
-            "info": canonical_json(facts.model_dump(mode="json", exclude_defaults=True)),
-            "units": units,
-        }
-        same = ensembles.c.manifest_sha256 == fields["manifest_sha256"]
-        query = rows.select_ensembles().where((ensembles.c.name == name) | same)
-        with self._writing(by) as tx:
-            # Of two that are registered at once, the second sees the population of the first.
-            log.check_head(tx.connection, tx.seals, lock=True)
-            for row in tx.connection.execute(query):
-                taken = rows.ensemble_record(row, tx.seals)
-                if taken.name == name:
-                    raise Conflict(f"An ensemble called {name} is registered already.")
-                raise Conflict(
-                    f"These very teachers are registered as {taken.name}. "
-                    "Open projects on that ensemble, so that they share its cap."
-                )
-            joined = _population(tx, name, cap, population, disjoint)
-            check_delta(f"The δ of the cap of {joined.name}", joined.delta, units)
-            registered = {**fields, "population_id": joined.id, "registered_at": tx.now}
-            try:
-                tx.insert_named(ensembles, registered)
-            except IntegrityError as error:
-                raise Conflict(
-                    f"The ensemble {name} was registered by someone else just now."
-                ) from error
-            told = {**registered, "population": joined.name}
-            log.record_row(tx, Action.ENSEMBLE_REGISTERED, name, told)
-            made = rows.ensemble_record(tx.connection.execute(query).one(), tx.seals)
-            if made.facts.disjoint_by is None:
-                found = tx.connection.execute(rows.select_ensembles()).all()
-                others = (rows.ensemble_record(row, tx.seals) for row in found)
-                of_it = (each for each in others if each.population.id == joined.id)
-                by_person = made.person_column is not None
-                check_unit(name, joined.name, of_it, by_person=by_person)
-            return rows.load_newest_edition(tx.connection, tx.seals, made)
-
-
 def choose_population(
     known: Sequence[PopulationRecord], name: str | None, *, disjoint: bool
 ) -> PopulationRecord | None:
     """Return the population that an ensemble joins; None if a new one is to be declared.
 
-    Raises NotFound and Conflict as `Ensembles.register_ensemble`.
+    Raises NotFound and Conflict as `Ledger.register_ensemble` does.
     """
     names = ", ".join(each.name for each in known)
     if name is None and len(known) > 1:
@@ -151,7 +49,7 @@ def choose_population(
     return found
 
 
-def _population(
+def join_population(
     tx: Transaction, ensemble: str, cap: Cap | None, name: str | None, disjoint: bool
 ) -> PopulationRecord:
     """Return the population that a new ensemble joins, locked; it is declared if it is new."""

@@ -8,7 +8,8 @@ numbered without gaps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -19,7 +20,7 @@ from terrine_protocol import LogEntry, ProjectStatus
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger.chain import (
     ABOUT,
-    START,
+    LOG_START,
     Action,
     canonical_json,
     facts,
@@ -27,10 +28,10 @@ from terrine_server.ledger.chain import (
     log_hash,
 )
 from terrine_server.ledger.database import Transaction, write
-from terrine_server.ledger.records import PopulationRecord, ProjectRecord
+from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.schema import Seals, administrative_log, ensembles, log_head, tokens
 
-UNREADABLE = (
+READ_ERRORS = (
     ValueError,
     TypeError,
     AttributeError,
@@ -39,6 +40,15 @@ UNREADABLE = (
     RecursionError,
 )
 """The errors that reading an altered or damaged value may raise."""
+
+
+@contextmanager
+def readable(what: str, project: str = "all") -> Iterator[None]:
+    """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        raise LedgerCorrupted(f"{what} was altered or damaged.", project, repr(error)) from None
 
 
 def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
@@ -53,14 +63,6 @@ def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
             column.type.length or len(value)
         ):
             raise ValueError(f"{column.name} is not of its length")
-
-
-def check_population(population: PopulationRecord) -> None:
-    """Check that what is reserved of a population's cap is within it."""
-    if not 0 <= population.reserved <= population.cap:
-        raise ValueError("reserved is not within the cap")
-    if not 0 <= population.delta_reserved <= population.delta_cap:
-        raise ValueError("delta_reserved is not within the cap")
 
 
 def check_account(project: ProjectRecord) -> None:
@@ -120,7 +122,7 @@ def select_log() -> Select[Any]:
     return select(administrative_log).order_by(administrative_log.c.seq)
 
 
-def logged(kind: str, subject: Any) -> Any:
+def last_detail(kind: str, subject: Any) -> Any:
     """Return a subquery for what the last entry about a subject says; NULL if there is none."""
     # Not IN, whose values SQLAlchemy writes into the statement anew at each execution.
     about = or_(*(administrative_log.c.action == action for action in ABOUT[kind]))
@@ -133,15 +135,15 @@ def logged(kind: str, subject: Any) -> Any:
     )
 
 
-def last_said(connection: Connection, kind: str) -> dict[str, str]:
-    """Return what the last entry about each subject of a kind says, but for what is gone."""
+def load_last_details(connection: Connection, kind: str) -> dict[str, str]:
+    """Return what the last entry about each subject of a kind says, except what is gone."""
     log = administrative_log.c
     query = select(log.subject, log.detail).where(log.action.in_(ABOUT[kind])).order_by(log.seq)
     said = {row.subject: row.detail for row in connection.execute(query)}
     return {subject: detail for subject, detail in said.items() if detail != GONE}
 
 
-def maintenance(connection: Connection) -> list[LogEntry]:
+def load_maintenance(connection: Connection) -> list[LogEntry]:
     """Return the entries since a maintenance began that are about it or about any project.
 
     In order; none if the last one has ended.
@@ -155,9 +157,9 @@ def maintenance(connection: Connection) -> list[LogEntry]:
             begun = row.seq
     if not begun:
         return []
-    told = or_(log.action.in_(ABOUT["project"]), log.subject == MAINTENANCE)
-    since = select_log().where(log.seq >= begun, told)
-    return [entry(row) for row in connection.execute(since)]
+    about_it = or_(log.action.in_(ABOUT["project"]), log.subject == MAINTENANCE)
+    since = select_log().where(log.seq >= begun, about_it)
+    return [log_entry(row) for row in connection.execute(since)]
 
 
 def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[Any]:
@@ -177,32 +179,30 @@ def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[
         )
     try:
         seals.check("log_head", row._mapping)
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise LedgerCorrupted(
             "The end of the administrative log was edited.", cause=str(error)
         ) from None
     last = administrative_log.c
     query = select(last.seq, last.hash).order_by(last.seq.desc()).limit(1)
-    end = connection.execute(query).one_or_none() or (0, START)
+    end = connection.execute(query).one_or_none() or (0, LOG_START)
     if tuple(end) != (row.entries, row.head):
         raise LedgerCorrupted("The administrative log does not end where it should.")
     return row
 
 
-def entry(row: Row[Any]) -> LogEntry:
+def log_entry(row: Row[Any]) -> LogEntry:
     """Return the record of a row of `select_log`. Raises LedgerCorrupted if it cannot be read."""
-    try:
+    with readable(f"Entry {row.seq} of the administrative log"):
         check_types(administrative_log.c, row._mapping)
         fields = {**row._mapping, "detail": json.loads(row.detail), "hash": row.hash.hex()}
         return LogEntry(**fields)
-    except UNREADABLE as error:
-        raise LedgerCorrupted(
-            f"Entry {row.seq} of the administrative log was altered or damaged.", cause=repr(error)
-        ) from None
 
 
-def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -> list[LogEntry]:
-    """Return the entries after one; see `Log.log_since`.
+def load_verified_entries(
+    connection: Connection, seals: Seals, seq: int, hash: str | None
+) -> list[LogEntry]:
+    """Return the entries after one; see `Ledger.log_since`.
 
     The connection's transaction must read one snapshot throughout.
     """
@@ -211,10 +211,10 @@ def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -
         stored = select(administrative_log.c.hash).where(number == seq)
         start = connection.execute(stored).scalar_one_or_none()
     else:
-        start = bytes.fromhex(hash) if hash is not None else START
+        start = bytes.fromhex(hash) if hash is not None else LOG_START
     found = []
     for row in connection.execute(select_log().where(number > seq)):
-        found.append(entry(row))
+        found.append(log_entry(row))
         seq, start = seq + 1, start and log_hash(start, row._mapping)
         if (row.seq, row.hash) != (seq, start):
             break
@@ -228,7 +228,7 @@ def initialise(connection: Connection, seals: Seals) -> None:
     for table in (log_head, administrative_log, ensembles, tokens):
         if connection.execute(select(table).limit(1)).first() is not None:
             return
-    set_head(connection, seals, 0, START)
+    set_head(connection, seals, 0, LOG_START)
     detail = {"version": version("terrine")}
     tx = Transaction(connection, seals, datetime.now(UTC), None)
     record(tx, Action.LEDGER_INITIALISED, "ledger", detail)

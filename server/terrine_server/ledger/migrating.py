@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,9 +30,6 @@ from terrine_server.ledger.database import (
 )
 from terrine_server.ledger.log import initialise
 from terrine_server.ledger.schema import Seals
-
-Migrate = Callable[[Connection], None]
-"""Runs all migrations on a connection whose schema is empty."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,8 @@ class _SchemaPart:
         return f"{self.kind} {self.name}{on}"
 
     @property
-    def within(self) -> str | None:
-        """How the part that this one goes with is described: its column, or its table."""
+    def parent(self) -> str | None:
+        """How the part that this one belongs to is described: its column, or its table."""
         if self.kind == "NOT NULL":
             return f"column {self.name} of {self.of}"
         return f"table {self.of}" if self.of and self.of != self.name else None
@@ -76,46 +73,44 @@ _Parts = dict[str, list[_SchemaPart]]
 _expected_of: WeakKeyDictionary[Engine, _Parts] = WeakKeyDictionary()
 
 
-def compare_definitions(engine: Engine, migrate: Migrate) -> list[SchemaDifference]:
-    """Compare the schema of a migrated database with the one that `migrate` makes.
+def schema_differences(engine: Engine) -> list[SchemaDifference]:
+    """Compare the whole schema with the one that this version's migrations make.
 
-    On PostgreSQL it needs no right but to connect and to make temporary tables, as everybody may
-    unless it was revoked. Raises DatabaseUnavailable.
+    The doctor, `terrine ledger verify` and the server's readiness all ask this. On PostgreSQL it
+    needs no right but to connect and to make temporary tables, as everybody may unless it was
+    revoked. Raises DatabaseUnavailable.
     """
-    enter = reading if engine.dialect.name == "sqlite" else writing
-    with enter(engine) as connection:
-        return list(compare(connection, migrate))
+    with (reading if engine.dialect.name == "sqlite" else writing)(engine) as connection:
+        return list(_compare(connection))
 
 
-def compare(connection: Connection, migrate: Migrate) -> Iterator[SchemaDifference]:
-    """As `differences`, on a connection that may make temporary tables."""
-    expected, found = _expected(connection, migrate), _found(connection)
+def _compare(connection: Connection) -> Iterator[SchemaDifference]:
+    """Yield the differences, by a connection that may make temporary tables."""
+    expected, found = _expected(connection), _found(connection)
     dialect = connection.dialect.name
-    gone, come = _beside(expected, found), _beside(found, expected)
-    for described, (part,) in gone.items():
-        if part.within not in gone:  # else it is gone with that
-            yield SchemaDifference(
-                "missing", described, _restoring_statements(dialect, part, False)
-            )
+    missing, added = _only_in_first(expected, found), _only_in_first(found, expected)
+    for described, (part,) in missing.items():
+        if part.parent not in missing:
+            yield SchemaDifference("missing", described, _restore(dialect, part, False))
     for described, (part,) in expected.items():
-        there = [each.definition for each in found.get(described, [])]
-        if there and there != [part.definition]:
-            yield SchemaDifference("changed", described, _restoring_statements(dialect, part, True))
-    for described, parts in come.items():
-        if parts[0].within not in come:
+        definitions = [each.definition for each in found.get(described, [])]
+        if definitions and definitions != [part.definition]:
+            yield SchemaDifference("changed", described, _restore(dialect, part, True))
+    for described, parts in added.items():
+        if parts[0].parent not in added:
             yield SchemaDifference("added", described)
 
 
-def _beside(these: _Parts, those: _Parts) -> _Parts:
-    return {described: parts for described, parts in these.items() if described not in those}
+def _only_in_first(first: _Parts, second: _Parts) -> _Parts:
+    return {described: parts for described, parts in first.items() if described not in second}
 
 
-def _expected(connection: Connection, migrate: Migrate) -> _Parts:
+def _expected(connection: Connection) -> _Parts:
     if connection.dialect.name == "sqlite":
-        return _expected_of_sqlite(migrate)
+        return _expected_of_sqlite()
     engine = connection.engine
     if engine not in _expected_of:
-        _expected_of[engine] = _expected_of_postgresql(connection, migrate)
+        _expected_of[engine] = _expected_of_postgresql(connection)
     return _expected_of[engine]
 
 
@@ -137,7 +132,7 @@ def _parts(parts: Iterator[_SchemaPart]) -> _Parts:
 
 
 @cache
-def _expected_of_sqlite(migrate: Migrate) -> _Parts:
+def _expected_of_sqlite() -> _Parts:
     engine = create_engine("sqlite://")
     try:
         with engine.begin() as connection:
@@ -162,7 +157,7 @@ def _of_sqlite(connection: Connection) -> Iterator[_SchemaPart]:
 
 
 def _spaced(sql: str) -> str:
-    """Write any white space as one space, but for what is quoted."""
+    """Write any white space as one space, except in quotes."""
     return re.sub(r"('(?:[^']|'')*'|\"[^\"]*\")|\s+", lambda found: found[1] or " ", sql).strip()
 
 
@@ -171,7 +166,7 @@ def _spaced(sql: str) -> str:
 _FUNCTION = re.compile(r"EXECUTE FUNCTION (terrine_\w+)")
 
 
-def _expected_of_postgresql(connection: Connection, migrate: Migrate) -> _Parts:
+def _expected_of_postgresql(connection: Connection) -> _Parts:
     def of_this_schema(
         _: Any, __: Any, statement: str, parameters: Any, ___: Any, ____: Any
     ) -> tuple[str, Any]:
@@ -305,8 +300,8 @@ def _as_restored(definition: str) -> str:
 # ------------------------------------------------------------------------------ what restores
 
 
-def _restoring_statements(dialect: str, part: _SchemaPart, there: bool) -> tuple[str, ...]:
-    """Return the statements that make a part as it is expected; `there`: it is, but otherwise."""
+def _restore(dialect: str, part: _SchemaPart, there: bool) -> tuple[str, ...]:
+    """Return the statements that make a part as expected; `there`: it exists, but differs."""
     kind, name, table, made = part.kind, part.name, part.of, part.definition
     constraint = f"ALTER TABLE {table} DROP CONSTRAINT {name}"
     match dialect, kind:
@@ -357,13 +352,15 @@ def upgrade(engine: Engine, key: bytes) -> list[str]:
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK}
             )
-        state = _state(connection)
-        if state == "newer":
-            raise _newer()
+        current = _revision(connection) == schema_revision()
         seals = Seals(key)
         migrate(connection, seals)
         initialise(connection, seals)
-        return _restore(connection) if state == "current" else []
+        removed = [each for each in _compare(connection) if each.restore] if current else []
+        for each in removed:
+            for statement in each.restore:
+                connection.execute(text(statement))
+        return [each.part for each in removed]
 
 
 @cache
@@ -377,15 +374,10 @@ def schema_revision() -> str:
 def check_schema(engine: Engine) -> None:
     """Raise SchemaMismatch, with the command to run, unless the tables are this version's."""
     with reading(engine) as connection:
-        state = _state(connection)
-    if state == "newer":
-        raise _newer()
-    if state != "current":
-        raise SchemaMismatch(
-            "The ledger has no tables yet. Run `terrine init`."
-            if state == "empty"
-            else "The ledger's tables are of an older Terrine. Run `terrine init` to migrate them."
-        )
+        if known_revision(connection) != schema_revision():
+            raise SchemaMismatch(
+                "The ledger's tables are of an older Terrine. Run `terrine init` to migrate them."
+            )
 
 
 def check_writable(engine: Engine) -> None:
@@ -414,18 +406,9 @@ def check_schema_once_started(engine: Engine) -> None:
             time.sleep(0.5)
 
 
-def differences(engine: Engine) -> list[SchemaDifference]:
-    """Return in what the whole schema is not as this version's migrations make it.
-
-    The doctor, `terrine ledger verify` and the server's readiness all ask this. Raises
-    DatabaseUnavailable.
-    """
-    return compare_definitions(engine, migrate)
-
-
 def check_definitions(engine: Engine) -> None:
     """Raise SchemaMismatch unless the whole schema is as this version's migrations make it."""
-    found = differences(engine)
+    found = schema_differences(engine)
     if found:
         raise SchemaMismatch(
             "The ledger's schema is not as this Terrine made it: something was removed, changed or "
@@ -436,10 +419,7 @@ def check_definitions(engine: Engine) -> None:
 
 def known_revision(connection: Connection) -> str:
     """Return the revision of a ledger of this version or an earlier one. Raises SchemaMismatch."""
-    state = _state(connection)
-    if state == "newer":
-        raise _newer()
-    revision = MigrationContext.configure(connection).get_current_revision()
+    revision = _revision(connection)
     if revision is None:
         raise SchemaMismatch("The ledger has no tables yet. Run `terrine init`.")
     return revision
@@ -461,28 +441,18 @@ def migrate(connection: Connection, seals: Seals | None = None, to: str = "head"
         command.upgrade(config, to)
 
 
-def _restore(connection: Connection) -> list[str]:
-    restored = [each for each in compare(connection, migrate) if each.restore]
-    for each in restored:
-        for statement in each.restore:
-            connection.execute(text(statement))
-    return [each.part for each in restored]
-
-
-def _state(connection: Connection) -> str:
-    scripts = ScriptDirectory.from_config(_config())
+def _revision(connection: Connection) -> str | None:
+    """Return a ledger's revision; None without tables. Raises SchemaMismatch if it is newer."""
     revision = MigrationContext.configure(connection).get_current_revision()
-    if revision is None:
-        return "empty"
-    if revision == schema_revision():
-        return "current"
-    return "older" if revision in {s.revision for s in scripts.walk_revisions()} else "newer"
-
-
-def _newer() -> SchemaMismatch:
-    return SchemaMismatch(
-        "This database is newer than this Terrine. Install the version that migrated it, or newer."
-    )
+    if revision in (None, schema_revision()):
+        return revision
+    scripts = ScriptDirectory.from_config(_config())
+    if revision not in {script.revision for script in scripts.walk_revisions()}:
+        raise SchemaMismatch(
+            "This database is newer than this Terrine. Install the version that migrated it, or "
+            "newer."
+        )
+    return revision
 
 
 def _create_file(path: Path) -> None:
@@ -539,14 +509,12 @@ CHANGES: dict[str, tuple[str, ...]] = {
 """By table: the columns that the service changes. It reads all of them, and adds rows to them."""
 
 
-def _rights(changes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    rights: dict[str, tuple[str, ...]] = {"SELECT": (), "INSERT": ()}
-    return rights | {"UPDATE": changes} if changes else rights
-
-
 RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
     "alembic_version": {"SELECT": ()},
-    **{t: _rights(changes) for t, changes in CHANGES.items()},
+    **{
+        table: {"SELECT": (), "INSERT": ()} | ({"UPDATE": changes} if changes else {})
+        for table, changes in CHANGES.items()
+    },
 }
 """By table and right: the columns, or () for all of them."""
 SEQUENCES = ("populations_id_seq", "ensembles_id_seq", "projects_id_seq")
@@ -569,7 +537,7 @@ def grant(engine: Engine, role: str) -> None:
 
 
 def grant_rights(connection: Connection, role: str) -> None:
-    """Do what `grant` does, for a role that there is, in a transaction that does more."""
+    """Grant an existing role these rights, and revoke all others."""
     quoted = connection.dialect.identifier_preparer.quote_identifier(role)
     for table, rights in RIGHTS.items():
         connection.execute(text(f"REVOKE ALL ON {table} FROM {quoted}"))
@@ -590,7 +558,7 @@ _MISSING = text(
 )
 
 
-def missing(connection: Connection) -> list[str]:
+def missing_rights(connection: Connection) -> list[str]:
     """Return the rights that this database account lacks, such as "INSERT on charges"."""
     wanted = [
         (table, right, column)
@@ -608,7 +576,7 @@ def check_rights(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         return
     with reading(engine) as connection:
-        lacking = missing(connection)
+        lacking = missing_rights(connection)
     if lacking:
         raise DatabaseUnavailable(
             f"The account that this service has in PostgreSQL may not {', '.join(lacking)}. Run "
@@ -616,7 +584,7 @@ def check_rights(engine: Engine) -> None:
         )
 
 
-def over_history(connection: Connection) -> list[str]:
+def excess_rights(connection: Connection) -> list[str]:
     """Return the rights of this database account that could change what was charged."""
     query = text("SELECT has_table_privilege('charges', :right)")
     return [right for right in HISTORY if connection.execute(query, {"right": right}).scalar_one()]

@@ -1,22 +1,4 @@
-"""The arguments and results of the ledger: frozen, and free of SQL.
-
-PopulationRecord    the people whom records are about, and how much of their cap is reserved
-EnsembleRecord      an ensemble of them
-ProjectRecord       a project's terms and balances
-QueryDigest         what identifies a query
-Proposal            a query with the outcome drawn for it, not yet paid
-SpentAccounts       the accounts of units after a project's queries were voted on
-Result              the result of one query, paid or not
-ChargedBatch        a batch's results and the account after them
-RecordedCharges     earlier charges that answer queries
-ProjectSnapshot     what is on record for requests before they are paid
-Publication         a published bound on a data-dependent project's spend
-ChargeRecord        one entry
-EntryFields         what the entries of a project have in common
-TokenRecord         a token without its secret
-RequestRecord       what somebody asks the data owner for, and what was decided
-History             how a project's budget was spent over its entries and days
-"""
+"""The arguments and results of the ledger: frozen, and free of SQL."""
 
 from __future__ import annotations
 
@@ -129,7 +111,7 @@ class EnsembleRecord:
 
     @property
     def unit(self) -> str:
-        """What the promise protects one of, in words."""
+        """What the promise protects one of, as text."""
         facts = self.facts
         if self.person_column is not None:
             return f"{self.person_column} with all its records"
@@ -279,14 +261,14 @@ class SpentAccounts:
     queries: int
     accounts: Accounts = field(repr=False)
     shadows: Accounts = field(repr=False)
-    """Likewise of the public points that are charged as if they were private: these are public."""
+    """The same for the public points that are charged as if they were private; public."""
 
 
 @dataclass(frozen=True)
 class Result:
     """The result of one query. `seq`: the charge that paid for it; None if there is none.
 
-    `counts`: the noisy counts beside the label, for mechanisms that release them. `hash`: that of
+    `counts`: the noisy counts with the label, for mechanisms that release them. `hash`: that of
     the charge, in hex; None until it is known.
     """
 

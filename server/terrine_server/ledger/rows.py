@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import Any, Literal
@@ -15,11 +14,11 @@ from pydantic import ValidationError
 from sqlalchemy import (
     Connection,
     Date,
-    Engine,
     Executable,
     Row,
     Select,
     String,
+    Table,
     bindparam,
     case,
     cast,
@@ -28,6 +27,7 @@ from sqlalchemy import (
     literal,
     select,
     text,
+    tuple_,
     type_coerce,
 )
 from sqlalchemy.sql.elements import ColumnElement
@@ -35,21 +35,19 @@ from sqlalchemy.sql.elements import ColumnElement
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.chain import (
-    Actor,
     canonical_json,
     check_counts,
-    counts_of,
+    counts_from_text,
     facts_text,
-    follows,
     genesis,
+    hash_matches,
 )
-from terrine_server.ledger.database import Transaction, appending, reading, writing
+from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.log import (
-    UNREADABLE,
     check_account,
-    check_population,
     check_types,
-    logged,
+    last_detail,
+    readable,
 )
 from terrine_server.ledger.records import (
     NEIGHBOURS,
@@ -106,15 +104,12 @@ FOUND = tuple(_FOUND)
 the hash before."""
 
 _ACCOUNT = [projects.c[name] for name in ACCOUNT]
-_CHUNK = 5000  # a statement of SQLite has at most 32,766 parameters
+_MAX_DIGESTS = 5000  # in a statement of SQLite, which has at most 32,766 parameters
 
 _By = Literal["id", "name"]
-_Form = Literal["sqlite", "many", "one"]
-"""How values come: to SQLite, as a table; to PostgreSQL, as arrays, or one of each. PostgreSQL
-plans the last once and for all, and arrays only if it likes."""
 
 
-def find(
+def find_charges(
     connection: Connection, project: str | int, digests: Sequence[QueryDigest]
 ) -> tuple[Any, Sequence[Any]]:
     """Return the `ACCOUNT` of the project with this name or id, and rows of `FOUND`.
@@ -123,22 +118,18 @@ def find(
     """
     by: _By = "name" if isinstance(project, str) else "id"
     if connection.dialect.name == "postgresql":
-        wanted: dict[str, Any] = _wanted(digests)
-        form: _Form = "many"
-        if all(len(values) == 1 for values in wanted.values()):
-            form, wanted = "one", {name: value for name, (value,) in wanted.items()}
-        found_by = account_and_found(by, form)
-        rows = connection.execute(found_by, {"project": project, **wanted}).all()
+        given = {"project": project, **_wanted(digests)}
+        rows = connection.execute(_account_and_found(by), given).all()
         return (rows[0] if rows else None), [row for row in rows if row.kind is not None]
     account = connection.execute(_account(by), {"project": project}).one_or_none()
     if account is None:
         return None, []
     found: list[Any] = []
-    for start in range(0, len(digests) or 1, _CHUNK):
-        wanted = _wanted(digests[start : start + _CHUNK])
-        given = (account.id, account.charges, *chain.from_iterable(wanted.values()))
+    for start in range(0, len(digests) or 1, _MAX_DIGESTS):
+        wanted = _wanted(digests[start : start + _MAX_DIGESTS])
+        values = (account.id, account.charges, *chain.from_iterable(wanted.values()))
         query = _found({name: len(values) for name, values in wanted.items()})
-        found += connection.exec_driver_sql(query, given).all()
+        found += connection.exec_driver_sql(query, values).all()
     return account, found
 
 
@@ -154,13 +145,13 @@ def _wanted(digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
 
 
 @cache
-def account_and_found(by: _By, form: _Form) -> Executable:
+def _account_and_found(by: _By) -> Executable:
     """PostgreSQL: the account of a `:project`, repeated in each row found; alone if there is none.
 
     One statement reads one snapshot.
     """
     account = ", ".join(f"projects.{name}" for name in ACCOUNT)
-    found = f"({_search(form)}) AS found ({', '.join(FOUND)})"
+    found = f"({_search(sqlite=False)}) AS found ({', '.join(FOUND)})"
     query = text(
         f"SELECT {account}, found.* FROM projects LEFT JOIN LATERAL {found} ON true "
         f"WHERE projects.{by} = :project"
@@ -174,12 +165,12 @@ def _account(by: _By) -> Executable:
 
 
 def _found(wanted: Mapping[str, int]) -> str:
-    """SQLite: the rows found in a project, the first parameter, that counts as many charges as the
-    second says. Those wanted come after these: so many of each name.
+    """Return SQLite's query for what is wanted: so many values of each name.
 
+    Its parameters are the project, how many charges it counts, and the values.
     Not by SQLAlchemy's expanding parameters, which take longer than the search.
     """
-    query, first = _search("sqlite"), 3
+    query, first = _search(sqlite=True), 3
     for name, count in wanted.items():
         values = ", ".join(f"(?{number})" for number in range(first, first + count))
         query, first = query.replace(f":{name}", f"(VALUES {values})"), first + count
@@ -187,9 +178,8 @@ def _found(wanted: Mapping[str, int]) -> str:
 
 
 @cache
-def _search(form: _Form) -> str:
+def _search(sqlite: bool) -> str:
     """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`."""
-    sqlite = form == "sqlite"
     project, last = ("?1", "?2") if sqlite else ("projects.id", "projects.charges")
     previous = (
         "(SELECT hash FROM charges AS before WHERE before.project_id = charges.project_id "
@@ -198,7 +188,7 @@ def _search(form: _Form) -> str:
     charge = {name: name for name in FOUND[1:-1]} | {"previous": previous}
     by_query, by_input = _columns(QUERY, charge), _columns(INPUT, charge)
     answered = f"AND outcome = '{Outcome.ANSWERED}'"
-    each = partial(_each, form, project)
+    each = partial(_each, sqlite, project)
     parts = [
         each(by_query, "queries", "query_digest"),
         each(by_input, "inputs", "input_digest", answered),
@@ -216,21 +206,20 @@ def _columns(kind: int, given: dict[str, str]) -> str:
     return ", ".join(f"{value} AS {name}" for name, value in values.items())
 
 
-def _each(form: _Form, project: str, columns: str, wanted: str, column: str, only: str = "") -> str:
+def _each(
+    sqlite: bool, project: str, columns: str, wanted: str, column: str, only: str = ""
+) -> str:
     """Return the SQL that looks up each of the `wanted` values of a column separately."""
-    if form == "sqlite":  # which keeps the order of a CROSS JOIN
+    if sqlite:  # which keeps the order of a CROSS JOIN
         condition = f"project_id = {project} AND {column} = column1 {only}"
         return f"SELECT {columns} FROM :{wanted} CROSS JOIN charges ON {condition}"
-    value = f"CAST(:{wanted} AS bytea)" if form == "one" else "value"
     # The order is that of one index. For an equality alone, PostgreSQL might as well take another,
     # and read all rows of the project, as long as it has no statistics.
     first = (
-        f"SELECT * FROM charges WHERE project_id = {project} AND {column} >= {value} {only} "
+        f"SELECT * FROM charges WHERE project_id = {project} AND {column} >= value {only} "
         f"ORDER BY {column} LIMIT 1"
     )
-    found = f"SELECT {columns} FROM ({first}) AS charges WHERE {column} = {value}"
-    if form == "one":
-        return found
+    found = f"SELECT {columns} FROM ({first}) AS charges WHERE {column} = value"
     given = f"unnest(CAST(:{wanted} AS bytea[])) AS given (value)"
     return f"SELECT found.* FROM {given} CROSS JOIN LATERAL ({found}) AS found"
 
@@ -242,7 +231,7 @@ SUBJECT = ensembles.c.name.concat("/").concat(cast(editions.c.number, String))
 def select_editions() -> Select[Any]:
     """Select all editions but the first of each ensemble, in order, each with its `subject`."""
     return (
-        select(editions, SUBJECT.label("subject"), logged("edition", SUBJECT).label("logged"))
+        select(editions, SUBJECT.label("subject"), last_detail("edition", SUBJECT).label("logged"))
         .outerjoin(ensembles, editions.c.ensemble_id == ensembles.c.id)
         .order_by(editions.c.ensemble_id, editions.c.number)
     )
@@ -258,7 +247,7 @@ _NEWEST = (
 """Selects the newest edition of an ensemble. Built once, as every request needs it."""
 
 
-def first(ensemble: EnsembleRecord) -> Edition:
+def first_edition(ensemble: EnsembleRecord) -> Edition:
     """Return the edition that was registered."""
     return Edition(
         number=1,
@@ -276,7 +265,7 @@ def load_newest_edition(
 ) -> EnsembleRecord:
     """Return the ensemble with its newest edition. Raises LedgerCorrupted."""
     row = connection.execute(_NEWEST, {"ensemble": ensemble.id}).one_or_none()
-    found = first(ensemble) if row is None else _edition(row, seals, ensemble)
+    found = first_edition(ensemble) if row is None else _edition(row, seals, ensemble)
     return replace(ensemble, edition=found)
 
 
@@ -284,12 +273,12 @@ def load_editions(
     connection: Connection, seals: Seals, ensemble: EnsembleRecord
 ) -> Iterator[Edition]:
     """Yield all editions of an ensemble, in order. Raises LedgerCorrupted."""
-    yield first(ensemble)
+    yield first_edition(ensemble)
     for row in connection.execute(select_editions().where(editions.c.ensemble_id == ensemble.id)):
         yield _edition(row, seals, ensemble)
 
 
-def row_of(ensemble: EnsembleRecord, edition: Edition) -> dict[str, Any]:
+def edition_row(ensemble: EnsembleRecord, edition: Edition) -> dict[str, Any]:
     """Return the row of an edition, without its seal."""
     return {
         "ensemble_id": ensemble.id,
@@ -305,11 +294,10 @@ def row_of(ensemble: EnsembleRecord, edition: Edition) -> dict[str, Any]:
 
 def _edition(row: Any, seals: Seals, ensemble: EnsembleRecord) -> Edition:
     fields: Mapping[str, Any] = row._mapping
-    try:
+    with readable(f"An edition of the ensemble {ensemble.name}"):
         check_types(editions.c, fields)
         seals.check("editions", fields)
-        if row.logged != facts_text("edition", fields):
-            raise ValueError("it is not as the administrative log says")
+        check_logged("edition", fields)
         return Edition(
             number=row.number,
             manifest_sha256=row.manifest_sha256.hex(),
@@ -319,10 +307,6 @@ def _edition(row: Any, seals: Seals, ensemble: EnsembleRecord) -> Edition:
             begins={int(project): at for project, at in json.loads(row.begins).items()},
             made_at=row.made_at,
         )
-    except UNREADABLE as error:
-        raise LedgerCorrupted(
-            f"An edition of the ensemble {ensemble.name} was altered or damaged.", cause=repr(error)
-        ) from None
 
 
 # The tables have columns of the same names, so those of an ensemble and its population get a
@@ -335,9 +319,9 @@ _population_labels = {
 }
 _ensemble_columns = [
     *(column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c),
-    logged("ensemble", ensembles.c.name).label(f"{_ENSEMBLE}logged"),
+    last_detail("ensemble", ensembles.c.name).label(f"{_ENSEMBLE}logged"),
     *(column.label(_population_labels[column.name]) for column in populations.c),
-    logged("population", populations.c.name).label(f"{_POPULATION}logged"),
+    last_detail("population", populations.c.name).label(f"{_POPULATION}logged"),
 ]
 
 # The columns of a project that may change, and those that identify it.
@@ -360,15 +344,9 @@ def select_ensembles() -> Select[Any]:
 @cache
 def select_populations() -> Select[Any]:
     """Select all populations, by name."""
-    return select(populations, logged("population", populations.c.name).label("logged")).order_by(
-        populations.c.name
-    )
-
-
-@cache
-def ensemble_by(column: str) -> Select[Any]:
-    """Select the ensemble with a value of a column, which is a parameter of that name."""
-    return select_ensembles().where(ensembles.c[column] == bindparam(column))
+    return select(
+        populations, last_detail("population", populations.c.name).label("logged")
+    ).order_by(populations.c.name)
 
 
 _newest = charges.alias("newest")
@@ -381,7 +359,7 @@ _last = [
     .label(f"last_{column.name}")
     for column in (_newest.c.seq, _newest.c.hash)
 ]
-_logged = logged("project", projects.c.name).label("logged")
+_logged = last_detail("project", projects.c.name).label("logged")
 _before = charges.alias("before")
 _previous = (
     select(_before.c.hash)
@@ -413,21 +391,49 @@ def project_by(*columns: str) -> Select[Any]:
     return select_projects().where(*(projects.c[name] == bindparam(name) for name in columns))
 
 
-def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row[Any] | None:
-    """Fetch an ensemble, and lock its population until the transaction ends.
+def fetch_ensemble(
+    connection: Connection, seals: Seals, name: str
+) -> tuple[Row[Any], EnsembleRecord]:
+    """Fetch an ensemble: its row, and its record in the newest edition. Raises NotFound."""
+    here = select_ensembles().where(ensembles.c.name == name)
+    row = connection.execute(here).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no ensemble called {name}.")
+    return row, load_newest_edition(connection, seals, ensemble_record(row, seals))
+
+
+def lock_ensemble(tx: Transaction, name: str) -> tuple[Row[Any], EnsembleRecord]:
+    """Like `fetch_ensemble`, but lock its population until the transaction ends.
 
     To lock a population and a project, lock the population first.
     """
-    whose = select(ensembles.c.population_id).where(condition)  # which never changes
-    population = connection.execute(whose).scalar_one_or_none()
-    lock_population(connection, population)
-    return connection.execute(select_ensembles().where(condition)).one_or_none()
+    whose = select(ensembles.c.population_id).where(ensembles.c.name == name)  # never changes
+    lock_population(tx.connection, tx.connection.execute(whose).scalar_one_or_none())
+    return fetch_ensemble(tx.connection, tx.seals, name)
 
 
 def lock_population(connection: Connection, id: int | None) -> None:
     """Lock a population until the transaction ends."""
     locked = select(populations.c.id).where(populations.c.id == id)
     connection.execute(locked.with_for_update(key_share=True))
+
+
+def sum_reserved(connection: Connection, population_id: int) -> tuple[Any, Any]:
+    """Return what its projects take of a population's cap, as cost and δ.
+
+    The budget of each open one, the spend of each closed one, as the database adds them up.
+    """
+    closed = projects.c.status == ProjectStatus.CLOSED
+    sums = (
+        func.coalesce(func.sum(case((closed, spent), else_=budget)), 0)
+        for spent, budget in [
+            (projects.c.cap_spent, projects.c.cap_budget),
+            (projects.c.delta_spent, projects.c.delta_budget),
+        ]
+    )
+    query = select(*sums).join_from(projects, ensembles)
+    row = connection.execute(query.where(ensembles.c.population_id == population_id)).one()
+    return row[0], row[1]
 
 
 def fetch_project(connection: Connection, seals: Seals, described: str, **by: Any) -> ProjectRecord:
@@ -445,13 +451,16 @@ def load_newest_project(
     return replace(project, ensemble=load_newest_edition(connection, seals, project.ensemble))
 
 
-@contextmanager
-def readable(what: str, project: str = "all") -> Iterator[None]:
-    """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
-    try:
-        yield
-    except UNREADABLE as error:
-        raise LedgerCorrupted(f"{what} was altered or damaged.", project, repr(error)) from None
+def lock_project(tx: Transaction, id: int) -> ProjectRecord:
+    """Lock a project until the transaction ends, and return it as the last writer left it."""
+    tx.connection.execute(LOCK_PROJECT, {"id": id})
+    return fetch_project(tx.connection, tx.seals, f"number {id}", id=id)
+
+
+def later_than(table: Table, last: TokenRecord | RequestRecord) -> ColumnElement[bool]:
+    """Return the condition that a token or a request was made after this one."""
+    at = literal(last.created_at, table.c.created_at.type)
+    return tuple_(table.c.created_at, table.c.id) > tuple_(at, literal(last.id))
 
 
 def check_logged(kind: str, row: Mapping[str, Any]) -> None:
@@ -494,7 +503,10 @@ def population_record(fields: Mapping[Any, Any], seals: Seals) -> PopulationReco
         values["disjoint_from"] = None if said is None else tuple(json.loads(said))
         del values["seal"]
         population = PopulationRecord(**values)
-        check_population(population)
+        if not 0 <= population.reserved <= population.cap:
+            raise ValueError("reserved is not within the cap")
+        if not 0 <= population.delta_reserved <= population.delta_cap:
+            raise ValueError("delta_reserved is not within the cap")
     return population
 
 
@@ -520,33 +532,25 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
             id=row.id,
             name=row.name,
             ensemble=ensemble_record(row, seals),
-            status=ProjectStatus(row.status),
             mechanism=json.loads(row.mechanism),
             events=json.loads(row.events),
             terms=terms_from_text(row.terms),
-            spent=row.spent,
-            delta_spent=row.delta_spent,
-            cap_spent=row.cap_spent,
-            charges=row.charges,
-            published=_published(row.published),
             genesis=row.genesis.hex(),
-            head=row.head.hex(),
             opened_at=row.opened_at,
-            closed_at=row.closed_at,
-            seal=row.seal,
             title=row.title,
             purpose=row.purpose,
+            **_account_fields(row),
         )
         if genesis(fields) != row.genesis:
             raise ValueError("the terms are not those that the project was opened with")
         check_account(project)
         seals.check("projects", fields)
         check_logged("project", {**fields, "ensemble": project.ensemble.name})
-    check_end(project, [] if row.last_seq is None else [(row.last_seq, row.last_hash)])
+    check_last_charge(project, [] if row.last_seq is None else [(row.last_seq, row.last_hash)])
     return project
 
 
-def check_end(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
+def check_last_charge(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
     """Raise LedgerCorrupted unless a project's last charge is the one that its account names.
 
     `ends`: number and hash of the charge with the account's last number, and of any later one.
@@ -557,6 +561,21 @@ def check_end(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None
             f"The last charge of project {project.name} is not the one that its balance stands on.",
             project.name,
         )
+
+
+def _account_fields(row: Any) -> dict[str, Any]:
+    """Return what may change in a project's record."""
+    return {
+        "status": ProjectStatus(row.status),
+        "spent": row.spent,
+        "delta_spent": row.delta_spent,
+        "cap_spent": row.cap_spent,
+        "charges": row.charges,
+        "published": _published(row.published),
+        "head": row.head.hex(),
+        "closed_at": row.closed_at,
+        "seal": row.seal,
+    }
 
 
 def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
@@ -570,7 +589,7 @@ def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
 def _published(text: str) -> list[Publication]:
     entries = json.loads(text)
     if not isinstance(entries, list):
-        raise TypeError("published is no list")
+        raise TypeError("published is not a list")
     return publications(entries)
 
 
@@ -580,14 +599,15 @@ SPENT = select(ensembles.c.population_id, *_ACCOUNT).outerjoin(
 """Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`."""
 
 # key_share: rows that only refer to the project, such as a new token, need not wait.
-HOLD = select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
+LOCK_PROJECT = (
+    select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
+)
 """Locks a project until the transaction ends. What is read next is as the last writer left it."""
 
-MOST_REMEMBERED = 1024
-"""How many projects a process keeps in memory."""
+MAX_CACHED_PROJECTS = 1024
 
 
-class KnownProjects:
+class ProjectCache:
     """Current accounts of projects. What is fixed when a project is opened is read only once.
 
     It is checked against its hash, and kept in memory with the hash. The ensemble is kept, too, so
@@ -596,44 +616,33 @@ class KnownProjects:
     """
 
     def __init__(self, seals: Seals) -> None:
-        self.seals = seals
-        self._remembered: dict[str, ProjectRecord] = {}
+        self._seals = seals
+        self._opened: dict[str, ProjectRecord] = {}
 
-    def remembered(self, name: str) -> ProjectRecord | None:
+    def get(self, name: str) -> ProjectRecord | None:
         """Return a project as it was when it was read in full, or None."""
-        return self._remembered.get(name)
+        return self._opened.get(name)
 
-    def remember(self, project: ProjectRecord) -> ProjectRecord:
+    def add(self, project: ProjectRecord) -> ProjectRecord:
         """Keep a project that was read in full. It replaces any other of the same name."""
-        if len(self._remembered) >= MOST_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[project.name] = project
+        if len(self._opened) >= MAX_CACHED_PROJECTS:
+            self._opened.clear()
+        self._opened[project.name] = project
         return project
 
     def current(self, connection: Connection, row: Any) -> ProjectRecord:
-        """Return the current record of a row of `searches.find`. Raises LedgerCorrupted."""
+        """Return the current record of a row of `find_charges`. Raises LedgerCorrupted."""
         with readable(f"The account of project {row.name!r}", str(row.name)):
             check_types(_ACCOUNT, row._mapping)
-            self.seals.check("projects", row._mapping)
-            opened = self._remembered.get(row.name)
+            self._seals.check("projects", row._mapping)
+            opened = self._opened.get(row.name)
             if opened is None or (opened.id, opened.genesis) != (row.id, row.genesis.hex()):
                 same = {"id": row.id, "genesis": row.genesis}
-                opened = self.remember(
-                    fetch_project(connection, self.seals, f"number {row.id}", **same)
+                opened = self.add(
+                    fetch_project(connection, self._seals, f"number {row.id}", **same)
                 )
-            account = replace(
-                opened,
-                status=ProjectStatus(row.status),
-                spent=row.spent,
-                delta_spent=row.delta_spent,
-                cap_spent=row.cap_spent,
-                charges=row.charges,
-                published=_published(row.published),
-                head=row.head.hex(),
-                closed_at=row.closed_at,
-                seal=row.seal,
-                ensemble=load_newest_edition(connection, self.seals, opened.ensemble),
-            )
+            ensemble = load_newest_edition(connection, self._seals, opened.ensemble)
+            account = replace(opened, ensemble=ensemble, **_account_fields(row))
             check_account(account)
             return account
 
@@ -652,9 +661,9 @@ def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
         fields = dict(row._mapping)
         previous = fields.pop("previous")
         check_types(charges.c, fields)
-        if not follows(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
+        if not hash_matches(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
             raise ValueError("the hash is not that of its columns and of the entry before")
-        counts = counts_of(row.counts)
+        counts = counts_from_text(row.counts)
         check_counts(counts, row.label, project.counts_due(row.outcome))
         return ChargeRecord(
             project=project.name,
@@ -671,7 +680,7 @@ def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
         )
 
 
-_token_logged = logged("token", tokens.c.id).label("logged")
+_token_logged = last_detail("token", tokens.c.id).label("logged")
 
 
 def select_tokens() -> Select[Any]:
@@ -707,7 +716,7 @@ def _token_record(seals: Seals, names: tuple[str, ...], *values: Any) -> TokenRe
         return TokenRecord(**fields | {"role": Role(fields["role"])})
 
 
-def payment(row: Row[Any], seals: Seals) -> Payment:
+def payment_record(row: Row[Any], seals: Seals) -> Payment:
     """Return the record of a row of `payments`. Raises LedgerCorrupted unless its seal is right."""
     with readable(f"Who paid for entry {row.first_seq} of project number {row.project_id}"):
         check_types(payments.c, row._mapping)
@@ -715,7 +724,7 @@ def payment(row: Row[Any], seals: Seals) -> Payment:
         return Payment(row.first_seq, row.last_seq, row.token_id)
 
 
-_request_logged = logged("request", requests.c.id).label("logged")
+_request_logged = last_detail("request", requests.c.id).label("logged")
 _token_project = projects.alias("token_project")
 
 
@@ -755,9 +764,9 @@ def request_record(row: Row[Any], seals: Seals) -> RequestRecord:
         return RequestRecord(**fields | {"status": status, "asked": json.loads(row.asked)})
 
 
-POINTS = 64
+MAX_HISTORY_POINTS = 64
 """The most points of a history at equal numbers of entries."""
-DAYS = 60
+HISTORY_DAYS = 60
 """How many days before its last entry a history reaches back."""
 
 
@@ -773,7 +782,7 @@ def load_history(connection: Connection, project: ProjectRecord) -> History:
     with readable(f"An entry of project {project.name!r}", project.name):
         for row in connection.execute(_summed(project, connection.dialect.name == "sqlite")):
             if not isinstance(row.last, datetime):
-                raise TypeError("a time is no time")
+                raise TypeError("a time is not an instant")
             seq, at, paid = parts.get((row.published, row.part), (0, row.last, 0))
             reached = [max(seq, row.seq), max(at, row.last), paid + int(row.paid)]
             parts[row.published, row.part] = reached
@@ -794,7 +803,7 @@ def load_history(connection: Connection, project: ProjectRecord) -> History:
         raise LedgerCorrupted(
             f"The entries of project {project.name} do not add up to its balance.", project.name
         )
-    recent = max(days, default=date.max) - timedelta(days=DAYS - 1)
+    recent = max(days, default=date.max) - timedelta(days=HISTORY_DAYS - 1)
     kept = {day: days[day] for day in sorted(days) if day >= recent}
     return History(
         tuple(found), kept, {each: outcomes[each] for each in Outcome if each in outcomes}
@@ -806,7 +815,7 @@ def _summed(project: ProjectRecord, sqlite: bool) -> Any:
 
     Parts have equal length, a power of two: as a project grows, points go, and none moves.
     """
-    length = 1 << (max(-(-project.charges // POINTS), 1) - 1).bit_length()
+    length = 1 << (max(-(-project.charges // MAX_HISTORY_POINTS), 1) - 1).bit_length()
     entry = charges.c
     published: ColumnElement[Any] = literal(0)
     for publication in project.published:
@@ -831,53 +840,3 @@ def _summed(project: ProjectRecord, sqlite: bool) -> Any:
         .where(entry.project_id == project.id, entry.seq <= project.charges)
         .group_by(published, part, day, entry.outcome)
     )
-
-
-class DatabaseHandle:
-    """A database and its key, thread-safe. `key`: the server's secret key.
-
-    What is not sealed with it is not believed.
-    """
-
-    def __init__(self, engine: Engine, key: bytes) -> None:
-        self._engine = engine
-        self._seals = Seals(key)
-        self._accounts = KnownProjects(self._seals)
-        # By project: its number of charges after the last one made here. Older records are stale.
-        self._charged: dict[int, int] = {}
-        self._check_history: Callable[[], None] | None = None
-
-    def guard(self, check_history: Callable[[], None]) -> None:
-        """Let nothing be spent from now on unless this check passes."""
-        self._check_history = check_history
-
-    def check_history(self) -> None:
-        """Raise LedgerRestored or LogNotSigned if nothing may be spent, as found by its guard."""
-        if self._check_history is not None:
-            self._check_history()
-
-    @contextmanager
-    def _writing(self, by: Actor | None) -> Iterator[Transaction]:
-        with writing(self._engine) as connection:
-            yield Transaction(connection, self._seals, now(), by)
-
-    @contextmanager
-    def _appending(self) -> Iterator[Transaction]:
-        """A transaction of a single statement, by which the service charges."""
-        with appending(self._engine) as connection:
-            yield Transaction(connection, self._seals, now(), None)
-
-    @contextmanager
-    def _reading(self) -> Iterator[Transaction]:
-        """A transaction that writes nothing."""
-        with reading(self._engine) as connection:
-            yield Transaction(connection, self._seals, now(), None)
-
-    def _named(self, connection: Connection, project: str) -> ProjectRecord:
-        """Return the project with this name. Raises NotFound."""
-        return fetch_project(connection, self._seals, f"called {project}", name=project)
-
-
-def now() -> datetime:
-    """Return the time of what is written from now on, in UTC."""
-    return datetime.now(UTC)

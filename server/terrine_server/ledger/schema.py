@@ -95,16 +95,14 @@ metadata = MetaData(
 
 # SQLite assigns ids by itself only in a column of exactly this type.
 _Id = BigInteger().with_variant(Integer(), "sqlite")
-_Digest = LargeBinary(32)
 
 
-def _digest(name: str) -> CheckConstraint:
-    return CheckConstraint(f"length({name}) = 32", name=f"{name}_length")
-
-
-def _seal() -> tuple[Column[bytes], CheckConstraint]:
-    """See `seals`."""
-    return Column("seal", _Digest, nullable=False), _digest("seal")
+def _digest(name: str) -> tuple[Column[bytes], CheckConstraint]:
+    """Return a column of 32 bytes, and the check of their number."""
+    return (
+        Column(name, LargeBinary(32), nullable=False),
+        CheckConstraint(f"length({name}) = 32", name=f"{name}_length"),
+    )
 
 
 # The people whom records are about, by a name that the owner gave them, and the cap that is for all
@@ -125,7 +123,7 @@ populations = Table(
     # JSON. NULL if nobody said so, since each cap was of an ensemble then.
     Column("disjoint_from", Text),
     Column("declared_at", Timestamp, nullable=False),
-    *_seal(),
+    *_digest("seal"),
     UniqueConstraint("name"),
     CheckConstraint("reserved BETWEEN 0 AND cap", name="reserved"),
     CheckConstraint("delta_reserved BETWEEN 0 AND delta_cap", name="delta_reserved"),
@@ -138,16 +136,15 @@ ensembles = Table(
     Column("name", String(64), nullable=False),
     Column("population_id", ForeignKey(populations.c.id), nullable=False),
     Column("path", Text, nullable=False),
-    Column("manifest_sha256", _Digest, nullable=False),
+    *_digest("manifest_sha256"),
     Column("info", Text, nullable=False),
     Column("units", BigInteger, nullable=False),
     Column("registered_at", Timestamp, nullable=False),
-    *_seal(),
+    *_digest("seal"),
     UniqueConstraint("name"),
     # The same teachers in two populations would have two caps.
     UniqueConstraint("manifest_sha256"),
     Index("ix_ensembles_population_id", "population_id"),
-    _digest("manifest_sha256"),
     CheckConstraint("units >= 1", name="units"),
 )
 
@@ -169,18 +166,16 @@ projects = Table(
     Column("cap_spent", BigInteger, nullable=False),
     Column("charges", BigInteger, nullable=False),
     Column("published", Text, nullable=False),
-    Column("genesis", _Digest, nullable=False),
-    Column("head", _Digest, nullable=False),
+    *_digest("genesis"),
+    *_digest("head"),
     # What people call it and use it for. No terms: the administrative log vouches for them.
     Column("title", Text),
     Column("purpose", Text),
     Column("opened_at", Timestamp, nullable=False),
     Column("closed_at", Timestamp),
-    *_seal(),
+    *_digest("seal"),
     UniqueConstraint("name"),
     Index("ix_projects_ensemble_id", "ensemble_id"),
-    _digest("genesis"),
-    _digest("head"),
     CheckConstraint("status IN ('active', 'paused', 'closed')", name="status"),
     CheckConstraint("(status = 'closed') = (closed_at IS NOT NULL)", name="closed_at"),
     CheckConstraint("spent BETWEEN 0 AND budget", name="spent"),
@@ -195,8 +190,8 @@ charges = Table(
     Column("project_id", ForeignKey(projects.c.id), primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("created_at", Timestamp, nullable=False),
-    Column("query_digest", _Digest, nullable=False),
-    Column("input_digest", _Digest, nullable=False),
+    *_digest("query_digest"),
+    *_digest("input_digest"),
     Column("outcome", String(10), nullable=False),
     Column("label", BigInteger),
     Column("counts", Text),
@@ -206,7 +201,7 @@ charges = Table(
     Column("cap_cost", BigInteger, nullable=False),
     Column("mechanism", Text, nullable=False),
     Column("event", Text, nullable=False),
-    Column("hash", _Digest, nullable=False),
+    *_digest("hash"),
     UniqueConstraint("project_id", "query_digest"),
     # The teachers label an input once; later queries of it are replayed.
     Index(
@@ -217,9 +212,6 @@ charges = Table(
         sqlite_where=text("outcome = 'answered'"),
         postgresql_where=text("outcome = 'answered'"),
     ),
-    _digest("query_digest"),
-    _digest("input_digest"),
-    _digest("hash"),
     CheckConstraint("seq >= 1", name="seq"),
     CheckConstraint(
         "outcome IN ('answered', 'abstained', 'reinforced', 'published')", name="outcome"
@@ -244,7 +236,7 @@ payments = Table(
     Column("first_seq", BigInteger, primary_key=True, autoincrement=False),
     Column("last_seq", BigInteger, nullable=False),
     Column("token_id", String(64), nullable=False),
-    *_seal(),
+    *_digest("seal"),
     CheckConstraint("first_seq >= 1 AND last_seq >= first_seq", name="entries"),
     sqlite_with_rowid=False,
 )
@@ -256,7 +248,7 @@ secret_spends = Table(
     Column("project_id", ForeignKey(projects.c.id), primary_key=True),
     Column("charges", BigInteger, nullable=False),
     Column("tally", LargeBinary, nullable=False),
-    *_seal(),
+    *_digest("seal"),
     CheckConstraint("charges >= 0", name="charges"),
 )
 
@@ -267,11 +259,10 @@ unit_accounts = Table(
     metadata,
     Column("project_id", ForeignKey(projects.c.id), primary_key=True),
     Column("charges", BigInteger, nullable=False),
-    Column("head", _Digest, nullable=False),
+    *_digest("head"),
     Column("filled", BigInteger, nullable=False),
     Column("accounts", LargeBinary, nullable=False),
-    *_seal(),
-    _digest("head"),
+    *_digest("seal"),
     CheckConstraint("charges >= 0", name="charges"),
     CheckConstraint("filled IN (0, 1)", name="filled"),
 )
@@ -283,10 +274,9 @@ shadow_accounts = Table(
     metadata,
     Column("project_id", ForeignKey(projects.c.id), primary_key=True),
     Column("charges", BigInteger, nullable=False),
-    Column("head", _Digest, nullable=False),
+    *_digest("head"),
     Column("accounts", LargeBinary, nullable=False),
-    *_seal(),
-    _digest("head"),
+    *_digest("seal"),
     CheckConstraint("charges >= 0", name="charges"),
 )
 
@@ -298,14 +288,13 @@ editions = Table(
     metadata,
     Column("ensemble_id", ForeignKey(ensembles.c.id), primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("manifest_sha256", _Digest, nullable=False),
+    *_digest("manifest_sha256"),
     Column("units", BigInteger, nullable=False),
     Column("slots", BigInteger, nullable=False),
     Column("erased", Text, nullable=False),
     Column("begins", Text, nullable=False),
     Column("made_at", Timestamp, nullable=False),
-    *_seal(),
-    _digest("manifest_sha256"),
+    *_digest("seal"),
     CheckConstraint("number >= 2", name="number"),
     CheckConstraint("units >= 1", name="units"),
     CheckConstraint("slots >= 1", name="slots"),
@@ -318,13 +307,12 @@ tokens = Table(
     Column("role", String(7), nullable=False),
     Column("project_id", ForeignKey(projects.c.id)),
     Column("label", String(100), nullable=False),
-    Column("hash", _Digest, nullable=False),
+    *_digest("hash"),
     Column("created_at", Timestamp, nullable=False),
     Column("expires_at", Timestamp, nullable=False),
     Column("revoked_at", Timestamp),
-    *_seal(),
+    *_digest("seal"),
     Index("ix_tokens_project_id", "project_id"),
-    _digest("hash"),
     CheckConstraint("role IN ('student', 'auditor', 'metrics', 'admin')", name="role"),
     CheckConstraint("(role = 'student') = (project_id IS NOT NULL)", name="project"),
 )
@@ -344,7 +332,7 @@ requests = Table(
     Column("reason", Text),
     Column("created_at", Timestamp, nullable=False),
     Column("decided_at", Timestamp),
-    *_seal(),
+    *_digest("seal"),
     UniqueConstraint("project_id"),
     Index("ix_requests_token_id", "token_id"),
     Index("ix_requests_status_created_at_id", "status", "created_at", "id"),
@@ -364,10 +352,9 @@ administrative_log = Table(
     Column("action", String(32), nullable=False),
     Column("subject", String(64), nullable=False),
     Column("detail", Text, nullable=False),
-    Column("hash", _Digest, nullable=False),
+    *_digest("hash"),
     Index("ix_administrative_log_subject_seq", "subject", "seq"),
     CheckConstraint("seq >= 1", name="seq"),
-    _digest("hash"),
     sqlite_with_rowid=False,
 )
 
@@ -376,14 +363,11 @@ log_head = Table(
     "log_head",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("key_check", _Digest, nullable=False),
+    *_digest("key_check"),
     Column("entries", BigInteger, nullable=False),
-    Column("head", _Digest, nullable=False),
-    Column("seal", _Digest, nullable=False),
+    *_digest("head"),
+    *_digest("seal"),
     CheckConstraint("id = 1", name="one"),
-    _digest("key_check"),
-    _digest("head"),
-    _digest("seal"),
 )
 
 # The transparency log: its leaves in their order. `source`: a project's id, or 0 for the
@@ -394,12 +378,11 @@ tree_leaves = Table(
     Column("position", BigInteger, primary_key=True, autoincrement=False),
     Column("source", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
-    Column("entry", _Digest, nullable=False),
+    *_digest("entry"),
     UniqueConstraint("source", "seq"),
     CheckConstraint("position >= 0", name="position"),
     CheckConstraint("source >= 0", name="source"),
     CheckConstraint("seq >= 1", name="seq"),
-    _digest("entry"),
     sqlite_with_rowid=False,
 )
 
@@ -409,9 +392,8 @@ tree_nodes = Table(
     metadata,
     Column("level", Integer, primary_key=True, autoincrement=False),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
-    Column("hash", _Digest, nullable=False),
+    *_digest("hash"),
     CheckConstraint("level >= 1 AND position >= 0", name="place"),
-    _digest("hash"),
     sqlite_with_rowid=False,
 )
 
@@ -420,37 +402,17 @@ tree_head = Table(
     "tree_head",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("blinding", _Digest, nullable=False),
+    *_digest("blinding"),
     Column("checkpoint", Text),
     CheckConstraint("id = 1", name="one"),
-    _digest("blinding"),
 )
 
 
 SEALED: dict[str, tuple[str, ...]] = {
-    "populations": (
-        "id",
-        "name",
-        "epsilon",
-        "delta",
-        "rdp_order",
-        "cap",
-        "delta_cap",
-        "reserved",
-        "delta_reserved",
-        "disjoint_from",
-        "declared_at",
-    ),
-    "ensembles": (
-        "id",
-        "name",
-        "population_id",
-        "path",
-        "manifest_sha256",
-        "info",
-        "units",
-        "registered_at",
-    ),
+    table.name: tuple(column.name for column in table.c if column.name != "seal")
+    for table in metadata.tables.values()
+    if "seal" in table.c
+} | {
     # The terms are in `genesis`, and every charge is in `head`. Title and purpose are in the log.
     "projects": (
         "id",
@@ -464,43 +426,6 @@ SEALED: dict[str, tuple[str, ...]] = {
         "charges",
         "published",
         "head",
-    ),
-    "payments": ("project_id", "first_seq", "last_seq", "token_id"),
-    "secret_spends": ("project_id", "charges", "tally"),
-    "unit_accounts": ("project_id", "charges", "head", "filled", "accounts"),
-    "shadow_accounts": ("project_id", "charges", "head", "accounts"),
-    "editions": (
-        "ensemble_id",
-        "number",
-        "manifest_sha256",
-        "units",
-        "slots",
-        "erased",
-        "begins",
-        "made_at",
-    ),
-    "tokens": (
-        "id",
-        "role",
-        "project_id",
-        "label",
-        "hash",
-        "created_at",
-        "expires_at",
-        "revoked_at",
-    ),
-    "requests": (
-        "id",
-        "token_id",
-        "ensemble_id",
-        "title",
-        "purpose",
-        "asked",
-        "status",
-        "project_id",
-        "reason",
-        "created_at",
-        "decided_at",
     ),
     "log_head": ("key_check", "entries", "head"),
 }

@@ -6,17 +6,15 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, func, insert, select, text, update
+from sqlalchemy import Column, Connection, Select, func, insert, select, text, update
 
 from terrine_protocol import transparency
 from terrine_protocol.transparency import (
-    HEIGHT,
     WIDTH,
     Checkpoint,
     Note,
@@ -28,10 +26,8 @@ from terrine_protocol.transparency import (
     commitment,
 )
 from terrine_server.errors import DatabaseUnavailable, NotFound
-from terrine_server.ledger import database
-from terrine_server.ledger.chain import START
-from terrine_server.ledger.database import reading, snapshot, write, writing
-from terrine_server.ledger.rows import DatabaseHandle
+from terrine_server.ledger.chain import LOG_START
+from terrine_server.ledger.database import write
 from terrine_server.ledger.schema import (
     administrative_log,
     charges,
@@ -41,6 +37,8 @@ from terrine_server.ledger.schema import (
     tree_nodes,
 )
 
+MAX_NEW_LEAVES = 1000
+"""Leaves appended in one transaction. On SQLite, charges wait for it."""
 LOG = 0
 """The source of entries of the administrative log. A project's id is larger."""
 
@@ -82,7 +80,7 @@ class TreeGrowth:
         return sum(len(run.entries) for run in self.runs)
 
 
-def leaf_key(blinding: bytes, start: bytes) -> bytes:
+def derive_leaf_key(blinding: bytes, start: bytes) -> bytes:
     """Return the leaf key of a source, from the hash that its chain starts from."""
     return hmac.digest(blinding, b"terrine/leaf-key/1" + start, hashlib.sha256)
 
@@ -92,15 +90,15 @@ def load_head(connection: Connection) -> Any:
     return connection.execute(select(tree_head)).one_or_none()
 
 
-def size(connection: Connection) -> int:
+def count_leaves(connection: Connection) -> int:
     """Return the number of leaves."""
     last = connection.execute(select(func.max(tree_leaves.c.position))).scalar_one()
     return 0 if last is None else int(last) + 1
 
 
-def sources(connection: Connection, with_news: bool = True) -> list[EntrySource]:
+def load_sources(connection: Connection, with_news: bool = True) -> list[EntrySource]:
     """Return the administrative log and the projects, or those `with_news` for the tree."""
-    found = [EntrySource(LOG, START, _logged(connection, LOG))]
+    found = [EntrySource(LOG, LOG_START, _logged(connection, LOG))]
     logged = (
         select(func.coalesce(func.max(tree_leaves.c.seq), 0))
         .where(tree_leaves.c.source == projects.c.id)
@@ -115,22 +113,22 @@ def sources(connection: Connection, with_news: bool = True) -> list[EntrySource]
     return found
 
 
-def waiting(connection: Connection, source: EntrySource) -> int:
+def count_waiting(connection: Connection, source: EntrySource) -> int:
     """Return how many of a source's entries are not in the tree."""
     count = select(func.count()).select_from(_entries_after(source).subquery())
     return int(connection.execute(count).scalar_one())
 
 
-def growth(connection: Connection, most: int) -> TreeGrowth:
+def compute_growth(connection: Connection, most: int) -> TreeGrowth:
     """Return what is to be added next: up to so many entries, in the order of their sources.
 
     All hashes are computed here, so that whoever adds it has the database to itself only briefly.
     """
-    row, before, runs, left = load_head(connection), size(connection), [], most
+    row, before, runs, left = load_head(connection), count_leaves(connection), [], most
     blinding = secrets.token_bytes(32) if row is None else row.blinding
-    for source in sources(connection):
+    for source in load_sources(connection):
         found = connection.execute(_entries_after(source).limit(left)).all()
-        key, left = leaf_key(blinding, source.start), left - len(found)
+        key, left = derive_leaf_key(blinding, source.start), left - len(found)
         # An entry that somebody removed is a gap, and stays one.
         whole = not found or found[-1].seq - found[0].seq == len(found) - 1
         for part in [found] if whole and found else [[each] for each in found]:
@@ -144,7 +142,7 @@ def growth(connection: Connection, most: int) -> TreeGrowth:
     return TreeGrowth(before, row is None, blinding, runs, nodes)
 
 
-def grow(connection: Connection, added: TreeGrowth) -> None:
+def append_leaves(connection: Connection, added: TreeGrowth) -> None:
     """Add leaves and nodes."""
     if added.begins:
         write(connection, insert(tree_head).values(id=1, blinding=added.blinding))
@@ -180,14 +178,18 @@ _ADD = text(
 
 
 def _entries_after(source: EntrySource) -> Select[Any]:
-    """Number and hash of a source's entries after those that are logged, in order."""
-    if source.number == LOG:
+    query = _select_entries(source.number)
+    return query.where(query.selected_columns.seq > source.logged)
+
+
+def _select_entries(source: int) -> Select[Any]:
+    """Select number, hash and time of a source's entries, in order."""
+    if source == LOG:
         entry = administrative_log.c
-        query = select(entry.seq, entry.hash)
-    else:
-        entry = charges.c
-        query = select(entry.seq, entry.hash).where(entry.project_id == source.number)
-    return query.where(entry.seq > source.logged).order_by(entry.seq)
+        return select(entry.seq, entry.hash, entry.created_at).order_by(entry.seq)
+    entry = charges.c
+    query = select(entry.seq, entry.hash, entry.created_at)
+    return query.where(entry.project_id == source).order_by(entry.seq)
 
 
 def _completed(connection: Connection, start: int, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -211,17 +213,17 @@ def _completed(connection: Connection, start: int, hashes: Sequence[bytes]) -> l
         ]
 
 
-def root(connection: Connection, leaves: int) -> bytes:
+def root_of(connection: Connection, leaves: int) -> bytes:
     """Return the root over the first so many leaves."""
-    return transparency.subtree(0, leaves, tiles(connection, leaves).perfect)
+    return transparency.subtree(0, leaves, tiles_of(connection, leaves).perfect)
 
 
-def tiles(connection: Connection, leaves: int) -> Tiles:
+def tiles_of(connection: Connection, leaves: int) -> Tiles:
     """Return the tiles of the tree of the first so many leaves."""
-    return Tiles(leaves, lambda tile: tile_bytes(connection, tile))
+    return Tiles(leaves, lambda tile: load_tile(connection, tile))
 
 
-def tile_bytes(connection: Connection, tile: Tile) -> bytes:
+def load_tile(connection: Connection, tile: Tile) -> bytes:
     """Return a tile, or a bundle of entries; shorter than its width if the tree is too small."""
     if tile.level is None:
         return bundle_of(_load_entries_of_tile(connection, tile))
@@ -231,24 +233,31 @@ def tile_bytes(connection: Connection, tile: Tile) -> bytes:
 def _hashes(connection: Connection, tile: Tile) -> list[bytes]:
     if not tile.level:
         return [transparency.leaf_hash(entry) for entry in _load_entries_of_tile(connection, tile)]
-    table, first = tree_nodes.c, tile.index * WIDTH
-    query = (
-        select(table.hash)
-        .where(table.level == tile.level)
-        .where(table.position >= first, table.position < first + tile.width)
-        .order_by(table.position)
-    )
-    return list(connection.execute(query).scalars())
+    nodes = select(tree_nodes.c.hash).where(tree_nodes.c.level == tile.level)
+    return _load_range(connection, nodes, tree_nodes.c.position, tile)
 
 
 def _load_entries_of_tile(connection: Connection, tile: Tile) -> list[bytes]:
-    table, first = tree_leaves.c, tile.index * WIDTH
-    query = (
-        select(table.entry)
-        .where(table.position >= first, table.position < first + tile.width)
-        .order_by(table.position)
-    )
-    return list(connection.execute(query).scalars())
+    return _load_range(connection, select(tree_leaves.c.entry), tree_leaves.c.position, tile)
+
+
+def _load_range(
+    connection: Connection, query: Select[Any], position: Column[Any], tile: Tile
+) -> list[bytes]:
+    first = tile.index * WIDTH
+    here = query.where(position >= first, position < first + tile.width).order_by(position)
+    return list(connection.execute(here).scalars())
+
+
+def load_source(connection: Connection, project: str | None) -> EntrySource:
+    """Return a project as a source, or the administrative log for None. Raises NotFound."""
+    if project is None:
+        return EntrySource(LOG, LOG_START, 0)
+    query = select(projects.c.id, projects.c.genesis).where(projects.c.name == project)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no project called {project}.")
+    return EntrySource(row.id, row.genesis, 0)
 
 
 def _logged(connection: Connection, source: int) -> int:
@@ -256,7 +265,7 @@ def _logged(connection: Connection, source: int) -> int:
     return connection.execute(query).scalar_one() or 0
 
 
-PAGE = 5000
+_PAGE_LEAVES = 5000
 SLACK = timedelta(minutes=5)
 """How far the clocks of owner and witnesses may differ, and how long a charge may take to commit.
 An entry that is older than a cosignature by more should be in the tree that was cosigned."""
@@ -278,8 +287,8 @@ class LogCheck:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A checkpoint to hold the tree against. `cosigned`: when a witness first saw it."""
+class _KnownCheckpoint:
+    """A checkpoint to compare the tree with. `cosigned`: when a witness first saw it."""
 
     what: str
     checkpoint: Checkpoint
@@ -293,7 +302,7 @@ def check(
 
     The connection's transaction must read one snapshot throughout.
     """
-    found = LogCheck(size=size(connection))
+    found = LogCheck(size=count_leaves(connection))
     head = load_head(connection)
     if head is None or current is None:
         found.problems.append("no checkpoint was ever signed: does a server with a key run?")
@@ -315,17 +324,17 @@ def check(
                 f"{each.what} has another root than the first {each.checkpoint.size} leaves: the "
                 "log told two histories"
             )
-    found.waiting = sum(waiting(connection, each) for each in sources(connection))
+    found.waiting = sum(count_waiting(connection, each) for each in load_sources(connection))
     return found
 
 
 def _checkpoints(
     policy: Policy, current: str, earlier: Mapping[str, str], found: LogCheck
-) -> Iterator[_Seen]:
+) -> Iterator[_KnownCheckpoint]:
     try:
         opened = policy.opened(Note.parse(current))
         found.cosigned = opened.cosigned
-        yield _Seen("the last checkpoint", opened.checkpoint, _first(opened.cosigned))
+        yield _KnownCheckpoint("the last checkpoint", opened.checkpoint, _first(opened.cosigned))
     except NoteError as error:
         found.problems.append(f"the last checkpoint: {error}")
     for what, note_text in earlier.items():
@@ -335,7 +344,9 @@ def _checkpoints(
             keys = [log.key for log in policy.logs if log.key.name == checkpoint.origin]
             if not note.signers(keys):
                 raise NoteError("no log of the policy signed it")
-            yield _Seen(f"the checkpoint {what}", checkpoint, _first(policy.cosigned(note)))
+            yield _KnownCheckpoint(
+                f"the checkpoint {what}", checkpoint, _first(policy.cosigned(note))
+            )
         except NoteError as error:
             found.problems.append(f"the checkpoint {what}: {error}")
 
@@ -346,11 +357,11 @@ def _first(cosigned: Mapping[str, int]) -> datetime | None:
 
 
 def _walk(
-    connection: Connection, blinding: bytes, found: LogCheck, seen: Sequence[_Seen]
+    connection: Connection, blinding: bytes, found: LogCheck, seen: Sequence[_KnownCheckpoint]
 ) -> dict[int, bytes]:
-    """Hold every leaf against its entry; return the roots at the sizes of checkpoints."""
+    """Compare every leaf with its entry; return the roots at the sizes of checkpoints."""
     wanted = {each.checkpoint.size for each in seen}
-    starts = {source.number: source.start for source in sources(connection, with_news=False)}
+    starts = {source.number: source.start for source in load_sources(connection, with_news=False)}
     named = {LOG: "the administrative log"}
     named |= {
         row.id: row.name for row in connection.execute(select(projects.c.id, projects.c.name))
@@ -358,7 +369,7 @@ def _walk(
     last: dict[int, int] = {}
     nodes, grown = _Nodes(connection), transparency.Frontier()
     roots = {0: transparency.EMPTY} if 0 in wanted else {}
-    for page in _pages(connection):
+    while page := load_leaves(connection, grown.size):
         entries = _load_entries_of_page(connection, page)
         for row in page:
             if row.position != grown.size:
@@ -371,7 +382,7 @@ def _walk(
                 found.problems.append(f"{where} is out of order")
             elif entry is None or start is None:
                 found.problems.append(f"{where} is in the log, but not in the ledger any more")
-            elif commitment(leaf_key(blinding, start), entry.hash) != row.entry:
+            elif commitment(derive_leaf_key(blinding, start), entry.hash) != row.entry:
                 found.problems.append(f"{where} is not the entry that is in the ledger")
             else:
                 found.problems += _out_of_time(where, row.position, entry.created_at, seen)
@@ -388,7 +399,7 @@ def _walk(
 
 
 def _out_of_time(
-    where: str, position: int, created_at: Any, seen: Sequence[_Seen]
+    where: str, position: int, created_at: Any, seen: Sequence[_KnownCheckpoint]
 ) -> Iterator[str]:
     """Yield what is wrong with an entry's time, given when trees were cosigned."""
     if not isinstance(created_at, datetime):
@@ -409,15 +420,10 @@ def _out_of_time(
             )
 
 
-def _pages(connection: Connection) -> Iterator[Sequence[Any]]:
-    after, table = -1, tree_leaves.c
-    while True:
-        query = select(tree_leaves).where(table.position > after).order_by(table.position)
-        page = connection.execute(query.limit(PAGE)).all()
-        if not page:
-            return
-        yield page
-        after = page[-1].position
+def load_leaves(connection: Connection, first: int) -> Sequence[Any]:
+    """Return a page of leaves, in order, from position `first` on."""
+    query = select(tree_leaves).where(tree_leaves.c.position >= first)
+    return connection.execute(query.order_by(tree_leaves.c.position).limit(_PAGE_LEAVES)).all()
 
 
 def _load_entries_of_page(
@@ -428,21 +434,15 @@ def _load_entries_of_page(
     by_source = sorted((row.source, row.seq) for row in page)
     for source, group in groupby(by_source, key=lambda pair: pair[0]):
         seqs = [seq for _, seq in group]
-        if source == LOG:
-            entry = administrative_log.c
-            query = select(entry.seq, entry.hash, entry.created_at)
-        else:
-            entry = charges.c
-            query = select(entry.seq, entry.hash, entry.created_at)
-            query = query.where(entry.project_id == source)
-        within = query.where(entry.seq >= seqs[0], entry.seq <= seqs[-1]).order_by(entry.seq)
+        query = _select_entries(source)
+        within = query.where(query.selected_columns.seq.between(seqs[0], seqs[-1]))
         for row in connection.execute(within):
             found[source, row.seq] = row
     return found
 
 
 class _Nodes:
-    """Holds the stored nodes against those that the leaves make."""
+    """Compares the stored nodes with those that the leaves make."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -468,131 +468,10 @@ class _Nodes:
         yield from self.push(node, above)
 
 
-BATCH = 1000
-"""Leaves appended in one transaction. On SQLite, charges wait for it."""
-_PAGE = 5000
-
-
-class Transparency(DatabaseHandle):
-    """The Merkle tree over a ledger's entries: no charge waits for it, and none reads it."""
-
-    def grow_tree(self) -> int:
-        """Append every entry that is not in the tree yet, and return its size.
-
-        Entries that were committed before this began are in it afterwards. Raises
-        DatabaseUnavailable.
-        """
-        while True:
-            with snapshot(self._engine) as connection:
-                added = growth(connection, BATCH)
-            if added.runs:
-                with writing(self._engine) as connection:
-                    database.exclude_others(connection)
-                    if size(connection) != added.size:
-                        added = growth(connection, BATCH)  # another process was sooner
-                    grow(connection, added)
-            if added.leaves < BATCH:
-                return added.size + added.leaves
-
-    def growing(self) -> AbstractContextManager[bool]:
-        """Whether this process may grow the tree and sign its root now: no other does."""
-        return database.only_one(self._engine)
-
-    def checkpoint(self) -> str | None:
-        """Return the last checkpoint that was signed, with its cosignatures, if there is one."""
-        with reading(self._engine) as connection:
-            return connection.execute(select(tree_head.c.checkpoint)).scalar_one_or_none()
-
-    def keep_checkpoint(self, note: str, before: str | None) -> None:
-        """Keep a checkpoint instead of the one `before`.
-
-        Raises DatabaseUnavailable if another process has kept one meanwhile.
-        """
-        with writing(self._engine) as connection:
-            done = connection.execute(_kept(note, before))
-            if done.rowcount != 1:
-                raise DatabaseUnavailable("Another process signed a checkpoint. Retry.")
-
-    def tree_root(self, size: int) -> bytes:
-        """Return the root over the first `size` leaves. Raises ProofError if there are fewer."""
-        with snapshot(self._engine) as connection:
-            return root(connection, size)
-
-    def consistency(self, old: int, size: int) -> list[bytes]:
-        """Return the proof that the tree of `size` leaves begins with that of `old` leaves.
-
-        Raises ProofError if there are fewer leaves.
-        """
-        with snapshot(self._engine) as connection:
-            return transparency.prove_consistency(old, size, tiles(connection, size).perfect)
-
-    def tile(self, tile: Tile) -> bytes:
-        """Return a tile, or a bundle of entries. Raises NotFound if the tree has no such tile."""
-        unit = 1 if tile.level is None else 1 << HEIGHT * tile.level
-        with snapshot(self._engine) as connection:
-            if size(connection) // unit < tile.index * 256 + tile.width:
-                raise NotFound("The log has no such tile yet.")
-            return tile_bytes(connection, tile)
-
-    def leaf_key(self, project: str | None) -> bytes | None:
-        """Return the leaf key of a project, or of the administrative log for None.
-
-        It is None before anything was logged. Raises NotFound.
-        """
-        with reading(self._engine) as connection:
-            head = load_head(connection)
-            source = self._source(connection, project)
-            return None if head is None else leaf_key(head.blinding, source.start)
-
-    def positions(self, project: str | None, after_seq: int, limit: int) -> list[tuple[int, int]]:
-        """Return number and position in the tree of up to `limit` entries after `after_seq`.
-
-        Those of a project, or of the administrative log for None; in order. Raises NotFound.
-        """
-        with reading(self._engine) as connection:
-            source = self._source(connection, project)
-            leaves = tree_leaves.c
-            query = (
-                select(leaves.seq, leaves.position)
-                .where(leaves.source == source.number, leaves.seq > after_seq)
-                .order_by(leaves.seq)
-                .limit(limit)
-            )
-            return [(row.seq, row.position) for row in connection.execute(query)]
-
-    def leaves(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield source, number and commitment of every leaf, in order, in constant memory."""
-        after, table = -1, tree_leaves.c
-        while True:
-            query = select(tree_leaves).where(table.position > after)
-            with reading(self._engine) as connection:
-                page = connection.execute(query.order_by(table.position).limit(_PAGE)).all()
-            if not page:
-                return
-            for row in page:
-                if row.position != after + 1:
-                    raise NotFound(f"Leaf {after + 1} is missing.")
-                after = row.position
-                yield row.source, row.seq, row.entry
-
-    def check_tree(self, policy: Policy, earlier: Mapping[str, str]) -> LogCheck:
-        """Hold the tree against the ledger's entries, its checkpoint and `earlier` ones."""
-        with snapshot(self._engine) as connection:
-            head = load_head(connection)
-            current = None if head is None else head.checkpoint
-            return check(connection, policy, current, earlier)
-
-    def _source(self, connection: Connection, project: str | None) -> EntrySource:
-        if project is None:
-            return EntrySource(LOG, START, 0)
-        query = select(projects.c.id, projects.c.genesis).where(projects.c.name == project)
-        row = connection.execute(query).one_or_none()
-        if row is None:
-            raise NotFound(f"There is no project called {project}.")
-        return EntrySource(row.id, row.genesis, 0)
-
-
-def _kept(note: str, before: str | None) -> Update:
-    was = tree_head.c.checkpoint
-    unchanged = was.is_(None) if before is None else was == before
-    return update(tree_head).where(unchanged).values(checkpoint=note)
+def replace_checkpoint(connection: Connection, note: str, before: str | None) -> None:
+    """Store a checkpoint in place of the one `before`. Raises DatabaseUnavailable if it is gone."""
+    stored = tree_head.c.checkpoint
+    unchanged = stored.is_(None) if before is None else stored == before
+    statement = update(tree_head).where(unchanged).values(checkpoint=note)
+    if connection.execute(statement).rowcount != 1:
+        raise DatabaseUnavailable("Another process signed a checkpoint. Retry.")

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, case, func, select
+from sqlalchemy import Connection, RowMapping, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
@@ -31,12 +31,13 @@ from terrine_server.ledger.chain import (
     ABOUT,
     CHARGE_FIELDS,
     KIND_FIELDS,
-    START,
+    LOG_START,
     TERMS_FIELDS,
     canonical_json,
     check_counts,
     counted_outcomes,
-    counts_of,
+    counts_as_text,
+    counts_from_text,
     facts,
     frame,
     frame_counts,
@@ -44,10 +45,10 @@ from terrine_server.ledger.chain import (
     hasher,
     iso,
     log_hash,
-    text_of,
+    plain_value,
     whole_numbers,
 )
-from terrine_server.ledger.log import UNREADABLE, check_types
+from terrine_server.ledger.log import READ_ERRORS, check_types
 from terrine_server.ledger.records import ChargeRecord, entry_event
 from terrine_server.ledger.rows import select_editions
 from terrine_server.ledger.schema import (
@@ -79,7 +80,7 @@ def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
         yield "terms: the project's budgets are not those of its terms"
 
 
-class Rules:
+class TermsChecker:
     """What the terms require of each entry; computes the account from entry to entry."""
 
     def __init__(self, terms: Terms, events: Mapping[str, Any]) -> None:
@@ -104,9 +105,9 @@ class Rules:
         self.outcomes[entry["outcome"]] += times
         added = replace(
             self.account,
-            spent=self.account.spent + times * whole(entry["cost"]),
-            delta_spent=self.account.delta_spent + times * whole(entry["delta"]),
-            cap_spent=self.account.cap_spent + times * whole(entry["cap_cost"]),
+            spent=self.account.spent + times * int_or_zero(entry["cost"]),
+            delta_spent=self.account.delta_spent + times * int_or_zero(entry["delta"]),
+            cap_spent=self.account.cap_spent + times * int_or_zero(entry["cap_cost"]),
             queries=self.account.queries + times,
             fresh=True,
         )
@@ -121,17 +122,17 @@ class Rules:
         stated = event.get("baseline") if isinstance(event, dict) else None
         return stated if type(stated) is int and stated in self.terms.baselines else 0
 
-    def follow(self, entry: Raw) -> Iterator[str]:
+    def apply(self, entry: Raw) -> Iterator[str]:
         """Yield what contradicts the schedule, and add the entry to the account."""
         due = self.terms.due(self.account)
-        paid = Price(*(whole(entry[name]) for name in ("cost", "delta", "cap_cost")))
+        paid = Price(*(int_or_zero(entry[name]) for name in ("cost", "delta", "cap_cost")))
         self.outcomes[entry["outcome"]] += 1
         if entry["outcome"] != Outcome.PUBLISHED:
             if due:
                 yield "a publication was due before it"
             self.account = self.terms.capped(self.account.plus(paid))
             return
-        figure = whole(entry["figure"])
+        figure = int_or_zero(entry["figure"])
         self.published.append((entry["seq"], figure))
         if not due:
             yield "published when nothing was due"
@@ -142,7 +143,7 @@ class Rules:
 
 
 def check_balance(
-    project: Raw, rules: Rules, last: int, head: bytes, published: Sequence[tuple[int, ...]]
+    project: Raw, rules: TermsChecker, last: int, head: bytes, published: Sequence[tuple[int, ...]]
 ) -> Iterator[str]:
     """Check that the account follows from its entries and is within its budget.
 
@@ -152,24 +153,17 @@ def check_balance(
         yield f"head: the project's last hash is not that of its last entry, {last}"
     if list(published) != rules.published:
         yield "balance: the figures that the project shows are not those of its entries"
-    for name, recomputed in [
-        ("charges", rules.account.charges),
-        ("spent", rules.account.spent),
-        ("delta_spent", rules.account.delta_spent),
-        ("cap_spent", rules.account.cap_spent),
-    ]:
+    for name in ("charges", "spent", "delta_spent", "cap_spent"):
+        recomputed = getattr(rules.account, name)
         if project[name] != recomputed:
             yield f"balance: {name} is {project[name]}, but the entries make {recomputed}"
-    for name, budget in [
-        ("spent", "budget"),
-        ("delta_spent", "delta_budget"),
-        ("cap_spent", "cap_budget"),
-    ]:
+    for name in ("spent", "delta_spent", "cap_spent"):
+        budget = name.replace("spent", "budget")
         if project[name] > project[budget]:
             yield f"balance: {name} {project[name]} exceeds {budget} {project[budget]}"
 
 
-def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterator[str]:
+def check_entry(project: Raw, rules: TermsChecker, classes: int, entry: Raw) -> Iterator[str]:
     """Check that the terms allow an entry, by its `chain.KIND_FIELDS`."""
     outcome, label = entry["outcome"], entry["label"]
     price = rules.prices.get(outcome)
@@ -199,21 +193,28 @@ def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterato
         yield f"cost event is not that of {what}"
 
 
-def check_counted(rules: Rules, classes: int, entry: Raw, counts: str | None) -> Iterator[str]:
+def check_counted(
+    rules: TermsChecker, classes: int, entry: Raw, counts: str | None
+) -> Iterator[str]:
     """An entry has noisy counts if it was charged for them, and its label is that of the largest.
 
     `entry`: its `chain.KIND_FIELDS`.
     """
     due = classes if entry["outcome"] in rules.counted else None
     try:
-        check_counts(counts_of(counts), entry["label"], due)
-    except UNREADABLE as error:
+        check_counts(counts_from_text(counts), entry["label"], due)
+    except READ_ERRORS as error:
         yield f"its noisy counts are not what was answered ({error})"
 
 
-def check_tally(connection: Connection, seals: Seals, project: Raw, rules: Rules) -> Iterator[str]:
-    """Check that the tally counts as many queries as were charged; their votes are not stored."""
-    if rules.terms.schedule is None:
+def check_secrets(
+    connection: Connection, seals: Seals, project: Raw, rules: TermsChecker
+) -> Iterator[str]:
+    """Check that a tally, or the accounts of units, can be those of the charges.
+
+    The votes that they follow from are not stored.
+    """
+    if rules.terms.schedule is None and rules.terms.allowance is None:
         return
     try:
         record = rows.fetch_project(connection, seals, "at all", id=project["id"])
@@ -221,32 +222,21 @@ def check_tally(connection: Connection, seals: Seals, project: Raw, rules: Rules
         return  # the account itself is wrong, which another check reports
     try:
         tally = accounts.load_tally(connection, seals, record)
+        outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
+        if tally is not None and not tally.counts(outcomes):
+            yield "tally: it does not count as many queries as were charged"
     except LedgerCorrupted as error:
         yield f"tally: {error.found}"
-        return
-    outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
-    if tally is not None and not tally.counts(outcomes):
-        yield "tally: it does not count as many queries as were charged"
-
-
-def check_accounts(
-    connection: Connection, seals: Seals, project: Raw, rules: Rules
-) -> Iterator[str]:
-    """Check that the accounts of a project's units are those of its last charge, and possible."""
     if rules.terms.allowance is None:
         return
-    try:
-        record = rows.fetch_project(connection, seals, "at all", id=project["id"])
-    except LedgerCorrupted:
-        return  # the account itself is wrong, which another check reports
-    try:
-        accounts.load_unit_accounts(connection, seals, record)
-    except LedgerCorrupted as error:
-        yield f"accounts: {error.found}"
-    try:
-        accounts.load_shadow_accounts(connection, seals, record)
-    except LedgerCorrupted as error:
-        yield f"shadows: {error.found}"
+    for what, load in [
+        ("accounts", accounts.load_unit_accounts),
+        ("shadows", accounts.load_shadow_accounts),
+    ]:
+        try:
+            load(connection, seals, record)
+        except LedgerCorrupted as error:
+            yield f"{what}: {error.found}"
 
 
 def check_payments(connection: Connection, seals: Seals, project: Raw) -> Iterator[str]:
@@ -256,18 +246,18 @@ def check_payments(connection: Connection, seals: Seals, project: Raw) -> Iterat
     last = 0
     for row in connection.execute(in_order, execution_options={"yield_per": 1000}):
         try:
-            paid = rows.payment(row, seals)
+            paid = rows.payment_record(row, seals)
         except LedgerCorrupted as error:
             yield f"payments: {error.found}"
             continue
         if paid.first <= last:
             yield f"payments: two of entry {paid.first}"
-        if paid.last > whole(project["charges"]):
+        if paid.last > int_or_zero(project["charges"]):
             yield f"payments: one of entry {paid.last}, which is not there"
         last = paid.last
 
 
-def whole(value: object) -> int:
+def int_or_zero(value: object) -> int:
     """Return a whole number as it is, and 0 for anything else, which is never written."""
     return value if isinstance(value, int) else 0
 
@@ -283,23 +273,16 @@ def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
     if cap is None:
         yield f"ensemble {project['ensemble__name']}: the population whose cap it has is gone"
         return
-    closed = projects.c.status == "closed"
-    of_it = select(ensembles.c.id).where(ensembles.c.population_id == id)
-    cost, delta = connection.execute(
-        select(
-            func.sum(case((closed, projects.c.cap_spent), else_=projects.c.cap_budget)),
-            func.sum(case((closed, projects.c.delta_spent), else_=projects.c.delta_budget)),
-        ).where(projects.c.ensemble_id.in_(of_it))
-    ).one()
-    for name, recomputed in [("reserved", cost), ("delta_reserved", delta)]:
+    reserved = rows.sum_reserved(connection, cap["id"])
+    for name, recomputed in zip(("reserved", "delta_reserved"), reserved, strict=True):
         if cap[name] != recomputed:
             yield (
                 f"population {cap['name']}: {name} is {cap[name]}, but its projects make "
                 f"{recomputed}"
             )
-    for reserved, most in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
-        if cap[reserved] > cap[most]:
-            yield f"population {cap['name']}: {reserved} exceeds {most}"
+    for name, most in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
+        if cap[name] > cap[most]:
+            yield f"population {cap['name']}: {name} exceeds {most}"
 
 
 @lru_cache(maxsize=1024)
@@ -314,7 +297,7 @@ COLUMNS = (*CHARGE_FIELDS[1:], "counts", "hash")
 """The columns in an entry's tuple. `created_at` is text in the format of `chain.iso`."""
 KIND = slice(len(COLUMNS) - 2 - len(KIND_FIELDS), len(COLUMNS) - 2)
 """The positions of the `KIND_FIELDS` in it."""
-PAGE = 1000
+PAGE_ENTRIES = 1000
 
 StoredEntry = Sequence[Any]
 Pages = Iterable[Sequence[StoredEntry]]
@@ -326,7 +309,7 @@ _INSTANT = re.compile(
 ).fullmatch
 
 
-def stored(connection: Connection, project_id: int) -> Pages:
+def load_stored_pages(connection: Connection, project_id: int) -> Pages:
     """Yield the entries in order, page by page.
 
     The project is written into the query, since the two drivers mark parameters differently.
@@ -343,7 +326,7 @@ def stored(connection: Connection, project_id: int) -> Pages:
         named = {"name": "entries", "scrollable": False} if on_postgresql else {}
         with closing(driver.cursor(**named)) as cursor:
             cursor.execute(query)
-            while page := cursor.fetchmany(PAGE):
+            while page := cursor.fetchmany(PAGE_ENTRIES):
                 yield page
     except connection.dialect.loaded_dbapi.Error as error:
         raise DBAPIError(query, None, error) from error
@@ -382,7 +365,7 @@ ACCOUNT_FIELDS = (
 _DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
 _TIMES = {"opened_at", "closed_at"}
 _FIELDS = {"project", "project_id", *COLUMNS} - {"counts"}
-"""Those of every entry. One with noisy counts has `counts` besides."""
+"""The fields of every entry. One with noisy counts has `counts`, too."""
 
 
 class ArchiveError(Exception):
@@ -392,15 +375,10 @@ class ArchiveError(Exception):
 def account_line(project: RowMapping) -> dict[str, Any]:
     """Return the first line of an export, from a row of `rows.select_projects`."""
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, datetime):
-            return iso(value)
-        return value.hex() if isinstance(value, bytes) else value
-
     return {
         "format": FORMAT,
         "version": version("terrine"),
-        "account": {name: plain(project[name]) for name in ACCOUNT_FIELDS},
+        "account": {name: plain_value(project[name]) for name in ACCOUNT_FIELDS},
     }
 
 
@@ -427,7 +405,7 @@ def log_entry_line(entry: LogEntry) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]:
+def open_export(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]:
     """Open an export; yield the account, as `account_line` took it, and an iterator of entries.
 
     Raises OSError, and ArchiveError if the file is not an export, or a line not an entry.
@@ -446,9 +424,9 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]
         yield project, _entries(path, project, lines)
 
 
-def pages(entries: Iterator[StoredEntry]) -> Pages:
+def group_pages(entries: Iterator[StoredEntry]) -> Pages:
     """Group the entries into pages."""
-    while page := list(islice(entries, PAGE)):
+    while page := list(islice(entries, PAGE_ENTRIES)):
         yield page
 
 
@@ -476,7 +454,7 @@ def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
         entry[name] = bytes.fromhex(entry[name])
     for name in ("mechanism", "event"):
         entry[name] = canonical_json(entry[name])
-    entry["counts"] = text_of(whole_numbers(entry["counts"]) if "counts" in entry else None)
+    entry["counts"] = counts_as_text(whole_numbers(entry["counts"]) if "counts" in entry else None)
     return tuple(entry[name] for name in COLUMNS)
 
 
@@ -488,9 +466,9 @@ def _stored(name: str, value: Any) -> Any:
     return value
 
 
-MOST_PROBLEMS = 100
+MAX_PROBLEMS = 100
 """The most findings that a report names; the first is the one to look at."""
-_KINDS = 10_000
+_MAX_KINDS = 10_000
 
 Progress = Callable[[int, int], object]
 """Called with the number of entries read so far, and how many there should be."""
@@ -508,13 +486,14 @@ def verify_project(
         raise NotFound(f"There is no project called {name}.")
     project = dict(row._mapping)
 
-    def check_rest(rules: Rules) -> Iterator[str]:
-        yield from check_tally(connection, seals, project, rules)
-        yield from check_accounts(connection, seals, project, rules)
+    def check_rest(rules: TermsChecker) -> Iterator[str]:
+        yield from check_secrets(connection, seals, project, rules)
         yield from check_payments(connection, seals, project)
         yield from check_reservation(connection, project)
 
-    found = _LedgerWalk(project, progress).verified(stored(connection, project["id"]), check_rest)
+    found = _LedgerWalk(project, progress).verified(
+        load_stored_pages(connection, project["id"]), check_rest
+    )
     if found.ok:
         # An account that every other reader refuses must not be reported as intact.
         try:
@@ -530,11 +509,11 @@ def verify_export(path: Path, progress: Progress | None = None) -> Verification:
 
     Raises ArchiveError when the file is not an export.
     """
-    with opened(path) as (project, entries):
-        return _LedgerWalk(project, progress).verified(pages(entries), lambda _: ())
+    with open_export(path) as (project, entries):
+        return _LedgerWalk(project, progress).verified(group_pages(entries), lambda _: ())
 
 
-class _Kind:
+class _SharedFields:
     """Fields that many entries share, and what follows from them."""
 
     def __init__(self, fields: Sequence[Any]) -> None:
@@ -553,25 +532,27 @@ class _LedgerWalk:
     def __init__(self, project: Raw, progress: Progress | None) -> None:
         self._project, self._progress = project, progress
 
-    def verified(self, pages: Pages, check_rest: Callable[[Rules], Iterable[str]]) -> Verification:
+    def verified(
+        self, pages: Pages, check_rest: Callable[[TermsChecker], Iterable[str]]
+    ) -> Verification:
         """Check the entries of `pages`, then call `check_rest` for what is stored outside them."""
         project, found = self._project, list[str]()
         try:
             terms = Terms.from_json(json.loads(project["terms"]))
-            rules = Rules(terms, json.loads(project["events"]))
+            rules = TermsChecker(terms, json.loads(project["events"]))
             published = [tuple(pair) for pair in json.loads(project["published"])]
-        except UNREADABLE:
+        except READ_ERRORS:
             found.append("terms: they cannot be read")
         else:
             findings = self._findings(pages, terms, rules, published, check_rest)
             try:
-                found.extend(islice(findings, MOST_PROBLEMS))
-            except UNREADABLE as error:
+                found.extend(islice(findings, MAX_PROBLEMS))
+            except READ_ERRORS as error:
                 found.append(f"account: a value is not of the kind that was written ({error})")
         head = project["head"]
         return Verification(
             project=project["name"],
-            charges=whole(project["charges"]),
+            charges=int_or_zero(project["charges"]),
             head=head.hex() if isinstance(head, bytes) else str(head),
             problems=found,
         )
@@ -580,9 +561,9 @@ class _LedgerWalk:
         self,
         pages: Pages,
         terms: Terms,
-        rules: Rules,
+        rules: TermsChecker,
         published: Sequence[tuple[int, ...]],
-        check_rest: Callable[[Rules], Iterable[str]],
+        check_rest: Callable[[TermsChecker], Iterable[str]],
     ) -> Iterator[str]:
         yield from check_terms(self._project, terms)
         last = yield from self._check_entries(rules, self._counted(pages))
@@ -590,14 +571,14 @@ class _LedgerWalk:
         yield from check_rest(rules)
 
     def _check_entries(
-        self, rules: Rules, entries: Iterator[StoredEntry]
+        self, rules: TermsChecker, entries: Iterator[StoredEntry]
     ) -> Generator[str, None, tuple[int, bytes]]:
         """Yield what is wrong; return the last entry's number and hash."""
         project = self._project
         last, head = 0, project["genesis"]
         classes = len(json.loads(project["ensemble__info"])["classes"])
         hashed, steady = hasher(project["id"]), rules.steady
-        kinds: dict[Sequence[Any], _Kind] = {}
+        kinds: dict[Sequence[Any], _SharedFields] = {}
         for entry in entries:
             seq, created_at, query, input = entry[:4]
             shared, counts, hash = entry[KIND], entry[-2], entry[-1]
@@ -605,9 +586,9 @@ class _LedgerWalk:
                 yield _misnumbered(seq, last)
             kind = kinds.get(shared)
             if kind is None:
-                if len(kinds) == _KINDS:
+                if len(kinds) == _MAX_KINDS:
                     _count(rules, kinds)
-                kind = kinds[shared] = _Kind(shared)
+                kind = kinds[shared] = _SharedFields(shared)
                 kind.problems = list(check_entry(project, rules, classes, kind.fields))
             kind.count += 1
             try:
@@ -631,7 +612,7 @@ class _LedgerWalk:
                 yield f"entry {seq}: altered, or not the one that followed the entry before it"
             problems = kind.problems
             if not steady:
-                problems = [*problems, *rules.follow({**kind.fields, "seq": seq})]
+                problems = [*problems, *rules.apply({**kind.fields, "seq": seq})]
             for problem in problems:
                 yield f"entry {seq}: {problem}"
             if counts is not None or kind.fields["outcome"] in rules.counted:
@@ -651,7 +632,7 @@ class _LedgerWalk:
                 self._progress(done, total)
 
 
-def _count(rules: Rules, kinds: dict[Sequence[Any], _Kind]) -> None:
+def _count(rules: TermsChecker, kinds: dict[Sequence[Any], _SharedFields]) -> None:
     for kind in kinds.values():
         rules.add(kind.fields, kind.count)
     kinds.clear()
@@ -680,8 +661,7 @@ def rows_of(kind: str) -> Select[Any]:
     """Select all rows of a kind of subject, each with its `subject` and all of its facts."""
     match kind:
         case "population":
-            subject = populations.c.name.label("subject")
-            return select(populations, subject).order_by(populations.c.id)
+            return rows.select_populations().add_columns(populations.c.name.label("subject"))
         case "ensemble":
             return (
                 select(
@@ -707,24 +687,20 @@ def rows_of(kind: str) -> Select[Any]:
         case "request":
             return rows.select_requests().add_columns(requests.c.id.label("subject"))
         case _:
-            return (
-                select(tokens, tokens.c.id.label("subject"), projects.c.name.label("project"))
-                .outerjoin(projects, tokens.c.project_id == projects.c.id)
-                .order_by(tokens.c.id)
-            )
+            return rows.select_tokens().add_columns(tokens.c.id.label("subject"))
 
 
 def verify_log(connection: Connection, seals: Seals) -> LogVerification:
-    """See `Log.verify_log`. The connection's transaction must read one snapshot throughout."""
+    """See `Ledger.verify_log`. The connection's transaction must read one snapshot throughout."""
     walk = _LogWalk()
-    problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
+    problems = list(islice(_findings(connection, seals, walk), MAX_PROBLEMS))
     return LogVerification(entries=walk.last, head=walk.head.hex(), problems=problems)
 
 
 def _findings(connection: Connection, seals: Seals, walk: _LogWalk) -> Iterator[str]:
     entries = connection.execute(log.select_log(), execution_options={"yield_per": 1000})
     for row in entries:
-        yield from walk.follow(row._mapping)
+        yield from walk.apply(row._mapping)
     try:
         log.check_head(connection, seals)
     except (LedgerCorrupted, NotSealed) as error:
@@ -741,10 +717,10 @@ class _LogWalk:
     """One pass over the log. `said`: by kind and subject, the last entry about it."""
 
     def __init__(self) -> None:
-        self.last, self.head = 0, START
+        self.last, self.head = 0, LOG_START
         self.said: dict[str, dict[str, str]] = {kind: {} for kind in ABOUT}
 
-    def follow(self, entry: Mapping[Any, Any]) -> Iterator[str]:
+    def apply(self, entry: Mapping[Any, Any]) -> Iterator[str]:
         """Check the next entry."""
         seq = entry["seq"]
         if seq != self.last + 1:
@@ -752,7 +728,7 @@ class _LogWalk:
         try:
             check_types(administrative_log.c, entry)
             intact = log_hash(self.head, entry) == entry["hash"]
-        except UNREADABLE:
+        except READ_ERRORS:
             intact = False
         if not intact:
             yield f"log entry {seq}: altered, or not the one that followed the entry before it"
@@ -777,7 +753,7 @@ def _check_rows(
             yield from (f"{what}: {found}" for found in _differences(kind, row._mapping, detail))
         try:
             seals.check(TABLES[kind].name, row._mapping)
-        except UNREADABLE:
+        except READ_ERRORS:
             yield f"{what}: its row was edited; its seal does not match"
     yield from (f"{kind} {subject}: the log says it is there, but it is gone" for subject in left)
 
@@ -790,5 +766,5 @@ def _differences(kind: str, row: Mapping[Any, Any], detail: str) -> Iterator[str
         for name in sorted(now.keys() | then.keys()):
             if now.get(name) != then.get(name):
                 yield f"{name} is {now.get(name)!r}, but the log says {then.get(name)!r}"
-    except UNREADABLE:
+    except READ_ERRORS:
         yield "what the log or its row says cannot be read"

@@ -320,7 +320,7 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
         _verify(ledger)
         done = ledger.fill_accounts()
         detail = {"made_at": iso(found.made_at), "entries": found.entries}
-        ledger.note(Action.LEDGER_RESTORED, "ledger", detail)
+        ledger.record_action(Action.LEDGER_RESTORED, "ledger", detail)
         copies.settle(engine)
         plan = _Plan(
             seal=found.seal,
@@ -427,7 +427,7 @@ def _verified(file: Path, key: bytes) -> tuple[int, int, int]:
     One of an earlier version is verified as it will be after its migration.
     """
     engine = copies.file_engine(file)
-    counts = copies.counts(engine)
+    counts = copies.count_entries(engine)
     try:
         check_schema(engine)
     except SchemaMismatch:

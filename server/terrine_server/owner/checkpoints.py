@@ -360,7 +360,7 @@ class Publisher:
         Return False, having done nothing, if another process has the turn. Raises TerrineError,
         also LedgerRestored if the tree does not continue the one that was signed before.
         """
-        with self._ledger.growing() as mine:
+        with self._ledger.try_lock_tree() as mine:
             if not mine:
                 return False
             size = self._ledger.grow_tree()
@@ -369,7 +369,7 @@ class Publisher:
             note = self._cosigned(note)
             if str(note) != kept:
                 self._history.keep(str(note))
-                self._ledger.keep_checkpoint(str(note), kept)
+                self._ledger.save_checkpoint(str(note), kept)
         return True
 
     def _run(self) -> None:

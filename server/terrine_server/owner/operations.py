@@ -467,7 +467,7 @@ def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> Secre
     Raises what `Ledger.secret_spend` raises.
     """
     spend = ledger.secret_spend(project)
-    ledger.note(Action.SPEND_SHOWN, project, {"queries": spend.queries}, by)
+    ledger.record_action(Action.SPEND_SHOWN, project, {"queries": spend.queries}, by)
     return spend
 
 
@@ -494,7 +494,7 @@ def _with_leaf_key(
 def record_export(ledger: Ledger, project: str, by: Actor | None = None) -> None:
     """Record that somebody takes a copy of a project's ledger. Raises NotFound."""
     charges = ledger.project(project).charges
-    ledger.note(Action.LEDGER_EXPORTED, project, {"charges": charges}, by)
+    ledger.record_action(Action.LEDGER_EXPORTED, project, {"charges": charges}, by)
 
 
 @dataclass(frozen=True)

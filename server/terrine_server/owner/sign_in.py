@@ -320,7 +320,7 @@ class Sessions:
                 "for auditors."
             )
         session, now = secrets.token_hex(8), datetime.now(UTC)
-        self._ledger.note(Action.SIGNED_IN, session, {"role": holder.role}, holder.actor)
+        self._ledger.record_action(Action.SIGNED_IN, session, {"role": holder.role}, holder.actor)
         return _of_token(holder, session, now, now)
 
     def begin_flow(self) -> tuple[str, SignInAttempt]:
@@ -352,7 +352,7 @@ class Sessions:
         found = issuer.identify(flow, answer["code"], answer.get("iss"))
         who = f"oidc:{found.subject}" + (f" ({found.name})" if found.name else "")
         detail = {"role": found.role, "issuer": issuer.url}
-        self._ledger.note(Action.SIGNED_IN, session, detail, Actor(who, request_id))
+        self._ledger.record_action(Action.SIGNED_IN, session, detail, Actor(who, request_id))
         holder = f"{found.role}-{_digest(issuer.url, who)}"
         return _of_issuer(holder, who, session, now, now)
 
@@ -398,13 +398,15 @@ class Sessions:
         """End a session of anyone's, on every replica. Raises NotFound if there is none."""
         for each in self.begun():
             if each.id == id:
-                self._ledger.note(Action.SIGNED_OUT, id, {"role": each.role}, by)
+                self._ledger.record_action(Action.SIGNED_OUT, id, {"role": each.role}, by)
                 return
         raise NotFound(f"There is no session {id} that has not ended.")
 
     def sign_out(self, session: Session) -> None:
         """End a session, on every replica."""
-        self._ledger.note(Action.SIGNED_OUT, session.id, {"role": session.role}, session.actor)
+        self._ledger.record_action(
+            Action.SIGNED_OUT, session.id, {"role": session.role}, session.actor
+        )
 
     def cookie(self, session: Session) -> str:
         """Return the cookie of a session that is used now."""

@@ -104,7 +104,7 @@ def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:
         unused = all(max(each.counts or ()) < 3 for each in drawn.proposals.values())
         if drawn.cast is None or not unused:
             return drawn
-        kept = replace(drawn.cast, accounts=self._ledger.accounts(project))
+        kept = replace(drawn.cast, accounts=self._ledger.unit_accounts(project))
         return replace(drawn, cast=kept)
 
     patch.setattr(Labeling, "_drawn", drawn)

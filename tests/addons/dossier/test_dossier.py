@@ -228,7 +228,7 @@ def test_what_could_not_be_checked_comes_first(world: World, tmp_path: Path) -> 
     holds(page.text[titles[0] : titles[1]], "audit", "named")
     holds(page.text, "cosigned")
 
-    world.ledger.keep_checkpoint(
+    world.ledger.save_checkpoint(
         str(
             replace(
                 note := Note.parse(world.ledger.checkpoint() or ""), signatures=note.signatures[:1]
