@@ -6,13 +6,15 @@ terms from a mechanism and an (ε, δ) budget.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, assert_never
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
@@ -503,62 +505,24 @@ class Terms:
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms as JSON."""
-        written = asdict(self) | {"prices": _written(self.prices)}
+        written = json.loads(json.dumps(msgspec.to_builtins(self, enc_hook=np.generic.item)))
         # Older terms, whose hash must not change, have none of these.
-        for name in ("choice", "allowance"):
-            if written[name] is None:
-                del written[name]
-        if self.by_baseline:
-            written["by_baseline"] = [
-                {"baseline": each.baseline, "prices": _written(each.prices)}
-                for each in self.by_baseline
-            ]
-        else:
-            del written["by_baseline"]
-        return written
+        added = ("choice", "by_baseline", "allowance")
+        return {name: value for name, value in written.items() if value or name not in added}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Terms:
-        """Return the terms that `to_json` wrote. Raises ValueError for any with other prices."""
-        fields = dict(data)
-        # Older terms have it. It is null for every mechanism that there is.
-        if fields.pop("opening", None) is not None:
-            raise ValueError("the terms have a price of opening, which this version does not know")
-        return cls(
-            **fields
-            | {
-                "split": DeltaSplit(**data["split"]),
-                "rule": Rule(**data["rule"]),
-                "cap_rule": Rule(**data["cap_rule"]),
-                "prices": _prices(data["prices"]),
-                "schedule": data["schedule"] and _schedule(data["schedule"]),
-                "choice": _choice(data["choice"]) if "choice" in data else None,
-                "allowance": Allowance(**data["allowance"]) if "allowance" in data else None,
-                "by_baseline": tuple(
-                    BaselinePrices(each["baseline"], _prices(each["prices"]))
-                    for each in data.get("by_baseline", [])
-                ),
-            }
-        )
-
-
-def _schedule(data: Mapping[str, Any]) -> Schedule:
-    return Schedule(
-        BoundRelease(**data["publication"]), tuple(data["counts"]), Price(**data["price"])
-    )
-
-
-def _choice(data: Mapping[str, Any]) -> RuleChoice:
-    considered = (each | {"rule": Rule(**each["rule"])} for each in data["considered"])
-    return RuleChoice(data["pass_rate"], tuple(ConsideredRule(**each) for each in considered))
-
-
-def _prices(data: Mapping[str, Any]) -> dict[VoteOutcome, Price]:
-    return {VoteOutcome(outcome): Price(**price) for outcome, price in data.items()}
-
-
-def _written(prices: Mapping[VoteOutcome, Price]) -> dict[str, Any]:
-    return {outcome.value: asdict(price) for outcome, price in prices.items()}
+        """Return the terms that `to_json` wrote. Raises ValueError for anything else."""
+        # Older terms have a price of opening. It is null for every mechanism that there is.
+        given = {name: value for name, value in data.items() if (name, value) != ("opening", None)}
+        try:
+            terms = msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the terms cannot be read: {error}") from None
+        unknown = [name for name, value in given.items() if terms.to_json().get(name) != value]
+        if unknown:
+            raise ValueError(f"the terms hold what this version does not know: {unknown}")
+        return terms
 
 
 def most(prices: Iterable[Price]) -> Price:
