@@ -452,13 +452,13 @@ def test_a_query_is_exhausted_where_a_twentieth_of_the_public_rows_could_vote(no
             cost = min(rows, norm) ** 2
             spent[shadow] += cost if told[-1] and spent[shadow] + cost <= allowance else 0
     start = np.zeros(30, np.uint32)
-    found, after = mechanism.judged(weights, around, start, allowance, 500)
+    found, after = mechanism.split_exhausted(weights, around, start, allowance, 500)
     assert found.tolist() == told
     assert after.tolist() == spent
     assert 0 < sum(told) < 300
-    last = mechanism.used_up(around[-1:], after, allowance)
+    last = mechanism.exhausted_shares(around[-1:], after, allowance)
     assert last[0] == pytest.approx(shares[-1]) or told[-1]
-    first, _ = mechanism.judged(weights, around, start, allowance, 5)
+    first, _ = mechanism.split_exhausted(weights, around, start, allowance, 5)
     assert first.tolist() == told[: len(first)]
     assert first.sum() == 5
     assert first[-1], "and nothing is judged after the last that is paid"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -70,10 +69,9 @@ async def label(
     def check() -> CheckedRequest:
         with services.metrics.stage("decode"):
             sent = decoded()
-            checked = services.labeling.check(
-                project, sent.inputs, sent.probabilities, holder.record
+            return services.labeling.check(
+                project, sent.inputs, sent.probabilities, holder.record, sent.notes
             )
-            return replace(checked, notes=sent.notes)
 
     ask = await CHECKING.run(holder.token_id, check)
     answered = await services.queue.ask(project, ask)
@@ -101,7 +99,7 @@ async def used_up(
     decoded = await _received(request, services, project, accept_clipped)
 
     def found() -> list[float]:
-        return services.labeling.used_up(project, decoded().inputs)
+        return services.labeling.exhausted_shares(project, decoded().inputs)
 
     return UsedUp(used_up=await CHECKING.run(request.state.principal.token_id, found))
 

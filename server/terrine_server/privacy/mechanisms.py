@@ -709,36 +709,38 @@ class Neighbours:
         after[units.present] = spent
         return counts, after
 
-    def judged(
+    def split_exhausted(
         self,
         weights: NDArray[np.uint8],
-        around: NDArray[np.uint8],
+        near_wider: NDArray[np.uint8],
         shadows: Accounts,
         allowance: int,
         most: float,
     ) -> tuple[NDArray[np.bool_], Accounts]:
         """Return which queries are answered, until `most` are, and the shadows' accounts after.
 
-        Where too few of the shadows around a query could vote, it is exhausted: nobody is charged.
-        `weights`, `around`: uint8[B, S], records of the shadows near each query, and around it. All
-        of them are public, so nothing is told by any of this.
+        Where too few of the shadows near a query could vote, it is exhausted: nobody is charged.
+        `weights`, `near_wider`: uint8[B, S], records of the shadows near each query, and within a
+        wider reach. All of them are public, so none of this reveals anything.
         """
         spent, answered = shadows.astype(np.int64), list[bool]()
-        for squared, near in zip(self._alike(weights), around, strict=True):
+        for squared, near in zip(self._alike(weights), near_wider, strict=True):
             if most <= 0:
                 break
-            answered.append(bool(self.used_up(near[None], spent, allowance)[0] < EXHAUSTED))
+            answered.append(
+                bool(self.exhausted_shares(near[None], spent, allowance)[0] < EXHAUSTED)
+            )
             if answered[-1]:
                 most -= 1
                 spent += (spent + squared <= allowance) * squared
         return np.array(answered, dtype=bool), spent.astype(np.uint32)
 
-    def used_up(
-        self, around: NDArray[np.uint8], shadows: NDArray[np.integer], allowance: int
+    def exhausted_shares(
+        self, near_wider: NDArray[np.uint8], shadows: NDArray[np.integer], allowance: int
     ) -> NDArray[np.float64]:
         """Return the share of the public rows around each query that could not vote on it: [B]."""
-        gone = around * (shadows + self._alike(around) > allowance)
-        share: NDArray[np.float64] = gone.sum(1) / np.maximum(around.sum(1, dtype=np.int64), 1)
+        gone = near_wider * (shadows + self._alike(near_wider) > allowance)
+        share: NDArray[np.float64] = gone.sum(1) / np.maximum(near_wider.sum(1, dtype=np.int64), 1)
         return share
 
     def _alike(self, weights: NDArray[np.uint8]) -> NDArray[np.int64]:
