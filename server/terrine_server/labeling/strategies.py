@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -30,21 +30,19 @@ from terrine_server.privacy import (
     build_mechanism,
 )
 
-NONE = np.empty(0, dtype=np.int64)
-
 
 @dataclass(frozen=True, eq=False)
 class Vote:
     """What was cast on queries. Secret.
 
-    `voted`: int64[v], the queries that were voted on, ascending. `counts`: int64[v, m], or sums as
+    `voted`: the v queries that were voted on, ascending. `counts`: int64[v, m], or sums as
     uint32[v, m] (`SharedVotes`). `exhausted`: the queries on which no vote is taken. `accounts`:
     what units have spent afterwards, where they have accounts.
     """
 
-    voted: NDArray[np.int64]
+    voted: Sequence[int]
     counts: np.ndarray
-    exhausted: NDArray[np.int64] = NONE
+    exhausted: Sequence[int] = ()
     accounts: SpentAccounts | None = None
 
 
@@ -80,7 +78,7 @@ class VoteStrategy:
         Raises `EnsembleUnavailable`, and ConcurrentUpdate if the project has moved on.
         """
         counts = checked_votes(self.voters, self.project.ensemble, queries)
-        return Vote(np.arange(len(queries)), counts)
+        return Vote(range(len(queries)), counts)
 
     def release(self, counts: np.ndarray, probabilities: np.ndarray | None) -> Released:
         """Draw the outcomes of votes `[v, m]`, and of the probabilities that came with them."""
@@ -108,7 +106,7 @@ class SharedVotes(VoteStrategy):
 
     def vote(self, queries: np.ndarray) -> Vote:
         """Take the sums for canonical inputs `[B, …]`. Raises `EnsembleUnavailable`."""
-        return Vote(np.arange(len(queries)), self.voters.votes(self.project.ensemble, queries))
+        return Vote(range(len(queries)), self.voters.votes(self.project.ensemble, queries))
 
     def release(self, counts: np.ndarray, probabilities: np.ndarray | None) -> Released:
         """Draw the outcomes of sums `[B, m]`. Raises `EnsembleUnavailable`."""
@@ -152,9 +150,9 @@ class AccountVotes(VoteStrategy):
         points = found.ensemble.to_points(queries)
         answered, shadows = self._split_exhausted(found, points)
         judged = np.arange(len(answered))  # not beyond the last that is paid for
-        voted, exhausted = judged[answered], judged[~answered]
-        if not len(voted):
-            return Vote(voted, NONE, exhausted)
+        voted, exhausted = judged[answered].tolist(), judged[~answered].tolist()
+        if not voted:
+            return Vote(voted, np.empty((0, self.mechanism.classes), np.int64), exhausted)
         mechanism = replace(self.mechanism, teachers=found.units.count)
         accounts, counts = self.ledger.accounts(self.project), []
         # All units are gone through, whatever their accounts are, in blocks of a public size.
