@@ -14,14 +14,13 @@ from fastapi import Depends, FastAPI
 
 from terrine_server import admin
 from terrine_server.api import health, middleware, openapi, owner, problems, students
-from terrine_server.api import ledger as books
-from terrine_server.api import ledger as transparency
+from terrine_server.api import ledger as ledger_routes
 from terrine_server.api.services import (
     Check,
     PublishedLog,
     Readiness,
     Services,
-    bearer,
+    bearer_check,
     known_parameters,
 )
 from terrine_server.errors import TerrineError
@@ -74,7 +73,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         published_log=PublishedLog(ledger),
         labeling=labeling,
         history=history,
-        queue=Queue(students.answering(labeling), metrics, settings.max_waiting),
+        queue=Queue(students.label_answerer(labeling), metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),
         replays=RateLimit(settings.replays_per_minute, "replayed queries"),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
@@ -84,7 +83,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Check | None:
         if admin.is_page(path):
             return admin.session(services, headers)
-        return bearer(services, headers)
+        return bearer_check(services, headers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -123,7 +122,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     app.state.services = services
     app.state.malformed = partial(middleware.malformed, metrics)
     app.add_middleware(
-        middleware.Envelope,
+        middleware.RequestMiddleware,
         metrics=services.metrics,
         settings=settings,
         authenticate=authenticate,
@@ -131,14 +130,14 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     )
     for router in (
         students.router,
-        books.router,
+        ledger_routes.router,
         owner.router,
         owner.requests_router,
-        transparency.receipts,
+        ledger_routes.receipts_router,
         admin.router,
     ):
         app.include_router(router, dependencies=[Depends(known_parameters)])
-    for router in (health.router, transparency.transparency_router, admin.answers):
+    for router in (health.router, ledger_routes.transparency_router, admin.answers):
         app.include_router(router)
     problems.install(app, admin.answer)
     openapi.complete(app)

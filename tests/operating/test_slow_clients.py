@@ -27,7 +27,7 @@ from terrine_server.aggregator import Aggregator
 from terrine_server.labeling import remote_voters
 from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms
 from terrine_server.serving import bounds, listening
-from terrine_server.serving.bounds import SPARE, Limits, few_callers, options
+from terrine_server.serving.bounds import SPARE_CONNECTIONS, Limits, few_callers, options
 from terrine_server.teacher import Teacher
 
 TOKEN = "a-token-of-more-than-twenty-characters"
@@ -156,7 +156,7 @@ def test_more_half_sent_heads_than_there_is_room_for_keep_nobody_out(
 ) -> None:
     """They are never closed for their time, but give way to others."""
     with small(kind, LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
-        for number in range(LONG.connections + SPARE + 20):
+        for number in range(LONG.connections + SPARE_CONNECTIONS + 20):
             one = stack.enter_context(server.connect())
             one.sendall(HEADS[number % 3])
         for _ in range(3):
@@ -183,7 +183,7 @@ def test_requests_in_progress_of_unauthenticateds_leave_places_for_those_with_a_
 ) -> None:
     """Also those whose refusals are on their way, and those of the one token, which has half."""
     with small(kind, LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
-        for _ in range(LONG.connections + SPARE):
+        for _ in range(LONG.connections + SPARE_CONNECTIONS):
             one = stack.enter_context(server.connect())
             one.sendall(server.head(len(server.body)))
         server.answers()

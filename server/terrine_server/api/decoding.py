@@ -28,11 +28,11 @@ from terrine_server.api.named_rows import NamedRows
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 from terrine_server.labeling.queries import check_batch, check_shape
 
-MAX_HEADER = 1024
+MAX_HEADER_BYTES = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
-MAX_TEXT = 2**20
+MAX_TEXT_BYTES = 2**20
 """Bytes of a request in JSON or CSV: a number takes some 50 times as long to read as from .npy."""
-WIDEST = 8
+MAX_ITEM_BYTES = 8
 """Bytes of the widest number."""
 MEMBER = re.compile(r"field `([^`]*)`")
 """How an error of msgspec names a member of an object."""
@@ -83,34 +83,35 @@ class BodyLimits:
     batch: int
 
 
-Texts = Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
+RawRows = Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
 
 
-class RowTexts(msgspec.Struct, forbid_unknown_fields=True):
+class RawRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The texts of a request's rows in JSON, by member: arrays of numbers, or objects by name."""
 
-    inputs: Texts | msgspec.UnsetType = msgspec.UNSET
-    rows: Texts | msgspec.UnsetType = msgspec.UNSET
+    inputs: RawRows | msgspec.UnsetType = msgspec.UNSET
+    rows: RawRows | msgspec.UnsetType = msgspec.UNSET
     probabilities: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-MEMBERS = msgspec.json.Decoder(RowTexts)
+REQUEST_DECODER = msgspec.json.Decoder(RawRequest)
 """Also checks the syntax of all the rest."""
 
 
 def check_length(content_type: str, size: int, expected: EnsembleFacts, limits: BodyLimits) -> None:
     """Refuse a body by its length alone, before it is there. Raises `PayloadTooLarge`."""
-    kind = _kind(content_type)
+    kind = media_type(content_type)
     if kind in (JSON, CSV):
-        if size > MAX_TEXT:
+        if size > MAX_TEXT_BYTES:
             raise PayloadTooLarge(
-                f"A request in {kind} has at most {MAX_TEXT} bytes; this one has more. Send "
+                f"A request in {kind} has at most {MAX_TEXT_BYTES} bytes; this one has more. Send "
                 "application/x-npy or application/x-npz, or split the request.",
-                limit=MAX_TEXT,
+                limit=MAX_TEXT_BYTES,
             )
         return
     values = limits.batch * (math.prod(expected.input.shape) + len(expected.classes))
-    most = values * WIDEST + values * WIDEST // 1000 + 4 * MAX_HEADER  # deflate may add a little
+    data_bytes = values * MAX_ITEM_BYTES
+    most = data_bytes + data_bytes // 1000 + 4 * MAX_HEADER_BYTES  # deflate may add a little
     if size > most:
         raise PayloadTooLarge(
             f"{limits.batch} inputs, the most in a request, have at most {most} bytes; this body "
@@ -136,7 +137,7 @@ def decode(
     schema, named = expected.encoding, None
     if schema is not None:
         named = NamedRows(schema, limits.batch, limits.body, accept_clipped)
-    match kind := _kind(content_type):
+    match kind := media_type(content_type):
         case "application/json":
             return decode_json(body, expected, limits, named)
         case "text/csv" if named is not None:
@@ -166,7 +167,8 @@ def _how_rows_are_sent(expected: EnsembleFacts) -> str:
     )
 
 
-def _kind(content_type: str) -> str:
+def media_type(content_type: str) -> str:
+    """Return the media type of a Content-Type, without its parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -183,7 +185,7 @@ def decode_json(
         f"probabilities of shape [B, {len(expected.classes)}].{_how_rows_are_sent(expected)}"
     )
     try:
-        sent = MEMBERS.decode(body)
+        sent = REQUEST_DECODER.decode(body)
     except UnicodeDecodeError:
         raise _malformed("JSON is malformed: not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -278,7 +280,7 @@ def decode_npz(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Deco
             started = []
             for member in members:
                 file = stack.enter_context(archive.open(member))
-                name, start = member.filename.removesuffix(".npy"), file.read(12 + MAX_HEADER)
+                name, start = member.filename.removesuffix(".npy"), file.read(12 + MAX_HEADER_BYTES)
                 header = _checked_header(name, start, expected, limits)
                 if member.file_size != header.offset + header.size:
                     raise _other_size(name, header, member.file_size - header.offset)
@@ -357,7 +359,7 @@ def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
     if data[:6] != b"\x93NUMPY" or not size or len(data) < start:
         return None
     length = struct.unpack(format_, data[8:start])[0]
-    if length > MAX_HEADER or len(data) < start + length:
+    if length > MAX_HEADER_BYTES or len(data) < start + length:
         return None
     # Not by ast.literal_eval: in Python 3.11, threads that call it make each other fail at times
     # (github.com/python/cpython/issues/106905).
@@ -386,7 +388,7 @@ def _check_directory(body: bytes) -> None:
     if len(end) < 22 or end[:4] != b"PK\x05\x06" or body[-42:-38] == b"PK\x06\x07":
         raise InvalidQuery("The body is not a complete .npz archive.")
     entries, size = struct.unpack("<HI", end[10:16])
-    if entries > 2 or size > MAX_HEADER:
+    if entries > 2 or size > MAX_HEADER_BYTES:
         raise InvalidQuery("The archive must hold `inputs` and, optionally, `probabilities`.")
 
 

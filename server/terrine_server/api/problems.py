@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_protocol.base import in_words
 from terrine_server.api import openapi
-from terrine_server.api.services import caller
+from terrine_server.api.services import authenticated_caller
 from terrine_server.errors import (
     DatabaseUnavailable,
     EnsembleUnavailable,
@@ -122,7 +122,7 @@ def _malformed(request: Request, error: Exception) -> Response:
         # A body is parsed before its sender is known; what is wrong with it is not for
         # unauthenticated clients.
         try:
-            caller(request, request.app.state.services)
+            authenticated_caller(request, request.app.state.services)
         except TerrineError as refusal:
             return _refused(request, refusal)
     found = [

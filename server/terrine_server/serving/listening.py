@@ -18,21 +18,21 @@ from typing import Any
 
 import uvicorn
 
-from terrine_server.serving.bounds import BACKLOG, SPARE, Limits, options
+from terrine_server.serving.bounds import BACKLOG, SPARE_CONNECTIONS, Limits, options
 
 SWITCH_SECONDS = 0.0001
 """How long a thread may compute while another waits for Python's interpreter. With Python's own
 5 ms, a request that passes between threads six times waits 30 ms beside one that is decoded."""
 TLS_SECONDS = 5.0
 """How long a client may take to agree on a TLS connection, and to end it: nobody counts these."""
-MOST_FILES = 65536
+MAX_FILES = 65536
 """Enough. Some systems allow a billion, and there are programs that close each one in turn."""
-OTHERS = 256
+OTHER_FILES = 256
 """Kept for everything else: files, the database, the log, libraries."""
-NEEDED = SPARE + 2 * BACKLOG + OTHERS
+NEEDED_FILES = SPARE_CONNECTIONS + 2 * BACKLOG + OTHER_FILES
 """Descriptors needed besides those of the limit's connections. Connections are counted, and those
 beyond the limit closed, only after as many as `BACKLOG` were accepted, twice at worst."""
-LEAST = 16
+MIN_CONNECTIONS = 16
 """Connections below which it makes no sense to serve."""
 
 
@@ -51,9 +51,9 @@ class TooFewDescriptors(Exception):  # noqa: N818 - says what to do
 def raise_limit() -> int:
     """Let this process, and those that it starts, open as many as it may; return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    allowed = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft == resource.RLIM_INFINITY or soft >= allowed:
-        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+        return MAX_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return allowed
 
@@ -63,11 +63,11 @@ def connections_within(limit: int, wanted: int) -> int:
 
     Raises TooFewDescriptors if hardly any are.
     """
-    possible = limit - NEEDED
-    if possible < min(LEAST, wanted):
+    possible = limit - NEEDED_FILES
+    if possible < min(MIN_CONNECTIONS, wanted):
         raise TooFewDescriptors(
-            f"This process may open {limit} files, and at least {NEEDED + LEAST} are needed. "
-            "Allow more (`ulimit -n`)."
+            f"This process may open {limit} files, and at least "
+            f"{NEEDED_FILES + MIN_CONNECTIONS} are needed. Allow more (`ulimit -n`)."
         )
     return min(possible, wanted)
 
@@ -89,7 +89,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
                 "TERRINE_PORT",
             ) from error
         raise CannotListen(
-            f"{host} is no address of this machine ({error.strerror}). Choose another.",
+            f"{host} is not an address of this machine ({error.strerror}). Choose another.",
             "TERRINE_HOST",
         ) from error
 
