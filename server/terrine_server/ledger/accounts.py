@@ -199,7 +199,7 @@ def _read_unit_accounts(seals: Seals, project: ProjectRecord, row: Any) -> Accou
         raise LedgerCorrupted(found, name) from None
     accounts = np.frombuffer(row.accounts, dtype=_STORED)
     # After a restore every account counts as A, whatever the charges are.
-    most = allowance.most if row.filled else allowance.used(project.charges)
+    most = allowance.most if row.filled else allowance.most_spent(project.charges)
     bounds = _erased(np.full(len(accounts), most, dtype=_STORED), project, edition)
     left = list(edition.erased)
     if (row.charges, row.head) != (project.charges, bytes.fromhex(project.head)) or bool(
@@ -290,7 +290,7 @@ def _read_shadow_accounts(seals: Seals, project: ProjectRecord, row: Any) -> Acc
         found = f"The shadow accounts of project {name} are lost, damaged or edited."
         raise LedgerCorrupted(found, name) from None
     accounts = np.frombuffer(row.accounts, dtype=_STORED).astype(np.uint32)
-    possible = (accounts <= allowance.used(project.charges)).all()
+    possible = (accounts <= allowance.most_spent(project.charges)).all()
     filled = (accounts == allowance.most).all()
     if (row.charges, row.head) != (project.charges, bytes.fromhex(project.head)) or not (
         possible or filled
