@@ -30,7 +30,7 @@ from terrine_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from terrine_server.owner.sign_in import FLOW_LASTS, Principal, Session
+from terrine_server.owner.sign_in import MAX_FLOW_LIFE, Principal, Session
 
 SESSION = "__Host-terrine-session"
 VISIT = "__Host-terrine-visit"
@@ -142,7 +142,7 @@ def keep_session(response: Response, services: Services, found: Session) -> None
 
 def keep_flow(response: Response, cookie: str) -> None:
     """Give the browser what an attempt to sign in through an issuer belongs to."""
-    most = int(FLOW_LASTS.total_seconds())
+    most = int(MAX_FLOW_LIFE.total_seconds())
     response.set_cookie(FLOW, cookie, most, secure=True, httponly=True, samesite="lax")
 
 

@@ -13,7 +13,7 @@ from terrine_server.admin.access import Checked
 from terrine_server.admin.rendering import ROOT, STATIC, page, see_other, static
 from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
 from terrine_server.errors import Forbidden, NotFound, Unauthorized
-from terrine_server.owner.sign_in import IDLE, LONGEST, Session
+from terrine_server.owner.sign_in import MAX_IDLE, MAX_SESSION_LIFE, Session
 from terrine_server.serving.bounds import network
 
 router = APIRouter(prefix=ROOT)
@@ -83,8 +83,8 @@ def form(
         status=status,
         why=why,
         issuer=services.sessions.issuer and services.sessions.issuer.host,
-        idle=IDLE,
-        longest=LONGEST,
+        idle=MAX_IDLE,
+        longest=MAX_SESSION_LIFE,
         form_key=services.sessions.form_key(tie),
     )
     access.keep_visit(response, tie)

@@ -43,7 +43,7 @@ from terrine_server.errors import Forbidden, NotFound
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state
-from terrine_server.sheets import Sheet
+from terrine_server.sheets import CsvWriter
 
 router = APIRouter(tags=["ledger"])
 
@@ -146,15 +146,15 @@ def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iter
     """Yield charges as CSV, a thousand at a time."""
     buffer, names = io.StringIO(), ensemble.class_names
     columns = [column for column in CSV_COLUMNS if names or column != "label_name"]
-    sheet = Sheet(buffer)
-    sheet.row(columns)
+    sheet = CsvWriter(buffer)
+    sheet.write_row(columns)
     for number, entry in enumerate(entries):
         shown = {
             **vars(entry),
             "created_at": entry.created_at.isoformat(),
             "label_name": names.get(entry.label),
         }
-        sheet.row(shown[column] for column in columns)
+        sheet.write_row(shown[column] for column in columns)
         if number % 1000 == 999:
             yield buffer.getvalue()
             buffer.seek(0)

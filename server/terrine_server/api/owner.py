@@ -193,7 +193,7 @@ def make_request(
 
     Sent again while it is open, it is the same request.
     """
-    record, new = operations.make(services.ledger, request, holder)
+    record, new = operations.make_request(services.ledger, request, holder)
     response.headers["Location"] = f"/requests/{record.id}"
     response.status_code = 201 if new else 200
     return views.request(record)
@@ -223,7 +223,7 @@ def request(
     record = services.ledger.find_request(request_id, _own(holder))
     if holder.role is Role.STUDENT:
         return views.request(record)
-    return views.request_account(record, *operations.examine(services.ledger, record))
+    return views.request_account(record, *operations.examine_request(services.ledger, record))
 
 
 @requests_router.post(
@@ -245,8 +245,8 @@ def approve_request(
 
     The request, the project, its token and the log's entries are written together or not at all.
     """
-    terms = operations.as_opened(services.ledger.find_request(request_id), approval)
-    done = operations.approve(
+    terms = operations.merge_approval(services.ledger.find_request(request_id), approval)
+    done = operations.approve_request(
         services.ledger,
         services.tokens,
         request_id,
