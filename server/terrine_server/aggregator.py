@@ -40,7 +40,7 @@ from terrine_server.labeling.remote_voters import (
 )
 from terrine_server.privacy import Account
 from terrine_server.privacy.noise import discrete_gaussian
-from terrine_server.serving.bounds import Guard, Limits, few_callers
+from terrine_server.serving.bounds import Guard, Limits, limits_for
 
 BOOKS, SERVICE, OWNERS = "aggregator.db", "service.token", "owners"
 MEMORY = 2**30
@@ -164,7 +164,7 @@ class Aggregator:
         row = remote_voters.WIDTH * self.terms.classes
         self._waiting = PendingShares(self.terms.owners)
         self._most = min(self._waiting.most, SHARE_ROWS * row)
-        self.limits = few_callers(1 + len(self.terms.owners))
+        self.limits = limits_for(1 + len(self.terms.owners))
         self._noise = discrete_gaussian(self.terms.sigma)
         self._releasing = CapacityLimiter(1)
 

@@ -29,13 +29,13 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.onnx import VotingError
 from terrine_server.labeling import remote_voters
 from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms, ProtocolError
-from terrine_server.serving.bounds import Guard, Limits, few_callers
+from terrine_server.serving.bounds import Guard, Limits, limits_for
 
 log = structlog.get_logger("terrine")
 
 MOST_BYTES = 64 * 2**20
 """Of a request's body."""
-LIMITS = few_callers(1)
+LIMITS = limits_for(1)
 AGGREGATOR_SECONDS = 30.0
 """How long the aggregator is waited for; the service that asks may wait less."""
 

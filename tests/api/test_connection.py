@@ -14,7 +14,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from terrine_server.serving.bounds import MIN_READ_BYTES, Connection, options
+from terrine_server.serving.bounds import MIN_READ_BYTES, Connection, uvicorn_options
 from terrine_server.settings import Settings
 
 LARGE = bytes(4_000_000)
@@ -34,7 +34,7 @@ async def accepted(directory: Path) -> AsyncIterator[tuple[Connection, socket.so
     for end in (client, server):
         end.setblocking(False)
     limits = Settings(data_dir=directory, write_seconds=WRITE_SECONDS).limits
-    config = uvicorn.Config(Response(LARGE), **options(limits))
+    config = uvicorn.Config(Response(LARGE), **uvicorn_options(limits))
     config.load()
     make: Any = config.http_protocol_class
     _, connection = await asyncio.get_running_loop().connect_accepted_socket(

@@ -153,7 +153,8 @@ def test_the_300th_query_is_the_last_and_nothing_told_it_before(people: People) 
 def test_a_batch_in_blocks_is_answered_up_to_the_last_query(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(voters, "BLOCK", 1)  # a block for each query, as of millions of records
+    # A block for each query, as of millions of records.
+    monkeypatch.setattr(voters, "BLOCK_BYTES", 1)
     people.server.open_project("short", SPEC | {"queries": 3}, epsilon=0.5)
     caller = Caller(people.server, people.server.token(project="short"))
     results = caller.label(people.queries[:5]).json()["results"]

@@ -27,12 +27,12 @@ from terrine_server.aggregator import Aggregator
 from terrine_server.labeling import remote_voters
 from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms
 from terrine_server.serving import bounds, listening
-from terrine_server.serving.bounds import SPARE_CONNECTIONS, Limits, few_callers, options
+from terrine_server.serving.bounds import SPARE_CONNECTIONS, Limits, limits_for, uvicorn_options
 from terrine_server.teacher import Teacher
 
 TOKEN = "a-token-of-more-than-twenty-characters"
-SHORT = replace(few_callers(4), keep_alive_seconds=1, body_seconds=1)
-LONG = replace(few_callers(4), keep_alive_seconds=600, body_seconds=600)
+SHORT = replace(limits_for(4), keep_alive_seconds=1, body_seconds=1)
+LONG = replace(limits_for(4), keep_alive_seconds=600, body_seconds=600)
 ROWS = 4
 HEADS = (b"", b"POST /v1/rou", b"GET / HTTP/1.1\r\nHost: terrine\r\nX-A: ")
 """Of these, none is complete."""
@@ -85,7 +85,7 @@ def listening_on(app: Starlette, limits: Limits, pem: Path | None) -> Iterator[s
     (own,) = listening.bind("127.0.0.1", 0)
     key = None if pem is None else pem.with_suffix(".key")
     config = uvicorn.Config(
-        app, loop="asyncio", ssl_certfile=pem, ssl_keyfile=key, **options(limits)
+        app, loop="asyncio", ssl_certfile=pem, ssl_keyfile=key, **uvicorn_options(limits)
     )
     server = listening.ListeningServer(config, lambda url: None)
     thread = threading.Thread(target=server.run, args=([own],))

@@ -19,7 +19,7 @@ from terrine_protocol.transparency import Checkpoint, Kind, Note, Policy, Signer
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
 from terrine_server.serving import listening
-from terrine_server.serving.bounds import options
+from terrine_server.serving.bounds import uvicorn_options
 from terrine_server.settings import Settings
 from terrine_server.witness import LIMITS, Witness, serve_app
 
@@ -54,7 +54,7 @@ def witnessing(
     key = witness_key(name)
     witness = Witness(key, [log], state)
     (own,) = listening.bind("127.0.0.1", port)
-    config = uvicorn.Config(serve_app(witness), log_level="critical", **options(LIMITS))
+    config = uvicorn.Config(serve_app(witness), log_level="critical", **uvicorn_options(LIMITS))
     urls = queue.Queue[str]()
     server = listening.ListeningServer(config, urls.put)
     thread = threading.Thread(target=server.run, args=([own],), daemon=True)

@@ -22,7 +22,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 
 from terrine_protocol import Role
-from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
+from terrine_server.api.services import PRINCIPAL_KEY, Services, ServicesDep
 from terrine_server.errors import (
     Forbidden,
     InvalidQuery,
@@ -53,7 +53,7 @@ def session(services: Services, headers: Mapping[bytes, bytes]) -> Callable[[], 
 
 async def signed_in(request: Request, services: ServicesDep) -> Session:
     """Return the session of a request. Raises `Unauthorized`, which sends to the sign-in page."""
-    found = getattr(request.state, PRINCIPAL, None)
+    found = getattr(request.state, PRINCIPAL_KEY, None)
     if isinstance(found, TerrineError):
         raise found
     if not isinstance(found, Session):

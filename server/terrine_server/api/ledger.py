@@ -37,7 +37,7 @@ from terrine_server.api.services import (
     NameCursor,
     NumberCursor,
     ServicesDep,
-    page,
+    render_page,
 )
 from terrine_server.errors import Forbidden, NotFound
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
@@ -80,7 +80,7 @@ def accounts(
     """List the accounts of all projects, by name, and the state of the log of their entries."""
     found = services.ledger.projects(cursor or None, limit + 1, ensemble=ensemble, status=status)
     log = log_state(services.ledger.checkpoint(), services.readiness.policy)
-    return page(BudgetPage, found, limit, views.budget, lambda last: last.name, log=log)
+    return render_page(BudgetPage, found, limit, views.budget, lambda last: last.name, log=log)
 
 
 @router.get(
@@ -115,7 +115,7 @@ def charges(
         )
     found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
     view = partial(views.charge, ensemble=record.ensemble)
-    return page(LedgerPage, found, limit, view, lambda last: str(last.seq))
+    return render_page(LedgerPage, found, limit, view, lambda last: str(last.seq))
 
 
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
@@ -133,7 +133,7 @@ def administrative_log(
 ) -> Response:
     """List what the data owner did, oldest first: who, what, when, and how it was afterwards."""
     found = services.ledger.log(int(cursor or 0), limit + 1)
-    return page(LogPage, found, limit, LogEntry.model_validate, lambda last: str(last.seq))
+    return render_page(LogPage, found, limit, LogEntry.model_validate, lambda last: str(last.seq))
 
 
 @router.get("/log/verify", responses=openapi.problems())

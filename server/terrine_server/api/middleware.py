@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from terrine_server.api.problems import Answer, problem
-from terrine_server.api.services import LABEL, PRINCIPAL, USED_UP, Check
+from terrine_server.api.services import LABEL_PATH, PRINCIPAL_KEY, USED_UP_PATH, Check
 from terrine_server.errors import DatabaseUnavailable, TerrineError
 from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
@@ -54,9 +54,9 @@ SINGLE_HEADERS = (
     b"origin",
 )
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
-ALIVE = "/healthz"
+ALIVE_PATH = "/healthz"
 """Answered without a slot, so also when all are taken."""
-CHARGED_NOTHING = {"overloaded", "request-timeout"}
+PROBLEMS_THAT_CHARGE_NOTHING = {"overloaded", "request-timeout"}
 """Problems of bodies and slots after which a student wonders."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
@@ -119,7 +119,7 @@ class RequestMiddleware:
             structlog.contextvars.bound_contextvars(request_id=request_id),
             request_slot(scope) as slot,
         ):
-            large = scope["path"] in (LABEL, USED_UP)
+            large = scope["path"] in (LABEL_PATH, USED_UP_PATH)
             try:
                 await self.limits.run(
                     self._run_routes,
@@ -167,7 +167,7 @@ class RequestMiddleware:
         The routes find the token's principal in the state, or why there is none.
         """
         refusal = _refuse_head(scope, headers)
-        if refusal is not None or scope["path"] == ALIVE:
+        if refusal is not None or scope["path"] == ALIVE_PATH:
             return refusal
         address = scope["client"][0] if scope.get("client") else ""
         check = self.authenticate(scope["path"], headers)
@@ -180,7 +180,7 @@ class RequestMiddleware:
                 found = await to_thread.run_sync(check, limiter=_CHECKING)
             except TerrineError as error:
                 found = error
-            scope["state"][PRINCIPAL] = found
+            scope["state"][PRINCIPAL_KEY] = found
         if isinstance(found, Principal):
             return slot.take_for_token(self.limits.slots, found.token_id)
         if isinstance(found, DatabaseUnavailable):  # many students at once, who are authenticated
@@ -194,7 +194,7 @@ class RequestMiddleware:
         """Return the answer to a request that is not handled."""
         slug, detail, *more = refusal
         scope["state"]["problem"] = slug
-        if slug in CHARGED_NOTHING:
+        if slug in PROBLEMS_THAT_CHARGE_NOTHING:
             detail += " Nothing was charged."
         return self.answer(scope["state"]["request_id"], scope["path"], slug, detail, *more)
 
@@ -215,7 +215,7 @@ class RequestMiddleware:
         self.metrics.requests(method, route, str(status)).inc()
         self.metrics.seconds(method, route).observe(seconds)
         fields: dict[str, Any] = {"status": status, "seconds": round(seconds, 4)}
-        caller, charges = (scope["state"].get(name) for name in (PRINCIPAL, "charges"))
+        caller, charges = (scope["state"].get(name) for name in (PRINCIPAL_KEY, "charges"))
         if isinstance(caller, Principal):
             fields["token"] = caller.token_id
         if charges is not None:
@@ -224,7 +224,7 @@ class RequestMiddleware:
         if slug is not None:
             self.metrics.problems(slug).inc()
             fields["problem"] = slug
-        probe = route == ALIVE and status == 200  # a proxy asks every second
+        probe = route == ALIVE_PATH and status == 200  # a proxy asks every second
         (log.debug if probe else log.info)("request", method=method, route=route, **fields)
 
 
@@ -264,7 +264,7 @@ def _refuse_head(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None
     return None
 
 
-def malformed(metrics: Metrics) -> Response:
+def answer_malformed(metrics: Metrics) -> Response:
     """Answer malformed HTTP with a problem, log and count it: no route ever sees it.
 
     Its text is the client's, so it is left out.

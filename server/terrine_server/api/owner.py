@@ -44,7 +44,7 @@ from terrine_server.api.services import (
     Student,
     TokenCursor,
     TokenId,
-    page,
+    render_page,
 )
 from terrine_server.errors import Forbidden
 from terrine_server.ledger import ProjectRecord
@@ -112,7 +112,7 @@ def projects(
     def view(record: ProjectRecord) -> ProjectInfo:
         return views.project(record, available[record.ensemble.name])
 
-    return page(ProjectPage, found, limit, view, lambda last: last.name)
+    return render_page(ProjectPage, found, limit, view, lambda last: last.name)
 
 
 @router.get("/projects/{name}", responses=openapi.problems("not-found"))
@@ -164,7 +164,7 @@ def tokens(
 ) -> Response:
     """List tokens without their secrets, oldest first."""
     found = services.ledger.list_tokens(after=cursor or None, limit=limit + 1)
-    return page(TokenPage, found, limit, TokenInfo.model_validate, lambda last: last.id)
+    return render_page(TokenPage, found, limit, TokenInfo.model_validate, lambda last: last.id)
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
@@ -212,7 +212,7 @@ def list_requests(
     """List requests, oldest first. A student sees those of its own token, and nobody else's."""
     found = services.ledger.list_requests(_own(holder), status, cursor or None, limit + 1)
     view = views.request if holder.role is Role.STUDENT else views.request_account
-    return page(RequestPage, found, limit, view, lambda last: last.id)
+    return render_page(RequestPage, found, limit, view, lambda last: last.id)
 
 
 @requests_router.get("/requests/{request_id}", responses=openapi.problems("not-found"))

@@ -37,7 +37,7 @@ from terrine_server.metrics import Metrics
 from terrine_server.owner.checkpoints import SignedHistory, log_state
 from terrine_server.owner.sign_in import Principal, Sessions, Tokens
 from terrine_server.ratelimit import RateLimit
-from terrine_server.serving.bounds import network
+from terrine_server.serving.bounds import client_network
 from terrine_server.settings import Settings
 
 Record = TypeVar("Record")
@@ -69,7 +69,7 @@ PAGE_ITEMS = 100
 """Items on a page, if the request has no `limit`."""
 
 
-def page(
+def render_page(
     model: type[BaseModel],
     found: Sequence[Record],
     limit: int,
@@ -261,9 +261,10 @@ _bearer = HTTPBearer(
 
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
-PRINCIPAL = "principal"
+PRINCIPAL_KEY = "principal"
 """In the state of a request with a token: its `Principal`, or the error that says why not."""
-LABEL, USED_UP = "/label", "/label/used-up"
+LABEL_PATH = "/label"
+USED_UP_PATH = "/label/used-up"
 Check = Callable[[], Principal]
 """Finds out who asks. It takes time. Raises `TerrineError`."""
 
@@ -283,12 +284,12 @@ def authenticated_caller(request: Request, services: Services) -> Principal:
     Raises `Unauthorized`, `RateLimited`. Failures are counted per address and never block a valid
     token: unauthenticated clients behind one proxy or router share an address.
     """
-    found = getattr(request.state, PRINCIPAL, None)
+    found = getattr(request.state, PRINCIPAL_KEY, None)
     if isinstance(found, Principal):
         return replace(found, request_id=request.state.request_id)
     error = found or Unauthorized("Send the header 'Authorization: Bearer <token>'.")
     if isinstance(error, Unauthorized):
-        services.failed_logins.take(network(request.client.host) if request.client else "")
+        services.failed_logins.take(client_network(request.client.host) if request.client else "")
     raise error
 
 

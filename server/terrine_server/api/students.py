@@ -19,8 +19,8 @@ from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.decoding import BodyLimits, DecodedQueries, check_length, decode
 from terrine_server.api.services import (
-    LABEL,
-    USED_UP,
+    LABEL_PATH,
+    USED_UP_PATH,
     LabelReply,
     OwnProject,
     Services,
@@ -46,7 +46,7 @@ thread pool."""
 
 
 @router.post(
-    LABEL,
+    LABEL_PATH,
     response_model=LabelResponse,
     openapi_extra=openapi.LABEL_REQUEST,
     responses=openapi.LABEL_RESPONSES,
@@ -81,7 +81,7 @@ async def label(
 
 
 @router.post(
-    USED_UP,
+    USED_UP_PATH,
     response_model=UsedUp,
     openapi_extra=openapi.INPUTS_REQUEST,
     responses=openapi.problems("invalid-query", "ensemble-unavailable"),

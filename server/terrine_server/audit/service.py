@@ -88,7 +88,7 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.mechanisms import ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
-from terrine_server.serving.bounds import options
+from terrine_server.serving.bounds import uvicorn_options
 from terrine_server.settings import Settings
 
 Answer = tuple[int, str, int]
@@ -557,7 +557,9 @@ def serving(settings: Settings) -> Iterator[str]:
     """Serve on a free port as `terrine serve` would, but in a thread; yield the URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     limits = replace(settings.limits, shutdown_seconds=5)
-    config = uvicorn.Config(create_app(settings), **options(limits, settings.forwarded_allow_ips))
+    config = uvicorn.Config(
+        create_app(settings), **uvicorn_options(limits, settings.forwarded_allow_ips)
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")
     thread.start()

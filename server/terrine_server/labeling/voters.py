@@ -12,7 +12,7 @@ from terrine_server.errors import EnsembleUnavailable
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import Units
 
-BLOCK = 64 * 2**20
+BLOCK_BYTES = 64 * 2**20
 """Bytes of weights that are held at once."""
 
 
@@ -64,7 +64,7 @@ class Neighbourhood:
         records = max(1, self.units.records)
         for asked in _blocks(points, records):
             block = self.ensemble.near(asked)
-            _check(block, (len(asked), records))
+            _check_weights(block, (len(asked), records))
             yield block
 
     def public_neighbours(self, points: np.ndarray) -> Iterator[PublicNeighbours]:
@@ -72,17 +72,17 @@ class Neighbourhood:
         shadows = self.ensemble.shadows
         for asked in _blocks(points, shadows):
             found = self.ensemble.public_neighbours(asked)
-            _check(found.weights, (len(asked), shadows))
-            _check(found.near_wider, (len(asked), shadows))
+            _check_weights(found.weights, (len(asked), shadows))
+            _check_weights(found.near_wider, (len(asked), shadows))
             yield found
 
 
 def _blocks(points: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    size = max(1, BLOCK // max(1, width))
+    size = max(1, BLOCK_BYTES // max(1, width))
     return (points[start : start + size] for start in range(0, len(points), size))
 
 
-def _check(weights: np.ndarray, shape: tuple[int, int]) -> None:
+def _check_weights(weights: np.ndarray, shape: tuple[int, int]) -> None:
     if weights.dtype != np.uint8 or weights.shape != shape:
         raise EnsembleUnavailable("The records did not weigh what they were registered with.")
 

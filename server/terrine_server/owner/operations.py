@@ -124,16 +124,22 @@ def find_largest_reclaimable(
     ledger: Ledger, population: PopulationRecord
 ) -> tuple[ProjectRecord, float] | None:
     """Return the project that, closed, returns most to the cap, and the share of the cap."""
-    best = last = None
+    unspent = (
+        (record, (record.terms.cap_budget - record.cap_spent) / population.cap)
+        for record in every_project(ledger)
+        if record.ensemble.population.id == population.id
+        and record.status is not ProjectStatus.CLOSED
+    )
+    best = max(unspent, key=lambda found: found[1], default=None)
+    return best if best is not None and best[1] > 0 else None
+
+
+def every_project(ledger: Ledger) -> Iterator[ProjectRecord]:
+    """Yield all projects, by name, a page at a time."""
+    last = None
     while found := ledger.projects(last, PAGE_ITEMS):
-        for record in found:
-            of_it = record.ensemble.population.id == population.id
-            if of_it and record.status is not ProjectStatus.CLOSED:
-                back = (record.terms.cap_budget - record.cap_spent) / population.cap
-                if back > (best[1] if best else 0):
-                    best = record, back
+        yield from found
         last = found[-1].name
-    return best
 
 
 def describe_room(

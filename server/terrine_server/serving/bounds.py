@@ -1,7 +1,7 @@
-"""Bounds of every request: a slot, a body that is neither too long nor too slow, and memory.
+"""Limits of every request: a slot, a body that is neither too long nor too slow, and memory.
 
-Who asks is known before any of the body is read. Nobody's bodies can take all of the memory that
-there is for bodies, as nobody's requests can take all slots.
+Who asks is known before any of the body is read. No client's bodies can take all of the memory for
+bodies, just as no client's requests can take all slots.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Limits:
     """Requests with one token, as a part of those that others leave. By default half."""
 
 
-def few_callers(callers: int) -> Limits:
-    """Return the limits of a server that so many others ask, each several things at a time."""
+def limits_for(callers: int) -> Limits:
+    """Return the limits of a server with so many callers, each with several requests at a time."""
     return Limits(
         connections=2 * callers + 64,
         held_bytes=2**28,
@@ -96,7 +96,7 @@ NETWORK_BITS = 64
 
 
 class Share(StrEnum):
-    """What a share is of, as the refusal of one more request calls it."""
+    """What is shared out, as the refusal of one more request says it."""
 
     ALL = "Too many clients are connected."
     UNAUTHENTICATED = "Too many clients without a valid token are connected."
@@ -159,7 +159,7 @@ class Slot:
 
     @property
     def taken(self) -> bool:
-        """Whether it counts among all."""
+        """Whether a request has it."""
         return (Share.ALL, "") in self._held
 
     def claim(self, slots: ConcurrencyLimit, address: str) -> Refusal | None:
@@ -167,23 +167,27 @@ class Slot:
 
         Returns a refusal if a share is full; then it counts nowhere. So do the others.
         """
-        return self._count(slots, (Share.CLAIM, network(address)))
+        return self._count(slots, (Share.CLAIM, client_network(address)))
 
     def take_unauthenticated(self, slots: ConcurrencyLimit, address: str) -> Refusal | None:
         """Take it for a request without a valid token."""
-        shares = (Share.ALL, ""), (Share.UNAUTHENTICATED, ""), (Share.ADDRESS, network(address))
+        shares = (
+            (Share.ALL, ""),
+            (Share.UNAUTHENTICATED, ""),
+            (Share.ADDRESS, client_network(address)),
+        )
         return self._count(slots, *shares)
 
     def take_unchecked(self, slots: ConcurrencyLimit, address: str) -> Refusal | None:
         """Take it for a request whose token nobody can check now; it still counts as a claim."""
-        return self._count(slots, (Share.ALL, ""), (Share.CLAIM, network(address)))
+        return self._count(slots, (Share.ALL, ""), (Share.CLAIM, client_network(address)))
 
     def take_for_token(self, slots: ConcurrencyLimit, token_id: str) -> Refusal | None:
         """Take it for a request with a valid token, wherever it comes from."""
         return self._count(slots, (Share.ALL, ""), (Share.TOKEN, token_id))
 
     def leave(self) -> None:
-        """Count in no share any more."""
+        """Give the slot back."""
         for share in self._held:
             assert self._slots is not None  # noqa: S101 - it has been taken
             self._slots.taken[share] -= 1
@@ -202,7 +206,7 @@ class Slot:
         return None
 
 
-def network(address: str) -> str:
+def client_network(address: str) -> str:
     """Return the address that is counted for a client: of IPv6, the network of 64 bits."""
     try:
         parsed = ip_address(address)
@@ -251,7 +255,7 @@ class Connection(H11Protocol):
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MIN_READ_BYTES)
         # pause_writing: something could not be sent yet. With 0, TLS pauses when nothing waits.
         transport.set_write_buffer_limits(high=1, low=0)
-        self.slot.owner = network(self.client[0]) if self.client else ""
+        self.slot.owner = client_network(self.client[0]) if self.client else ""
         if self._most is not None and len(self.connections) > self._most + SPARE_CONNECTIONS:
             self._evict_idle(self._most + SPARE_CONNECTIONS)
         self._expect_headers()
@@ -318,7 +322,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _evict_idle(self, most: int) -> None:
-        """Close a connection without a request in progress: the oldest of who has most of them."""
+        """Close a connection without a request: the oldest of whoever has most of them."""
         others = [other for other in self.connections if not other.transport.is_closing()]
         if len(others) <= most:
             return
@@ -380,10 +384,10 @@ def request_slot(scope: Scope) -> Iterator[Slot]:
 
 
 def _malformed() -> Response:
-    return JSONResponse({"error": "This is no HTTP request that can be read."}, status_code=400)
+    return JSONResponse({"error": "This is not an HTTP request that can be read."}, status_code=400)
 
 
-def options(limits: Limits, proxies: str = "") -> dict[str, Any]:
+def uvicorn_options(limits: Limits, proxies: str = "") -> dict[str, Any]:
     """Return the options of `uvicorn.Config` with which connections keep the limits.
 
     `proxies`: addresses of those who may say from which address a request comes.
@@ -411,7 +415,7 @@ REFUSAL_SECONDS = 0.1
 """How long each of these takes: a connection gets ten of them a second, and no more."""
 
 
-STATUS = {
+STATUS_OF_PROBLEM = {
     "malformed-http": 400,
     "unauthorized": 401,
     "request-timeout": 408,
@@ -469,7 +473,7 @@ class RequestLimits:
                 )
                 raise ClientDisconnect from None
             if body.received > most:
-                refusal = too_large(most)
+                refusal = body_too_large(most)
                 raise ClientDisconnect
             size = len(message.get("body", b""))
             held += size
@@ -506,7 +510,7 @@ class RequestLimits:
 
 
 class Guard:
-    """ASGI middleware: the bounds of a server whose callers are few and known by their tokens."""
+    """ASGI middleware: the limits of a server whose callers are few and known by their tokens."""
 
     def __init__(
         self,
@@ -544,15 +548,17 @@ class Guard:
                     slot=slot,
                     most=self._most,
                     admit=admit,
-                    answer=_short,
+                    answer=_render_short,
                 )
 
 
-def _short(refusal: Refusal) -> ASGIApp:
-    return JSONResponse({"error": refusal.detail}, STATUS[refusal.slug], dict(refusal.headers))
+def _render_short(refusal: Refusal) -> ASGIApp:
+    return JSONResponse(
+        {"error": refusal.detail}, STATUS_OF_PROBLEM[refusal.slug], dict(refusal.headers)
+    )
 
 
-def too_large(most: int) -> Refusal:
+def body_too_large(most: int) -> Refusal:
     """Return the refusal of a body that has more bytes."""
     return Refusal(
         "payload-too-large",
@@ -575,7 +581,7 @@ def _refusal(scope: Scope, headers: Mapping[bytes, bytes], most: int) -> Refusal
         )
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length[:20]) > most:
-        return too_large(most)
+        return body_too_large(most)
     return None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import uvicorn
 
-from terrine_server.serving.bounds import BACKLOG, SPARE_CONNECTIONS, Limits, options
+from terrine_server.serving.bounds import BACKLOG, SPARE_CONNECTIONS, Limits, uvicorn_options
 
 SWITCH_SECONDS = 0.0001
 """How long a thread may compute while another waits for Python's interpreter. With Python's own
@@ -58,7 +58,7 @@ def raise_limit() -> int:
     return allowed
 
 
-def connections_within(limit: int, wanted: int) -> int:
+def fit_connections(limit: int, wanted: int) -> int:
     """Return how many of the connections `wanted` are possible with `limit` descriptors.
 
     Raises TooFewDescriptors if hardly any are.
@@ -79,10 +79,12 @@ def bind(host: str, port: int) -> list[socket.socket]:
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        return [_bound(family, address) for family, address in {(a[0], a[4]): None for a in found}]
+        return [
+            _bind_socket(family, address) for family, address in {(a[0], a[4]): None for a in found}
+        ]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _taken(port) from error
+            raise _port_taken(port) from error
         if error.errno == errno.EACCES:
             raise CannotListen(
                 f"This account may not listen on port {port}. Choose 1024 or more.",
@@ -94,7 +96,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
         ) from error
 
 
-def _bound(family: int, address: Any) -> socket.socket:
+def _bind_socket(family: int, address: Any) -> socket.socket:
     made = socket.socket(family)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -126,9 +128,9 @@ class ListeningServer(uvicorn.Server):
             self._announce(_url(own, "https" if self.config.is_ssl else "http"))
 
 
-def connections(most: int) -> int:
+def allow_connections(most: int) -> int:
     """Return how many connections can be served at a time, after allowing more descriptors."""
-    return connections_within(raise_limit(), most)
+    return fit_connections(raise_limit(), most)
 
 
 def serve(
@@ -151,7 +153,8 @@ def serve(
         loop="asyncio",
         ssl_certfile=certificate,
         ssl_keyfile=key,
-        **options(limits, proxies) | {"limit_concurrency": connections(limits.connections)},
+        **uvicorn_options(limits, proxies)
+        | {"limit_concurrency": allow_connections(limits.connections)},
     )
     server = ListeningServer(config, announce)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -160,10 +163,10 @@ def serve(
     except OSError as error:
         if server.started or error.errno != errno.EADDRINUSE:
             raise
-        raise _taken(sockets[0].getsockname()[1]) from error
+        raise _port_taken(sockets[0].getsockname()[1]) from error
 
 
-def _taken(port: int) -> CannotListen:
+def _port_taken(port: int) -> CannotListen:
     return CannotListen(
         f"Port {port} is in use. Stop what listens on it, or choose another.", "TERRINE_PORT"
     )
