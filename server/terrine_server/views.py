@@ -99,10 +99,7 @@ def budget(project: ledger.ProjectRecord, shadows: Accounts | None = None) -> Bu
 
 
 def actors(of: ledger.Ledger, named: Iterable[str]) -> dict[str, str]:
-    """Return how people read the actors that the administrative log names, by the actor.
-
-    A token has its label beside its id. Entries, which are hashed, have the id alone.
-    """
+    """Return by actor of the administrative log how pages show it: tokens with their labels."""
     found = {*named}
     labels = of.token_labels(
         {actor.removeprefix("token:") for actor in found if actor.startswith("token:")}

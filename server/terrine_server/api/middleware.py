@@ -1,4 +1,4 @@
-"""Around every request: an id, a slot, limits on the body, a log line, metrics, no tracebacks.
+"""What surrounds every request: an id, a slot, body limits, a log line, metrics, no tracebacks.
 
 The log line has the route, status and duration, the id of the token, the numbers of the charges
 that a request to label paid, and the type of the problem if there was one. It never has paths,
@@ -57,7 +57,7 @@ SINGLE_HEADERS = (
 ALIVE_PATH = "/healthz"
 """Answered without a slot, so also when all are taken."""
 PROBLEMS_THAT_CHARGE_NOTHING = {"overloaded", "request-timeout"}
-"""Problems of bodies and slots after which a student wonders."""
+"""Problems after which a student would wonder whether anything was charged."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
@@ -66,7 +66,7 @@ _CHECKING = CapacityLimiter(16)
 """Tokens checked at a time. Routes use other threads."""
 
 Authenticate = Callable[[str, Mapping[bytes, bytes]], Check | None]
-"""From a path and headers: who asks, or how to find out; None if nobody says."""
+"""From a path and headers to a check of who asks; None if the headers say nothing."""
 
 
 class RequestMiddleware:
@@ -251,7 +251,7 @@ def _refuse_head(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None
     """Return the refusal of a request by its head alone, or None."""
     if scope["path"].endswith("\n"):
         # Routes are matched with `$`, which accepts a final newline; a proxy's rules do not.
-        return Refusal("not-found", "There is nothing at a path that ends in a newline.")
+        return Refusal("not-found", "Nothing exists at a path that ends in a newline.")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         return Refusal(
             "unsupported-media-type",

@@ -178,7 +178,7 @@ def check(directory: Path, key: bytes) -> Backup:
         found = Backup.model_validate_json(data)
     except ValidationError as error:
         raise BackupError(
-            f"{directory / MANIFEST} is no backup that Terrine {version('terrine')} can read, "
+            f"{directory / MANIFEST} is not a backup that Terrine {version('terrine')} can read, "
             f"{first_problem(error)}. Restore it with the version that made it."
         ) from None
     if found.sealed(key).seal != found.seal:

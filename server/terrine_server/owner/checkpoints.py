@@ -275,7 +275,7 @@ def make_restored_safe(
 
 
 def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
-    """Put a new key in the place of the log's, and return it; None if a file alone told of one.
+    """Put a new key in the place of the log's, and return it; None if only a file knew of one.
 
     The old key, and what it signed last, stay beside it under their names and the key's id.
     """
@@ -400,7 +400,7 @@ class Publisher:
     def _next(self, kept: str | None, size: int) -> Note:
         """Return the signed checkpoint of the tree as it is; the one that was kept if it is that.
 
-        Raises LedgerRestored if the tree is no continuation of what this key signed before.
+        Raises LedgerRestored if the tree does not continue what this key signed before.
         """
         self._history.compare_with_ledger(kept)
         checkpoint = Checkpoint(self._key.name, size, self._ledger.tree_root(size))
@@ -437,7 +437,8 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
     key = load_checkpoint_key(settings.checkpoint_key_path)
     if key is None:
         raise CheckpointError(
-            f"There is no key of the log, {settings.checkpoint_key_path}. Run `terrine init`."
+            f"The key of the log, {settings.checkpoint_key_path}, does not exist. "
+            "Run `terrine init`."
         )
     policy = load_policy(settings.log_policy_path)
     # Who signs from elsewhere, by a key and a database of other places, has no data directory.
@@ -455,7 +456,7 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
 
 
 class _Witness:
-    """A witness of the policy, and what is known of it."""
+    """A witness of the policy: what it cosigned, and how often it failed."""
 
     def __init__(self, name: str, party: Party) -> None:
         self._name = name

@@ -4,7 +4,7 @@ An edition is a directory beside the files that were registered, and a row of th
 its digest. First the directory is complete and durable, then one transaction makes it the newest
 edition and takes all accounts over, then the files of the edition before are removed. Whatever dies
 in between, the ledger names one whole edition, and the next run of the same command does the rest:
-nobody is told that somebody is forgotten before their records are gone.
+nobody is reported as forgotten before their records are gone.
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
 
 
 def _check_neighbours(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
-    """Raise `ParameterError` unless units vote exactly where there are units that can."""
+    """Raise `ParameterError` unless units vote exactly where an ensemble has units that can."""
     if (ensemble.facts.kind == NEIGHBOURS) == isinstance(mechanism, Neighbours):
         return
     if isinstance(mechanism, Neighbours):

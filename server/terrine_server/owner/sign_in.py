@@ -359,7 +359,7 @@ class Sessions:
             if each.id == id:
                 self._ledger.note(Action.SIGNED_OUT, id, {"role": each.role}, by)
                 return
-        raise NotFound(f"There is no session {id} that has not ended.")
+        raise NotFound(f"No session {id} is open.")
 
     def sign_out(self, session: Session) -> None:
         """End a session, on every replica."""

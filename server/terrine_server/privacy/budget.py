@@ -197,7 +197,7 @@ class Allowance:
 def find_allowance(
     sigma: float, norm: int, queries: int, epsilon: float, delta: float
 ) -> tuple[Rule, Allowance]:
-    """Return the larger of the allowances in Gaussian DP and in zCDP, and the rule that it is by.
+    """Return the larger of the allowances in Gaussian DP and in zCDP, and its rule.
 
     `delta`: for the conversion alone. Raises `ParameterError` if it is less than one whole vote.
     """
@@ -379,7 +379,7 @@ class Terms:
 
     @cached_property
     def room(self) -> Price:
-        """What must be left for any query at all: what one with the highest baseline may cost."""
+        """What must be left for any query: what one with the highest baseline may cost."""
         return self._worst_prices[self.baselines[-1]]
 
     @cached_property

@@ -627,7 +627,7 @@ asked: an answer of a twentieth of the votes says a four-hundredth of what it sa
 class Units:
     """Whose records are whose, in the order of the records. Nothing in it depends on a query.
 
-    `count`: how many units there are, with records or without. `records`: N. `starts`: int64[P],
+    `count`: the number of units, with records or without. `records`: N. `starts`: int64[P],
     the first record of each pair of a unit and a class that has any. `classes`, `places`: int64[P],
     the pair's class and the place of its unit in `present`. `present`: int64[R], the units that
     have records. `firsts`: int64[R], the first pair of each of them.
@@ -649,7 +649,7 @@ class Units:
         of `count`.
         """
         if len(units) < 1 or len(units) != len(labels) or units.min() < 0 or units.max() >= count:
-            raise ValueError("records have a unit each, one of those that there are")
+            raise ValueError("records have a unit each, from 0 to count - 1")
         key = units.astype(np.int64) * (int(labels.max()) + 1) + labels
         if labels.min() < 0 or np.any(np.diff(key) < 0):
             raise ValueError("records are sorted by unit and label")
@@ -666,7 +666,7 @@ class Units:
 class Neighbours:
     """Answers c + Y for every class: c the votes of the units that still take part, Y ~ N_Z(σ²).
 
-    `teachers`: how many units (persons) there are. A unit's vote v is the sum of its records'
+    `teachers`: the number of units (persons). A unit's vote v is the sum of its records'
     weights for each class, scaled down and floored where ‖v‖ > `norm`. It takes part in a query iff
     its account and ‖v‖² stay within the project's allowance A, and then pays ‖v‖². For any
     number of queries the whole transcript is A/σ²-zCDP and √(2A)·μ_Z(σ)-GDP between data sets

@@ -1,6 +1,6 @@
 """Compute terms: divide a budget, convert it to the rule's quantity, and price every outcome.
 
-Budgets are rounded down, prices up . The result is then fixed (`Terms`).
+Budgets are rounded down, prices up (`price`). The result is then fixed (`Terms`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Listens on an address, and serves there, with as many connections as there are descriptors for.
+"""Listens on an address and serves there, with as many connections as file descriptors allow.
 
 A process without descriptors cannot accept a connection, open a file or reach its database, and
 asyncio logs an error each time that it tries.
@@ -26,7 +26,7 @@ SWITCH_SECONDS = 0.0001
 TLS_SECONDS = 5.0
 """How long a client may take to agree on a TLS connection, and to end it: nobody counts these."""
 MAX_FILES = 65536
-"""Enough. Some systems allow a billion, and there are programs that close each one in turn."""
+"""Enough. Some systems allow a billion, and some programs close each of them in turn."""
 OTHER_FILES = 256
 """Kept for everything else: files, the database, the log, libraries."""
 NEEDED_FILES = SPARE_CONNECTIONS + 2 * BACKLOG + OTHER_FILES
@@ -145,7 +145,7 @@ def serve(
 ) -> None:
     """Serve an app until interrupted: plainly, or over TLS with a certificate chain and its key.
 
-    `proxies`: who may say from which address a request comes. `announce`: is told each URL, once
+    `proxies`: who may say from which address a request comes. `announce`: called with each URL once
     it listens there. Raises CannotListen if another listens there by now.
     """
     config = uvicorn.Config(
