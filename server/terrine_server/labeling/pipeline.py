@@ -70,7 +70,7 @@ class CheckedRequest:
 
 
 @dataclass(frozen=True)
-class _Draw:
+class _GroupDraw:
     """What a group of requests is to be charged for, by the index of its query.
 
     `exhausted`: digests of queries on which no vote is taken.
@@ -249,20 +249,20 @@ class Labeling:
         asks: Sequence[CheckedRequest],
         digests: Sequence[QueryDigest],
         chosen: Sequence[int],
-    ) -> _Draw:
+    ) -> _GroupDraw:
         """Take the votes on the chosen queries of a group, and draw the outcomes.
 
         They are not paid yet, so they must not be sent yet; where units have accounts, nor are
         these written yet. Raises ConcurrentUpdate if the project has moved on from its accounts.
         """
         if not chosen:
-            return _Draw({})
+            return _GroupDraw({})
         with self._metrics.stage("vote"):
             vote = strategy.vote(_concatenate([ask.queries for ask in asks])[chosen])
         exhausted = frozenset(digests[chosen[place]].query for place in vote.exhausted)
         voted = [chosen[place] for place in vote.voted]
         if not voted:
-            return _Draw({}, exhausted)
+            return _GroupDraw({}, exhausted)
         probabilities = _select_rows([ask.probabilities for ask in asks], voted)
         baselines = _select_rows([ask.baselines for ask in asks], voted)
         with self._metrics.stage("release"):
@@ -289,7 +289,7 @@ class Labeling:
                 )
                 for row, index in enumerate(voted)
             }
-            return _Draw(proposals, exhausted, vote.accounts)
+            return _GroupDraw(proposals, exhausted, vote.accounts)
 
 
 def _choose_payable(
