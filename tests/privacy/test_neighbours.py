@@ -256,7 +256,7 @@ def test_what_cannot_be_cast_is_refused() -> None:
             Units.of(np.array(owners, np.int32), np.array(labels, np.int16), 3)
     assert Units.of(np.zeros(1, np.int32), np.zeros(1, np.int16), 3).records == 1
     for counts in ([[4, 0]], [[-1, 0]], [[1, 0, 0]]):
-        with refuses(ValueError, "Counts"):
+        with refuses(ValueError, "counts"):
             mechanism.release(np.array(counts))
 
 

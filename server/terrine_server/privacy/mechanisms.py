@@ -67,7 +67,7 @@ class Released:
     @classmethod
     def all_answered(cls, labels: NDArray[np.int64]) -> Released:
         """Return an answer for every query."""
-        return cls(np.full(len(labels), VoteOutcome.ANSWERED, dtype=object), labels)
+        return cls.where(np.full(len(labels), True), labels, VoteOutcome.ABSTAINED)
 
     @classmethod
     def all_counted(cls, noisy: Counts) -> Released:
@@ -828,7 +828,7 @@ def build_mechanism(spec: Mapping[str, object], *, teachers: int, classes: int) 
         raise ParameterError(f"The parameters of {name} are not {sorted(parameters)}.") from error
     priced = all(isinstance(event, CostEvent) for event in made.events().values())
     if made.name != name or not priced:
-        raise ParameterError(f"{name} has another name, or events that are not cost events.")
+        raise ParameterError(f"{name} is another's name, or has events that are not cost events.")
     return made
 
 

@@ -155,7 +155,7 @@ def _quote_neighbours(
     )
     if whole < queries or terms.affordable(Account()) < queries:
         raise ParameterError(
-            f"epsilon = {epsilon:g}, delta = {delta:g} cannot be divided among {queries} queries. "
+            f"epsilon = {epsilon:g}, delta = {delta:g} cannot be counted out in {queries} queries. "
             "Ask for fewer, or for a larger epsilon or delta."
         )
     return terms
@@ -236,7 +236,7 @@ def cap(epsilon: float, delta: float, order: float | None = None) -> Cap:
     delta_budget = math.floor(additive * DELTA_UNITS)
     if budget < 1 or delta_budget < 1:
         raise ParameterError(
-            f"epsilon = {epsilon:g}, delta = {delta:g} is too small to be divided in {rule}."
+            f"epsilon = {epsilon:g}, delta = {delta:g} is too small to share out in {rule}."
         )
     return Cap(epsilon, delta, rule, budget, delta_budget)
 
