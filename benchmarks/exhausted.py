@@ -19,7 +19,7 @@ from terrine_models.data.arrays import Dataset, load_idx
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_server.privacy import Units
-from terrine_server.privacy.budget import allowance
+from terrine_server.privacy.budget import find_allowance
 from terrine_server.privacy.mechanisms import Neighbours as Mechanism
 
 NEAR, EPSILON, DELTA, BLOCK = 240, 0.1, 1e-5, 250
@@ -46,14 +46,16 @@ def main() -> None:
 def measure(ensemble: NeighbourEnsemble, public: Dataset, sigma: float) -> None:
     """Ask everything, and print what was exhausted."""
     rows, units = len(public), Units.of(ensemble.units, ensemble.labels, len(ensemble.labels))
-    most = allowance(sigma, 1, rows, EPSILON, DELTA)[1].most
+    most = find_allowance(sigma, 1, rows, EPSILON, DELTA)[1].most
     mechanism = Mechanism(units.count, len(public.classes), sigma, rows)
     accounts, shadows = np.zeros(units.count, np.uint32), np.zeros(ensemble.shadows, np.uint32)
     answered, left = np.zeros(rows, bool), np.zeros(rows)
     for some in np.array_split(np.random.default_rng(1).permutation(rows), rows // BLOCK):
-        points = ensemble.located(public.inputs[some])
-        near, weights = ensemble.near_public(points), ensemble.near(points)
-        judged, shadows = mechanism.judged(near.weights, near.around, shadows, most, rows)
+        points = ensemble.to_points(public.inputs[some])
+        near, weights = ensemble.public_neighbours(points), ensemble.near(points)
+        judged, shadows = mechanism.split_exhausted(
+            near.weights, near.near_wider, shadows, most, rows
+        )
         answered[some] = judged
         for row, asked, own in zip(some, judged, weights, strict=True):
             left[row] = (accounts[own > 0] < most).mean()

@@ -26,7 +26,7 @@ from terrine_models.students.answers import Answers
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_server.privacy import Units
-from terrine_server.privacy.budget import Allowance, Rule, allowance
+from terrine_server.privacy.budget import Allowance, Rule, find_allowance
 from terrine_server.privacy.mechanisms import Neighbours as Mechanism
 from terrine_server.privacy.parameters import ParameterError
 
@@ -109,7 +109,7 @@ class NeighbourExperiment(Experiment):
         while high / low > 1 + 1e-6:
             sigma = (low * high) ** 0.5
             low, high = (low, sigma) if _most(sigma, queries, setup) >= wanted else (sigma, high)
-        rule, found = allowance(round(high, 4), 1, queries, setup.epsilon, setup.delta)
+        rule, found = find_allowance(round(high, 4), 1, queries, setup.epsilon, setup.delta)
         kept = float(np.minimum(near_to, found.most).mean() / queries)
         return Foretold(rule, found, kept * self.ensemble.manifest.units)
 
@@ -202,6 +202,6 @@ def replace_records(ensemble: NeighbourEnsemble, points: NDArray[np.int16]) -> N
 
 def _most(sigma: float, queries: int, setup: Setup) -> int:
     try:
-        return allowance(sigma, 1, queries, setup.epsilon, setup.delta)[1].most
+        return find_allowance(sigma, 1, queries, setup.epsilon, setup.delta)[1].most
     except ParameterError:
         return 0

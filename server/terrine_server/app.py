@@ -20,14 +20,13 @@ from fastapi import Depends, FastAPI
 from terrine_models.addons import added
 from terrine_server import admin
 from terrine_server.api import health, middleware, openapi, owner, problems, students
-from terrine_server.api import ledger as books
-from terrine_server.api import ledger as transparency
+from terrine_server.api import ledger as ledger_routes
 from terrine_server.api.services import (
     Check,
     PublishedLog,
     Readiness,
     Services,
-    bearer,
+    bearer_check,
     known_parameters,
 )
 from terrine_server.errors import TerrineError
@@ -43,7 +42,7 @@ from terrine_server.owner.checkpoints import (
 )
 from terrine_server.owner.sign_in import Issuer, Sessions, Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
-from terrine_server.serving.bounds import options
+from terrine_server.serving.bounds import uvicorn_options
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
@@ -80,7 +79,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         published_log=PublishedLog(ledger),
         labeling=labeling,
         history=history,
-        queue=Queue(students.answering(labeling), metrics, settings.max_waiting),
+        queue=Queue(students.label_answerer(labeling), metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),
         replays=RateLimit(settings.replays_per_minute, "replayed queries"),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
@@ -90,7 +89,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Check | None:
         if admin.is_page(path):
             return admin.session(services, headers)
-        return bearer(services, headers)
+        return bearer_check(services, headers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -127,9 +126,9 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
-    app.state.malformed = partial(middleware.malformed, metrics)
+    app.state.malformed = partial(middleware.answer_malformed, metrics)
     app.add_middleware(
-        middleware.Envelope,
+        middleware.RequestMiddleware,
         metrics=services.metrics,
         settings=settings,
         authenticate=authenticate,
@@ -137,14 +136,14 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     )
     for router in (
         students.router,
-        books.router,
+        ledger_routes.router,
         owner.router,
         owner.requests_router,
-        transparency.receipts,
+        ledger_routes.receipts_router,
         admin.router,
     ):
         app.include_router(router, dependencies=[Depends(known_parameters)])
-    for router in (health.router, transparency.transparency_router, *added("callbacks")):
+    for router in (health.router, ledger_routes.transparency_router, *added("callbacks")):
         app.include_router(router)
     problems.install(app, admin.answer)
     openapi.complete(app)
@@ -180,7 +179,9 @@ def serving(settings: Settings) -> Iterator[str]:
     """Serve on a free port as `terrine serve` would, but in a thread; yield the URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     limits = replace(settings.limits, shutdown_seconds=5)
-    config = uvicorn.Config(create_app(settings), **options(limits, settings.forwarded_allow_ips))
+    config = uvicorn.Config(
+        create_app(settings), **uvicorn_options(limits, settings.forwarded_allow_ips)
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")
     thread.start()

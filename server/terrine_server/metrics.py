@@ -1,4 +1,4 @@
-"""Prometheus metrics of one process: requests, how long they took, outcomes, and what it signed.
+"""Prometheus metrics of one process: requests, durations, outcomes, and what it signed.
 
 Whoever sent a request knows what is counted of it already: its route, duration, outcomes and
 refusals. A stage's duration is a part of the response time and depends on the same things: on the
@@ -120,5 +120,5 @@ class Metrics:
 
 
 def _by_labels(metric: M) -> Callable[..., M]:
-    """Return the metric by the values of its labels, of which there are few. Found at once."""
+    """Return a cached look-up of a metric by the values of its labels, which are few."""
     return lru_cache(maxsize=1024)(metric.labels)

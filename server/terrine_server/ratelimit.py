@@ -17,8 +17,7 @@ MAX_KEYS = 10_000
 class RateLimit:
     """A token bucket for each key: bursts of `per_minute`, refilled at `per_minute` a minute.
 
-    `what` is counted, in the words of the refusal. Counts within one process; each replica has its
-    own.
+    `what`: what is counted, as the refusal says it. Each process counts by itself.
     """
 
     def __init__(

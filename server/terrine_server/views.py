@@ -7,7 +7,6 @@ vote tallies are never sent because no wire model names them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import NotRequired
 
 from pydantic import TypeAdapter
@@ -21,8 +20,6 @@ from terrine_protocol import (
     EnsembleInfo,
     Outcome,
     ProjectInfo,
-    PublicationInfo,
-    PublishingTerms,
     RequestAccount,
     RequestInfo,
 )
@@ -85,44 +82,33 @@ def answers(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> bytes:
 
 
 def budget(project: ledger.ProjectRecord, shadows: Accounts | None = None) -> Budget:
-    """Return the project's public account, and how far its shadows are used up."""
+    """Return the project's public account, and which share of its shadows is exhausted."""
     terms = project.terms
-    return Budget(
-        project=project.name,
-        status=project.status,
-        protects=project.ensemble.protects,
-        epsilon=terms.epsilon,
-        delta=terms.delta,
-        rule=terms.rule,
-        budget=terms.budget,
-        spent=project.spent,
-        delta_budget=terms.delta_budget,
-        delta_spent=project.delta_spent,
-        epsilon_spent=terms.epsilon_spent(project.spent),
-        charges=project.charges,
-        publications=[
-            PublicationInfo(charge=p.seq, queries=p.queries, figure=p.figure)
-            for p in project.published
-        ],
-        affordable=project.affordable,
-        used_up=None if shadows is None else used_up(project, shadows),
+    return Budget.model_validate(
+        {
+            **vars(terms),
+            **vars(project),
+            "project": project.name,
+            "protects": project.ensemble.protects,
+            "epsilon_spent": terms.epsilon_spent(project.spent),
+            "publications": [{**vars(each), "charge": each.seq} for each in project.published],
+            "affordable": project.affordable,
+            "used_up": None if shadows is None else exhausted_share(project, shadows),
+        }
     )
 
 
-def actors(books: ledger.Ledger, named: Iterable[str]) -> dict[str, str]:
-    """Return how people read the actors that the administrative log names, by the actor.
-
-    A token has its label beside its id. Entries, which are hashed, have the id alone.
-    """
+def actors(of: ledger.Ledger, named: Iterable[str]) -> dict[str, str]:
+    """Return by actor of the administrative log how pages show it: tokens with their labels."""
     found = {*named}
-    labels = books.token_labels(
+    labels = of.token_labels(
         {actor.removeprefix("token:") for actor in found if actor.startswith("token:")}
     )
     labelled = {f"token:{id}": f"token:{id} ({label})" for id, label in labels.items()}
     return {actor: labelled.get(actor, actor) for actor in found}
 
 
-def used_up(project: ledger.ProjectRecord, shadows: Accounts) -> float | None:
+def exhausted_share(project: ledger.ProjectRecord, shadows: Accounts) -> float | None:
     """Return the share of the shadows that could not vote any more; None without any."""
     allowance = project.terms.allowance
     if allowance is None:
@@ -132,61 +118,46 @@ def used_up(project: ledger.ProjectRecord, shadows: Accounts) -> float | None:
 
 def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
     """Return an ensemble as students see it."""
-    return EnsembleInfo(
-        name=record.name,
-        protects=record.protects,
-        units=record.units,
-        manifest_sha256=record.manifest_sha256,
-        available=available,
-        **dict(record.facts),
+    return EnsembleInfo.model_validate(
+        {
+            **vars(record),
+            **dict(record.facts),
+            "protects": record.protects,
+            "available": available,
+        }
     )
 
 
 def ensemble_account(record: ledger.EnsembleRecord, available: bool) -> EnsembleAccount:
     """Return an ensemble as its owner sees it."""
     population = record.population
-    return EnsembleAccount(
-        **ensemble(record, available).model_dump(),
-        population=population.name,
-        epsilon=population.epsilon,
-        delta=population.delta,
-        rule=population.rule,
-        cap=population.cap,
-        reserved=population.reserved,
-        delta_cap=population.delta_cap,
-        delta_reserved=population.delta_reserved,
+    return EnsembleAccount.model_validate(
+        {
+            **vars(population),
+            **dict(ensemble(record, available)),
+            "population": population.name,
+            "rule": population.rule,
+        }
     )
 
 
 def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
     """Return a project's terms."""
-    terms = record.terms
-    return ProjectInfo(
-        name=record.name,
-        title=record.title,
-        purpose=record.purpose,
-        status=record.status,
-        ensemble=ensemble(record.ensemble, available),
-        mechanism=record.mechanism,
-        epsilon=terms.epsilon,
-        delta=terms.delta,
-        delta_split=terms.split,
-        rule=terms.rule,
-        prices=terms.prices,
-        by_baseline=list(terms.by_baseline) or None,
-        publishing=_publishing(record),
-        choice=terms.choice,
-        opened_at=record.opened_at,
-        closed_at=record.closed_at,
-    )
-
-
-def _publishing(record: ledger.ProjectRecord) -> PublishingTerms | None:
-    schedule = record.terms.schedule
-    if schedule is None:
-        return None
-    return PublishingTerms(
-        **asdict(schedule.publication), schedule=schedule.counts, price=schedule.price
+    terms, schedule = record.terms, record.terms.schedule
+    return ProjectInfo.model_validate(
+        {
+            **vars(terms),
+            **vars(record),
+            "ensemble": ensemble(record.ensemble, available),
+            "delta_split": terms.split,
+            "by_baseline": terms.by_baseline or None,
+            "publishing": schedule
+            and {
+                **vars(schedule.publication),
+                "schedule": schedule.counts,
+                "price": schedule.price,
+            },
+        }
     )
 
 

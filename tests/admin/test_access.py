@@ -22,7 +22,7 @@ from terrine_server.app import create_app
 from terrine_server.errors import Unauthorized
 from terrine_server.ledger import Ledger
 from terrine_server.owner import sign_in
-from terrine_server.owner.sign_in import IDLE, LONGEST
+from terrine_server.owner.sign_in import MAX_IDLE, MAX_SESSION_LIFE
 
 SESSION = "__Host-terrine-session"
 ACTS = (
@@ -127,7 +127,7 @@ def test_a_session_ends_with_its_token(house: House) -> None:
     holds(text_of(brief.get("/admin/sign-in")), "expired")
 
 
-@pytest.mark.parametrize(("after", "steps"), [(IDLE, 1), (LONGEST, 60)])
+@pytest.mark.parametrize(("after", "steps"), [(MAX_IDLE, 1), (MAX_SESSION_LIFE, 60)])
 def test_a_session_ends_unused_and_also_if_it_is_always_used(
     house: House, monkeypatch: pytest.MonkeyPatch, after: timedelta, steps: int
 ) -> None:

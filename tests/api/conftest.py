@@ -18,7 +18,7 @@ Call = Callable[..., Caller]
 @pytest.fixture(autouse=True)
 def _ready_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """`/readyz` finds out anew each time, so that tests need not wait a second."""
-    monkeypatch.setattr(services, "SECONDS", 0.0)
+    monkeypatch.setattr(services, "LOOKUP_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from terrine_server.settings import Settings
 def taken_by(slots: ConcurrencyLimit, token: str) -> int:
     """Take as many as the token can have."""
     taken = 0
-    while Slot().of_token(slots, token) is None:
+    while Slot().take_for_token(slots, token) is None:
         taken += 1
     return taken
 
@@ -39,7 +39,9 @@ def test_a_token_without_a_slot_gets_any_that_is_free() -> None:
 
 def test_seats_that_are_given_back_can_be_taken_again() -> None:
     slots, slot = ConcurrencyLimit(Settings(max_connections=1).limits), Slot()
-    assert slot.of_token(slots, "first") is None
-    assert Slot().of_token(slots, "second") is Share.ALL
+    assert slot.take_for_token(slots, "first") is None
+    refusal = Slot().take_for_token(slots, "second")
+    assert refusal is not None
+    assert refusal.detail == Share.ALL
     slot.leave()
-    assert Slot().of_token(slots, "second") is None
+    assert Slot().take_for_token(slots, "second") is None

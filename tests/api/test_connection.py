@@ -14,7 +14,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from terrine_server.serving.bounds import LEAST_READ, Connection, options
+from terrine_server.serving.bounds import MIN_READ_BYTES, Connection, uvicorn_options
 from terrine_server.settings import Settings
 
 LARGE = bytes(4_000_000)
@@ -34,7 +34,7 @@ async def accepted(directory: Path) -> AsyncIterator[tuple[Connection, socket.so
     for end in (client, server):
         end.setblocking(False)
     limits = Settings(data_dir=directory, write_seconds=WRITE_SECONDS).limits
-    config = uvicorn.Config(Response(LARGE), **options(limits))
+    config = uvicorn.Config(Response(LARGE), **uvicorn_options(limits))
     config.load()
     make: Any = config.http_protocol_class
     _, connection = await asyncio.get_running_loop().connect_accepted_socket(
@@ -104,8 +104,8 @@ def test_a_client_that_reads_slowly_but_steadily_gets_all_of_its_response(
             unsent = await asked(client, connection)
             reading = Reading(asyncio.get_running_loop(), monkeypatch)
             began, waits = reading.now, connection.transport.get_write_buffer_size
-            while unsent > LEAST_READ:
-                while unsent - waits() < LEAST_READ:
+            while unsent > MIN_READ_BYTES:
+                while unsent - waits() < MIN_READ_BYTES:
                     assert await reading.some(client)
                 unsent = waits()
                 await reading.passes(WRITE_SECONDS)
@@ -128,13 +128,13 @@ def test_a_client_that_reads_less_is_closed(
             unsent = await asked(client, connection)
             reading = Reading(asyncio.get_running_loop(), monkeypatch)
             waits = connection.transport.get_write_buffer_size
-            while unsent - waits() < LEAST_READ:
+            while unsent - waits() < MIN_READ_BYTES:
                 assert await reading.some(client)
             unsent = waits()
             await reading.passes(WRITE_SECONDS)
             while unsent == waits():
                 assert await reading.some(client)
-            assert unsent - waits() < LEAST_READ
+            assert unsent - waits() < MIN_READ_BYTES
             await reading.passes(WRITE_SECONDS - 1)
             assert waits(), "it was closed too early"
             await reading.passes(1)

@@ -31,7 +31,7 @@ from terrine_protocol import Column, EnsembleFacts, InputSpec, TableSchema
 from terrine_protocol.tables.encoding import encode_rows
 from terrine_server.api.decoding import (
     CONTENT_TYPES,
-    MAX_TEXT,
+    MAX_TEXT_BYTES,
     BodyLimits,
     DecodedQueries,
     check_length,
@@ -381,7 +381,7 @@ def bombs(size: int) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", bombs(100))
 def test_no_json_takes_much_memory(kind: str) -> None:
     """A text has at most a megabyte, of which each row of two bytes becomes some 60."""
-    whole = bombs(MAX_TEXT - 100)[kind]
+    whole = bombs(MAX_TEXT_BYTES - 100)[kind]
     for body in (whole, whole[:-10]):
 
         def refuse(body: bytes = body) -> None:
@@ -403,7 +403,7 @@ def test_rows_that_are_not_there_take_no_memory() -> None:
 
 
 def test_more_json_than_allowed_is_refused_before_it_is_read() -> None:
-    body, limits = b'{"inputs": [[1, 2]]}'.ljust(MAX_TEXT), BodyLimits(body=LIMIT, batch=9)
+    body, limits = b'{"inputs": [[1, 2]]}'.ljust(MAX_TEXT_BYTES), BodyLimits(body=LIMIT, batch=9)
     assert len(decode_body(JSON, body, PAIRS, limits).inputs) == 1
     with refuses(PayloadTooLarge, "application/x-npy"):
         decode_body(JSON, body + b" ", PAIRS, limits)
@@ -643,9 +643,11 @@ ROW_BOMBS = {
 @pytest.mark.parametrize("name", ROW_BOMBS)
 def test_no_rows_by_name_take_much_memory(name: str) -> None:
     kind, start, item, end = ROW_BOMBS[name]
-    count = (MAX_TEXT - len(start.encode()) - len(end.encode())) // (len(item) + 5 * ("%" in item))
+    count = (MAX_TEXT_BYTES - len(start.encode()) - len(end.encode())) // (
+        len(item) + 5 * ("%" in item)
+    )
     items = [item % i for i in range(count)] if "%" in item else [item] * count
-    body = (start + "".join(items) + end).encode()[:MAX_TEXT]
+    body = (start + "".join(items) + end).encode()[:MAX_TEXT_BYTES]
 
     def decode_or_refuse() -> None:
         with suppress(TerrineError, RequestValidationError):
@@ -677,8 +679,8 @@ def test_more_rows_by_name_than_allowed_are_refused() -> None:
     ):
         with refuses(PayloadTooLarge, 5, 4):
             decode_rows(kind, body, batch=4)
-        with refuses(PayloadTooLarge, MAX_TEXT):
-            decode_rows(kind, body.ljust(MAX_TEXT + 1))
+        with refuses(PayloadTooLarge, MAX_TEXT_BYTES):
+            decode_rows(kind, body.ljust(MAX_TEXT_BYTES + 1))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from server import RunningServer
 from terrine_protocol import LabelResponse, ProjectInfo
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.labeling.pipeline import Labeling, possible
+from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import ChargedBatch
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import Account, build_mechanism, quote
@@ -130,7 +130,7 @@ def test_every_query_that_the_gate_admits_is_voted_on(
     account, admitted = Account(), 0
     for _ in range(min(earlier, terms.affordable(account))):
         account = account.plus(prices[-1])
-    most = possible(terms, account)
+    most = terms.most_admitted(account)
     for choice in [*outcomes, *[0] * 10_000]:
         if not terms.admits(account):
             break

@@ -309,7 +309,7 @@ class KilledError(BaseException):
     [
         (saving, "save_manifest", False),
         (Ledger, "make_edition", False),
-        (owner, "_tidy", True),
+        (owner, "_remove_old_editions", True),
     ],
 )
 def test_whatever_dies_in_between_the_next_run_finishes(

@@ -176,7 +176,11 @@ class KilledError(BaseException):
 
 @pytest.mark.parametrize(
     ("module", "name", "made"),
-    [(saving, "save_manifest", False), (Ledger, "make_edition", False), (owner, "_tidy", True)],
+    [
+        (saving, "save_manifest", False),
+        (Ledger, "make_edition", False),
+        (owner, "_remove_old_editions", True),
+    ],
 )
 def test_whatever_dies_in_between_the_next_run_finishes(
     world: World, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, made: bool

@@ -19,7 +19,7 @@ from server import RunningServer, running_server
 from terrine_server.errors import Overloaded
 from terrine_server.labeling.pipeline import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics
-from terrine_server.serving.bounds import Turns
+from terrine_server.serving.bounds import PerTokenThreads
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def test_a_full_queue_is_a_503_that_says_when_to_retry(
 
 def test_who_hangs_up_gains_no_second_thread() -> None:
     """What has begun for an owner ends before the next begins, whether it is waited for or not."""
-    turns, released, begun = Turns(2), threading.Event(), list[int]()
+    turns, released, begun = PerTokenThreads(2), threading.Event(), list[int]()
 
     def work(number: int) -> int:
         begun.append(number)

@@ -194,7 +194,7 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
             return [good, bad, refused]
 
     ask = CheckedRequest(np.empty((0, 1)), None, None, [], "", None, notes=("other",))
-    first, second, third = students.answering(Labeled())("study", [ask] * 3)
+    first, second, third = students.label_answerer(Labeled())("study", [ask] * 3)
     assert first == LabelReply(views.answers(good, ["other"]), replayed=0, paid=(1, 1))
     assert isinstance(second, PydanticSerializationError)
     assert third is refused

@@ -39,7 +39,7 @@ from terrine_server.errors import (
     ProjectPaused,
     TokenChanged,
 )
-from terrine_server.labeling.pipeline import Labeling, possible
+from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import ChargedBatch, NewProject
 from terrine_server.ledger.accounts import meter_of
 from terrine_server.metrics import Metrics
@@ -151,7 +151,7 @@ def test_an_abstention_leaves_room_for_more_than_the_worst_price_would(tmp_path:
     assert {r.outcome for r in paid} == {Outcome.ABSTAINED}
     assert {r.label for r in answer.results} == {None}
     project = ledger.project("study")
-    assert len(voters.asked[0]) == possible(project.terms, Account())
+    assert len(voters.asked[0]) == project.terms.most_admitted(Account())
     assert len(paid) == len(voters.asked[0]) > 2
 
 

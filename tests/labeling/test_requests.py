@@ -28,8 +28,9 @@ from terrine_server.errors import (
     InvalidQuery,
     PayloadTooLarge,
 )
-from terrine_server.labeling.pipeline import Labeling, mechanism_of, possible
+from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queries import input_digests, query_digests
+from terrine_server.labeling.strategies import mechanism_of
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.metrics import Metrics
@@ -146,7 +147,7 @@ def priced(budget: int, delta_budget: int, *prices: tuple[int, int]) -> Terms:
 def test_as_many_are_possible_as_the_cheapest_outcomes_leave_room_for(
     quoted: Terms, account: Account, most: float
 ) -> None:
-    assert possible(quoted, account) == most
+    assert quoted.most_admitted(account) == most
 
 
 def test_a_query_with_the_highest_baseline_is_possible_where_no_other_is() -> None:
@@ -154,15 +155,15 @@ def test_a_query_with_the_highest_baseline_is_possible_where_no_other_is() -> No
     cheaper = {VoteOutcome.ANSWERED: Price(20, 1, 20), VoteOutcome.ABSTAINED: Price(5, 1, 5)}
     quoted = replace(quoted, by_baseline=(BaselinePrices(9, cheaper),))
     left = {100: 17, 30: 3, 29: 2, 20: 1, 19: 0}
-    assert {n: possible(quoted, Account(spent=100 - n)) for n in left} == left
+    assert {n: quoted.most_admitted(Account(spent=100 - n)) for n in left} == left
 
 
 def test_a_figure_still_to_be_published_may_free_any_amount(tmp_path: Path) -> None:
     project = open_published(publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}"))
     assert project.terms.schedule is not None
     all_of_them = len(project.terms.schedule.counts)
-    assert possible(project.terms, Account(published=all_of_them - 1)) == float("inf")
-    after = possible(project.terms, Account(published=all_of_them))
+    assert project.terms.most_admitted(Account(published=all_of_them - 1)) == float("inf")
+    after = project.terms.most_admitted(Account(published=all_of_them))
     assert 0 < after < float("inf")
     full = Account(spent=project.terms.budget)
-    assert possible(project.terms, full) == 0
+    assert project.terms.most_admitted(full) == 0

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from refusals import refuses
 
 from terrine_protocol import Outcome
-from terrine_server.labeling.pipeline import possible
 from terrine_server.ledger import RecordedCharges
 from terrine_server.ledger.charging import admit
 from terrine_server.ledger.records import Proposal
@@ -162,7 +161,7 @@ def test_a_query_is_admitted_and_paid_at_the_price_of_its_baseline(
         spent += entry.price.cost
     assert not paid
     assert spent == admission.account.spent <= offered.budget
-    assert len(admission.entries) <= possible(offered, Account())
+    assert len(admission.entries) <= offered.most_admitted(Account())
 
 
 def test_nothing_is_released_that_has_no_price() -> None:

@@ -136,7 +136,7 @@ def test_what_closing_keeps_of_the_cap_is_the_least_of_the_allowance_and_the_que
         before = opened.ledger.ensemble("people").population.reserved
         opened.ledger.set_status(name, "closed")  # type: ignore[arg-type]
         kept = opened.ledger.ensemble("people").population.reserved - (before - terms.cap_budget)
-        worth = terms.allowance.worth(min(terms.allowance.most, queries), terms.cap_rule)
+        worth = terms.allowance.cost(min(terms.allowance.most, queries), terms.cap_rule)
         assert worth * 1e12 <= kept <= worth * 1e12 + queries + 1
         assert opened.ledger.verify(name).problems == []
 

@@ -18,7 +18,7 @@ from refusals import holds
 from serving import Serving, serving, until
 
 from terrine_protocol import Role
-from terrine_server.serving.bounds import SPARE
+from terrine_server.serving.bounds import SPARE_CONNECTIONS
 
 PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100
 """More than sockets take without a reader."""
@@ -207,7 +207,7 @@ def test_idle_connections_give_way_to_new_ones(served_machine: Machine) -> None:
         check()
         with client(server, "127.0.1.1") as newcomer:
             assert newcomer.get("/healthz").status_code == 200
-        assert sum(not ended(one) for one in idle) <= 16 + SPARE
+        assert sum(not ended(one) for one in idle) <= 16 + SPARE_CONNECTIONS
         check()
         for done in idle:
             done.close()

@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.api.decoding import MAX_TEXT
+from terrine_server.api.decoding import MAX_TEXT_BYTES
 
 LIMIT = 16 << 20
 MOST = 64 << 20
@@ -52,18 +52,18 @@ def bodies() -> dict[str, tuple[str, bytes]]:
             "application/json",
             ('{"inputs":[' + row(8, 8) * 4095 + row(8, 8)[:-1] + "]}").encode(),
         ),
-        "json": ("application/json", filled('{"inputs":[', row(8, 8), "]}", MAX_TEXT)),
+        "json": ("application/json", filled('{"inputs":[', row(8, 8), "]}", MAX_TEXT_BYTES)),
         "json of other shapes": (
             "application/json",
-            filled('{"inputs":[', "[],", "]}", MAX_TEXT),
+            filled('{"inputs":[', "[],", "]}", MAX_TEXT_BYTES),
         ),
         "json of other members": (
             "application/json",
-            filled('{"inputs":[],"more":[', "{},", "]}", MAX_TEXT),
+            filled('{"inputs":[],"more":[', "{},", "]}", MAX_TEXT_BYTES),
         ),
         "json of long numbers": (
             "application/json",
-            filled('{"inputs":[[[', "1e5,", "]]]}", MAX_TEXT),
+            filled('{"inputs":[[[', "1e5,", "]]]}", MAX_TEXT_BYTES),
         ),
         "npy of bytes": ("application/x-npy", npy(np.zeros(((LIMIT >> 6) - 2, 8, 8), np.uint8))),
         "npy of doubles": ("application/x-npy", npy(np.zeros(((LIMIT >> 9) - 1, 8, 8)))),
@@ -84,14 +84,17 @@ def bodies() -> dict[str, tuple[str, bytes]]:
 def bodies_of_pages() -> dict[str, tuple[str, bytes]]:
     """Return bodies for inputs so large that a batch of them has more numbers than the text may."""
     return {
-        "json of pages": ("application/json", filled('{"inputs":[', row(*PAGE), "]}", MAX_TEXT)),
+        "json of pages": (
+            "application/json",
+            filled('{"inputs":[', row(*PAGE), "]}", MAX_TEXT_BYTES),
+        ),
         "json of pages of other numbers": (
             "application/json",
-            filled('{"inputs":[', row(*PAGE), "[1e999]]}", MAX_TEXT),
+            filled('{"inputs":[', row(*PAGE), "[1e999]]}", MAX_TEXT_BYTES),
         ),
         "json of one page too wide": (
             "application/json",
-            filled('{"inputs":[[[', "0,", "0]]]}", MAX_TEXT),
+            filled('{"inputs":[[[', "0,", "0]]]}", MAX_TEXT_BYTES),
         ),
     }
 
@@ -136,7 +139,7 @@ def test_no_body_costs_much_memory(
 
         def cost(kind: str, body: bytes, headers: dict[str, str]) -> tuple[int, int]:
             """Return the status, and the peak in bytes."""
-            assert len(body) <= (MAX_TEXT if "json" in kind else LIMIT)
+            assert len(body) <= (MAX_TEXT_BYTES if "json" in kind else LIMIT)
             Path(f"/proc/{process}/clear_refs").write_text("5")  # the peak is now what is used
             before = status(process, "VmRSS")
             code = ask(kind, body, headers)

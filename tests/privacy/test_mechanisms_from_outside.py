@@ -16,8 +16,8 @@ from refusals import holds, refuses
 from terrine_protocol import MechanismSpec, ProjectOpen
 from terrine_server.cli.ledger import _say_missing
 from terrine_server.errors import EnsembleUnavailable, InvalidTerms
-from terrine_server.labeling import pipeline
-from terrine_server.labeling.pipeline import mechanism_of
+from terrine_server.labeling import strategies
+from terrine_server.labeling.strategies import mechanism_of
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, verify_project
 from terrine_server.planning.dp_events import dp_event, dp_events
@@ -93,7 +93,7 @@ def test_its_project_is_served_and_verified_and_verifies_without_it(
     said = capsys.readouterr().out
     holds(said, "acme.rounded")
     holds(said, "answered")
-    pipeline._mechanism.cache_clear()
+    strategies._mechanism.cache_clear()
     with refuses(EnsembleUnavailable, "acme.rounded"):
         mechanism_of(record)
     with refuses(InvalidTerms, "terrine.mechanisms"):

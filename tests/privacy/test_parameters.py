@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from refusals import holds, refuses
 
+from terrine_protocol import MechanismSpec
 from terrine_server.privacy import Mechanism, ParameterError, build_mechanism
 from terrine_server.privacy.parameters import check_epsilon
 
@@ -86,6 +88,7 @@ def test_a_refusal_says_what_was_given_and_why_it_is_refused(
 )
 def test_parameters_at_the_ends_of_their_ranges_are_allowed(spec: Spec, changes: Spec) -> None:
     assert build(spec | changes).name == spec["name"]
+    TypeAdapter(MechanismSpec).validate_python(spec | changes)  # the wire's limits are no narrower
 
 
 @pytest.mark.parametrize(

@@ -216,8 +216,10 @@ def test_terms_are_read_as_older_versions_wrote_them_and_never_without_a_price()
     unknown = {"cost": 1, "delta": 1, "cap_cost": 1}
     with refuses(ValueError, "opening"):
         Terms.from_json({**written, "opening": unknown})
-    with pytest.raises(TypeError):
+    with refuses(ValueError, "closing"):
         Terms.from_json({**written, "closing": unknown})
+    with refuses(ValueError, "prices"):
+        Terms.from_json({**written, "prices": {"answered": {**unknown, "more": 1}}})
 
 
 @pytest.mark.parametrize(("gamma", "epsilon"), [(0.5, 3.001), (2.0, 4.001), (5.0, 10.001)])

@@ -21,11 +21,12 @@ from terrine_protocol.transparency import Checkpoint, Kind, Note, Policy, Signer
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
 from terrine_server.serving import listening
-from terrine_server.serving.bounds import options
+from terrine_server.serving.bounds import uvicorn_options
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
     from terrine_addons.witness.service import Witness
+
 
 LOG = SignerKey("log.example/1", Kind.ED25519, bytes(range(32)))
 """The owner's key in tests."""
@@ -60,7 +61,7 @@ def witnessing(
     witness: Witness = service.Witness(key, [log], state)
     (own,) = listening.bind("127.0.0.1", port)
     app = service.serve_app(witness)
-    config = uvicorn.Config(app, log_level="critical", **options(service.LIMITS))
+    config = uvicorn.Config(app, log_level="critical", **uvicorn_options(service.LIMITS))
     urls = queue.Queue[str]()
     server = listening.ListeningServer(config, urls.put)
     thread = threading.Thread(target=server.run, args=([own],), daemon=True)

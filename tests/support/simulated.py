@@ -94,7 +94,7 @@ class World:
         patch.setattr(
             Ledger, "project_lock", lambda ledger, project_id: self.turn(ledger, project_id)
         )
-        patch.setattr(Labeling, "_drawn", self.witnessed(Labeling._drawn))
+        patch.setattr(Labeling, "_draw", self.witnessed(Labeling._draw))
         seed_noise(patch, seed)
         migrated(self.url).dispose()
         self.servers = [self.started() for _ in range(SERVERS)]

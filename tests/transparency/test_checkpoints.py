@@ -71,7 +71,7 @@ def test_each_round_signs_the_tree_as_it_is(ledger: Ledger) -> None:
 def test_witnesses_cosign_what_they_can_and_nobody_waits(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "LONGEST_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "MAX_PAUSE_SECONDS", 0)
     with ExitStack() as stack, witnessing(tmp_path / "a", "a") as a, socket.socket() as silent:
         b = stack.enter_context(witnessing(tmp_path / "b", "b"))
         silent.bind(("127.0.0.1", 0))  # nobody listens

@@ -254,7 +254,7 @@ def test_strangers_read_the_log_from_memory(
         notes = await asyncio.gather(*[log.checkpoint() for _ in range(50)])
         assert (set(notes), asked) == ({"signed"}, [None])
         asked.clear()
-        monkeypatch.setattr(services, "MOST_TILES", 1)
+        monkeypatch.setattr(services, "MAX_TILES", 1)
         few = PublishedLog(ledger)
         for level in (0, None, 0):
             await few.tile(Tile(level, 0, size))

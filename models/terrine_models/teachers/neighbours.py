@@ -97,7 +97,7 @@ class ShadowPoints:
     """
 
     weights: NDArray[np.uint8]
-    around: NDArray[np.uint8]
+    near_wider: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -291,9 +291,9 @@ class NeighbourEnsemble:
         One pass over all records, which takes as long whatever they are. Beside the result it takes
         BLOCK · B · 4 bytes for each processor. Raises ValueError when shape or dtype do not match.
         """
-        return self.near(self.located(x))
+        return self.near(self.to_points(x))
 
-    def located(self, x: NDArray[np.generic]) -> Points:
+    def to_points(self, x: NDArray[np.generic]) -> Points:
         """Whole coordinates [B, d] of inputs [B, *shape], by the public map. Errors alike."""
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
@@ -308,7 +308,7 @@ class NeighbourEnsemble:
         queries, (radius,) = self._reach(points, self._kind.rank)
         return _within(queries, radius, self._records)
 
-    def near_public(self, points: Points) -> ShadowPoints:
+    def public_neighbours(self, points: Points) -> ShadowPoints:
         """Which public points are near such queries: no record is looked at."""
         rank, around = self._kind.rank, min(AROUND, len(self.public))
         if around <= rank:

@@ -40,7 +40,7 @@ from terrine_models.storage.manifests import StoreError
 from terrine_protocol.files import write_atomically
 from terrine_server.privacy import Account
 from terrine_server.privacy.noise import discrete_gaussian
-from terrine_server.serving.bounds import Guard, Limits, few_callers
+from terrine_server.serving.bounds import Guard, Limits, limits_for
 
 BOOKS, SERVICE, OWNERS = "aggregator.db", "service.token", "owners"
 MAX_WAITING_BYTES = 2**30
@@ -164,7 +164,7 @@ class Aggregator:
         row = voters.NUMBER_BYTES * self.terms.classes
         self._waiting = PendingShares(self.terms.owners)
         self._most = min(self._waiting.most, MAX_ROUND_INPUTS * row)
-        self.limits = few_callers(1 + len(self.terms.owners))
+        self.limits = limits_for(1 + len(self.terms.owners))
         self._noise = discrete_gaussian(self.terms.sigma)
         self._releasing = CapacityLimiter(1)
 

@@ -29,13 +29,13 @@ from terrine_addons.federation.voters import TERMS, AggregatorTerms, InferenceEr
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import VotingError
-from terrine_server.serving.bounds import Guard, Limits, few_callers
+from terrine_server.serving.bounds import Guard, Limits, limits_for
 
 log = structlog.get_logger("terrine")
 
 MAX_BODY_BYTES = 64 * 2**20
 """Of a request's body."""
-LIMITS = few_callers(1)
+LIMITS = limits_for(1)
 AGGREGATOR_SECONDS = 30.0
 """How long the aggregator is waited for; the service that asks may wait less."""
 

@@ -19,7 +19,7 @@ from terrine_server.admin.sign_in import form
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
 from terrine_server.owner.sign_in import Issuer
-from terrine_server.serving.bounds import network
+from terrine_server.serving.bounds import client_network
 
 log = structlog.get_logger("terrine")
 
@@ -63,7 +63,7 @@ async def answered(request: Request, services: ServicesDep) -> Response:
     except IssuerError as error:
         response = _unavailable(request, services, error)
     except (Unauthorized, Forbidden) as error:
-        services.failed_logins.take(network(request.client.host) if request.client else "")
+        services.failed_logins.take(client_network(request.client.host) if request.client else "")
         request.state.problem = error.problem
         response = form(request, services, error.detail, 403)
     else:

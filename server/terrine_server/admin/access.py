@@ -22,7 +22,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 
 from terrine_protocol import Role
-from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
+from terrine_server.api.services import PRINCIPAL_KEY, Services, ServicesDep
 from terrine_server.errors import (
     Forbidden,
     InvalidQuery,
@@ -30,7 +30,7 @@ from terrine_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from terrine_server.owner.sign_in import FLOW_LASTS, Principal, Session
+from terrine_server.owner.sign_in import MAX_FLOW_LIFE, Principal, Session
 
 SESSION = "__Host-terrine-session"
 VISIT = "__Host-terrine-visit"
@@ -53,7 +53,7 @@ def session(services: Services, headers: Mapping[bytes, bytes]) -> Callable[[], 
 
 async def signed_in(request: Request, services: ServicesDep) -> Session:
     """Return the session of a request. Raises `Unauthorized`, which sends to the sign-in page."""
-    found = getattr(request.state, PRINCIPAL, None)
+    found = getattr(request.state, PRINCIPAL_KEY, None)
     if isinstance(found, TerrineError):
         raise found
     if not isinstance(found, Session):
@@ -142,7 +142,7 @@ def keep_session(response: Response, services: Services, found: Session) -> None
 
 def keep_flow(response: Response, cookie: str) -> None:
     """Give the browser what an attempt to sign in through an issuer belongs to."""
-    most = int(FLOW_LASTS.total_seconds())
+    most = int(MAX_FLOW_LIFE.total_seconds())
     response.set_cookie(FLOW, cookie, most, secure=True, httponly=True, samesite="lax")
 
 

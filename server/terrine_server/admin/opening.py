@@ -29,8 +29,8 @@ from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger, RequestRec
 from terrine_server.owner import operations
 from terrine_server.owner.operations import (
     ProjectQuote,
-    advice,
-    epsilon_that_fits,
+    describe_room,
+    largest_fitting_epsilon,
     open_project,
     quote_project,
 )
@@ -250,7 +250,7 @@ def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
         most_queries(terms, Account()),
         answered,
         right,
-        "" if quoted.fits else advice(ledger, ensemble, mechanism, terms),
+        "" if quoted.fits else describe_room(ledger, ensemble, mechanism, terms),
     )
 
 
@@ -344,7 +344,7 @@ def _lasting(
 
 def _likely_epsilon(ensemble: EnsembleRecord) -> str:
     """Return the ε that a form begins with: 1, or what fits."""
-    return f"{min(1.0, epsilon_that_fits(ensemble) or 1.0):g}"
+    return f"{min(1.0, largest_fitting_epsilon(ensemble) or 1.0):g}"
 
 
 def _free_name(ledger: Ledger, name: str) -> str:
@@ -426,7 +426,7 @@ def decide(
             {"name": wanted.name, "token_expires_in_days": number(text) if text else None}
         ).token_expires_in_days
         session = sent.session
-        done = operations.approve(
+        done = operations.approve_request(
             services.ledger,
             services.tokens,
             request_id,

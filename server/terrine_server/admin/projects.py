@@ -37,8 +37,8 @@ from terrine_server.ledger import (
     TokenRecord,
 )
 from terrine_server.owner import operations
-from terrine_server.owner.operations import epsilon_that_fits, verify_project
-from terrine_server.owner.sign_in import LONGEST, Session
+from terrine_server.owner.operations import largest_fitting_epsilon, verify_project
+from terrine_server.owner.sign_in import MAX_SESSION_LIFE, Session
 from terrine_server.planning.opening import most_queries
 from terrine_server.privacy import Accounts
 
@@ -75,7 +75,7 @@ class CapUse:
     @property
     def room_in_words(self) -> str:
         """What ε of a further project fits."""
-        found = epsilon_that_fits(self.ensembles[0])
+        found = largest_fitting_epsilon(self.ensembles[0])
         if found is None:
             return "Nothing more fits."
         return f"A further project of up to about ε = {found:g} fits."
@@ -293,7 +293,7 @@ def _payers(
 
 
 def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
-    room = epsilon_that_fits(record.ensemble) if record.exhausted else None
+    room = largest_fitting_epsilon(record.ensemble) if record.exhausted else None
     return {"record": record, "project": ProjectOverview.of(record, shadows), "room": room}
 
 
@@ -332,7 +332,10 @@ def tokens(
 @tokens_router.post("")
 def create(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
     """Create a token. Its secret is on this one page and nowhere else."""
-    given, id = sent.fields, services.sessions.made_by(sent.session, sent.fields.get("once", ""))
+    given, id = (
+        sent.fields,
+        services.sessions.idempotency_id(sent.session, sent.fields.get("once", "")),
+    )
     try:
         wanted = TokenCreate.model_validate(
             {
@@ -382,7 +385,7 @@ def _list(
     status: int = 200,
 ) -> Response:
     found: list[TokenRecord] = services.ledger.list_tokens(after=cursor, limit=TOKENS_ON_A_PAGE + 1)
-    sessions = services.sessions.begun()
+    sessions = services.sessions.open_sessions()
     return page(
         request,
         "tokens.html",
@@ -399,5 +402,5 @@ def _list(
         once=secrets.token_hex(16),
         sessions=sessions,
         actors=views.actors(services.ledger, (each.who for each in sessions)),
-        longest=LONGEST,
+        longest=MAX_SESSION_LIFE,
     )

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from terrine_server.admin import access
 from terrine_server.admin.access import ByAdmin, Checked
 from terrine_server.admin.rendering import ROOT, STATIC, page, see_other, static
-from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
+from terrine_server.api.services import PRINCIPAL_KEY, Services, ServicesDep
 from terrine_server.errors import Forbidden, NotFound, Unauthorized
-from terrine_server.owner.sign_in import IDLE, LONGEST, Session
-from terrine_server.serving.bounds import network
+from terrine_server.owner.sign_in import MAX_IDLE, MAX_SESSION_LIFE, Session
+from terrine_server.serving.bounds import client_network
 
 router = APIRouter(prefix=ROOT)
 
@@ -28,7 +28,7 @@ COOKIES = (
 @router.get("/sign-in")
 def sign_in_page(request: Request, services: ServicesDep) -> Response:
     """Show the form that takes a token. Says why a session has ended."""
-    found = getattr(request.state, PRINCIPAL, None)
+    found = getattr(request.state, PRINCIPAL_KEY, None)
     if isinstance(found, Session):
         return see_other(request, "", found)
     why = found.detail if isinstance(found, Unauthorized) else None
@@ -47,7 +47,7 @@ async def sign_in(request: Request, services: ServicesDep) -> Response:
             services.sessions.sign_in, fields.get("token", ""), request.state.request_id
         )
     except (Unauthorized, Forbidden) as error:
-        services.failed_logins.take(network(request.client.host) if request.client else "")
+        services.failed_logins.take(client_network(request.client.host) if request.client else "")
         request.state.problem = error.problem
         return form(request, services, error.detail, 403)
     response = see_other(request, "")
@@ -90,8 +90,8 @@ def form(
         status=status,
         why=why,
         issuer=services.sessions.issuer and services.sessions.issuer.host,
-        idle=IDLE,
-        longest=LONGEST,
+        idle=MAX_IDLE,
+        longest=MAX_SESSION_LIFE,
         form_key=services.sessions.form_key(tie),
     )
     access.keep_visit(response, tie)

@@ -1,7 +1,7 @@
 """Decode request bodies of `POST /label` into plain arrays. Lengths and headers are not trusted.
 
-Pickles are never read: object dtypes are refused before any data. What a header says is held
-against what the ensemble takes before anything is unpacked, and no more than it says is unpacked
+Pickles are never read: object dtypes are refused before any data. What a header says is compared
+with what the ensemble takes before anything is unpacked, and no more than it says is unpacked
 after that. Arrays are views of the received bytes.
 """
 
@@ -28,15 +28,15 @@ from terrine_server.api.named_rows import NamedRows
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 from terrine_server.labeling.queries import check_batch, check_shape
 
-MAX_HEADER = 1024
+MAX_HEADER_BYTES = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
-MAX_TEXT = 2**20
+MAX_TEXT_BYTES = 2**20
 """Bytes of a request in JSON or CSV: a number takes some 50 times as long to read as from .npy."""
-WIDEST = 8
+MAX_ITEM_BYTES = 8
 """Bytes of the widest number."""
 MEMBER = re.compile(r"field `([^`]*)`")
 """How an error of msgspec names a member of an object."""
-QUOTES = "'\""
+QUOTE_MARKS = "'\""
 _FIELD = (
     r"""('descr'|'fortran_order'|'shape'|"descr"|"fortran_order"|"shape")\s*:\s*"""
     r"""('[^'"\\]*'|"[^'"\\]*"|True|False|\(\s*(?:\d{1,18}\s*,\s*)*(?:\d{1,18}\s*)?\))"""
@@ -47,7 +47,8 @@ HEADER = re.compile(rf"\{{\s*(?:{_FIELD}\s*,\s*){{2}}{_FIELD}\s*,?\s*\}}")
 NUMBER = re.compile(r"[<>|=]?(u[1248]|i[1248]|f[248])")
 """Numeric dtypes as a .npy header writes them."""
 
-JSON, CSV = "application/json", "text/csv"
+JSON = "application/json"
+CSV = "text/csv"
 CONTENT_TYPES = (JSON, "application/x-npy", "application/x-npz")
 """Of any project; those of tables also take CSV."""
 
@@ -67,7 +68,7 @@ ZIP_ERRORS = (
 class DecodedQueries:
     """What a student sent: inputs `[B, …]` and, if given, probabilities `[B, m]`.
 
-    notes: of rows by name, what the project's schema does not foresee in them.
+    `notes`: what the project's schema does not foresee in rows by name.
     """
 
     inputs: np.ndarray
@@ -77,40 +78,41 @@ class DecodedQueries:
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """The most bytes of a request's arrays, unpacked and as they are used; the most inputs."""
+    """`body`: the most bytes of a request's arrays, unpacked and as used. `batch`: of inputs."""
 
     body: int
     batch: int
 
 
-Texts = Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
+RawRows = Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
 
 
-class RowTexts(msgspec.Struct, forbid_unknown_fields=True):
+class RawRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The texts of a request's rows in JSON, by member: arrays of numbers, or objects by name."""
 
-    inputs: Texts | msgspec.UnsetType = msgspec.UNSET
-    rows: Texts | msgspec.UnsetType = msgspec.UNSET
+    inputs: RawRows | msgspec.UnsetType = msgspec.UNSET
+    rows: RawRows | msgspec.UnsetType = msgspec.UNSET
     probabilities: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-MEMBERS = msgspec.json.Decoder(RowTexts)
+REQUEST_DECODER = msgspec.json.Decoder(RawRequest)
 """Also checks the syntax of all the rest."""
 
 
 def check_length(content_type: str, size: int, expected: EnsembleFacts, limits: BodyLimits) -> None:
     """Refuse a body by its length alone, before it is there. Raises `PayloadTooLarge`."""
-    kind = _kind(content_type)
+    kind = media_type(content_type)
     if kind in (JSON, CSV):
-        if size > MAX_TEXT:
+        if size > MAX_TEXT_BYTES:
             raise PayloadTooLarge(
-                f"A request in {kind} has at most {MAX_TEXT} bytes; this one has more. Send "
+                f"A request in {kind} has at most {MAX_TEXT_BYTES} bytes; this one has more. Send "
                 "application/x-npy or application/x-npz, or split the request.",
-                limit=MAX_TEXT,
+                limit=MAX_TEXT_BYTES,
             )
         return
     values = limits.batch * (math.prod(expected.input.shape) + len(expected.classes))
-    most = values * WIDEST + values * WIDEST // 1000 + 4 * MAX_HEADER  # deflate may add a little
+    data_bytes = values * MAX_ITEM_BYTES
+    most = data_bytes + data_bytes // 1000 + 4 * MAX_HEADER_BYTES  # deflate may add a little
     if size > most:
         raise PayloadTooLarge(
             f"{limits.batch} inputs, the most in a request, have at most {most} bytes; this body "
@@ -128,7 +130,7 @@ def decode(
 ) -> DecodedQueries:
     """Decode `body` according to its content type into arrays of the shapes that are `expected`.
 
-    accept_clipped: of rows by name, whether much of a column may be outside the schema's range.
+    `accept_clipped`: whether much of a column of rows by name may be outside the schema's range.
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
     `InvalidQuery` (not the arrays that the ensemble takes) or `PayloadTooLarge`.
     """
@@ -136,27 +138,27 @@ def decode(
     schema, named = expected.encoding, None
     if schema is not None:
         named = NamedRows(schema, limits.batch, limits.body, accept_clipped)
-    match kind := _kind(content_type):
+    match kind := media_type(content_type):
         case "application/json":
             return decode_json(body, expected, limits, named)
         case "text/csv" if named is not None:
             rows = named.of_csv(body)
             return DecodedQueries(rows.inputs, notes=rows.notes)
         case "application/x-npy":
-            header = _checked_header("inputs", body, expected, limits)
-            return DecodedQueries(_array("inputs", header, body[header.offset :]))
+            header = _check_header("inputs", body, expected, limits)
+            return DecodedQueries(_view_array("inputs", header, body[header.offset :]))
         case "application/x-npz":
             return decode_npz(body, expected, limits)
         case _:
             taken = CONTENT_TYPES if named is None else (*CONTENT_TYPES, CSV)
             raise UnsupportedMediaType(
                 f"The content type {kind or '(none)'!r} is not one of {', '.join(taken)}."
-                + _how_rows_are_sent(expected)
+                + _describe_named_rows(expected)
             )
 
 
-def _how_rows_are_sent(expected: EnsembleFacts) -> str:
-    """How rows of a table are sent by name; of other inputs, nothing."""
+def _describe_named_rows(expected: EnsembleFacts) -> str:
+    """Return how rows of a table are sent by name; nothing for other inputs."""
     if expected.encoding is None:
         return ""
     return (
@@ -166,7 +168,8 @@ def _how_rows_are_sent(expected: EnsembleFacts) -> str:
     )
 
 
-def _kind(content_type: str) -> str:
+def media_type(content_type: str) -> str:
+    """Return the media type of a Content-Type, without its parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -175,15 +178,15 @@ def decode_json(
 ) -> DecodedQueries:
     """Decode `LabelRequest` or `RowsRequest`, a row at a time: other threads run in between.
 
-    named: how rows by name are read, if the project takes some.
+    `named`: how rows by name are read, if the project takes some.
     """
     shape = tuple(expected.input.shape)
     arrays = (
         f"Inputs are numbers of shape [{', '.join(map(str, ['B', *shape]))}], "
-        f"probabilities of shape [B, {len(expected.classes)}].{_how_rows_are_sent(expected)}"
+        f"probabilities of shape [B, {len(expected.classes)}].{_describe_named_rows(expected)}"
     )
     try:
-        sent = MEMBERS.decode(body)
+        sent = REQUEST_DECODER.decode(body)
     except UnicodeDecodeError:
         raise _malformed("JSON is malformed: not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -201,7 +204,7 @@ def decode_json(
         raise _malformed("Object has both `inputs` and `rows`")
     if sent.inputs is not msgspec.UNSET:
         check_batch(len(sent.inputs), limits.batch)
-        inputs = _rows("inputs", sent.inputs, shape, arrays)
+        inputs = _decode_rows("inputs", sent.inputs, shape, arrays)
     elif sent.rows is msgspec.UNSET:
         raise _malformed("Object missing required field `inputs`")
     elif named is None:
@@ -213,14 +216,14 @@ def decode_json(
     if sent.probabilities is not msgspec.UNSET and sent.probabilities is not None:
         check_batch(len(sent.probabilities), limits.batch)
         classes = (len(expected.classes),)
-        probabilities = _rows("probabilities", sent.probabilities, classes, arrays)
+        probabilities = _decode_rows("probabilities", sent.probabilities, classes, arrays)
     members = 1 + (sent.probabilities is not msgspec.UNSET)
     if quotes != 2 * members:  # the only texts beside rows are the members' names
         raise _malformed("A member is given twice.")
     return DecodedQueries(inputs, probabilities, notes)
 
 
-def _rows(
+def _decode_rows(
     name: str, texts: Sequence[msgspec.Raw], shape: tuple[int, ...], arrays: str
 ) -> np.ndarray:
     decoder, rows = _row_decoder(shape), []
@@ -278,14 +281,14 @@ def decode_npz(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Deco
             started = []
             for member in members:
                 file = stack.enter_context(archive.open(member))
-                name, start = member.filename.removesuffix(".npy"), file.read(12 + MAX_HEADER)
-                header = _checked_header(name, start, expected, limits)
+                name, start = member.filename.removesuffix(".npy"), file.read(12 + MAX_HEADER_BYTES)
+                header = _check_header(name, start, expected, limits)
                 if member.file_size != header.offset + header.size:
-                    raise _other_size(name, header, member.file_size - header.offset)
+                    raise _size_error(name, header, member.file_size - header.offset)
                 started.append((name, header, start[header.offset :], file))
             arrays = {
                 # Not read() alone: it unpacks all there is, whatever size the directory declares.
-                name: _array(name, header, first + file.read(header.size - len(first)))
+                name: _view_array(name, header, first + file.read(header.size - len(first)))
                 for name, header, first, file in started
             }
     except ZIP_ERRORS:
@@ -308,12 +311,12 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _checked_header(name: str, start: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Header:
-    """Read the header at the start of a `.npy` file, and hold it against what is taken.
+def _check_header(name: str, start: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Header:
+    """Read the header at the start of a `.npy` file, and compare it with what is taken.
 
     Raises `InvalidQuery` or `PayloadTooLarge`.
     """
-    found = _header(start)
+    found = _parse_header(start)
     if found is None:
         raise InvalidQuery(f"{name}: the bytes are not a plain .npy array (format 1.0 or 2.0).")
     descr, fortran, shape, offset = found
@@ -334,19 +337,19 @@ def _checked_header(name: str, start: bytes, expected: EnsembleFacts, limits: Bo
     return Header(np.dtype(descr), fortran, shape, offset)
 
 
-def _array(name: str, header: Header, data: bytes) -> np.ndarray:
+def _view_array(name: str, header: Header, data: bytes) -> np.ndarray:
     """View the data of a `.npy` file as an array. Raises `InvalidQuery`."""
     if len(data) != header.size:
-        raise _other_size(name, header, len(data))
+        raise _size_error(name, header, len(data))
     flat = np.frombuffer(data, header.dtype)
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
 
-def _other_size(name: str, header: Header, size: int) -> InvalidQuery:
+def _size_error(name: str, header: Header, size: int) -> InvalidQuery:
     return InvalidQuery(f"{name}: the header declares {header.size} bytes of data, {size} follow.")
 
 
-def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
+def _parse_header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
     """Return dtype, Fortran order, shape and offset of the data; None if it is not a `.npy` file.
 
     The format is numpy's NEP 1. numpy's own parser also accepts headers of Python 2 and of any
@@ -357,7 +360,7 @@ def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
     if data[:6] != b"\x93NUMPY" or not size or len(data) < start:
         return None
     length = struct.unpack(format_, data[8:start])[0]
-    if length > MAX_HEADER or len(data) < start + length:
+    if length > MAX_HEADER_BYTES or len(data) < start + length:
         return None
     # Not by ast.literal_eval: in Python 3.11, threads that call it make each other fail at times
     # (github.com/python/cpython/issues/106905).
@@ -371,7 +374,7 @@ def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
     match fields:
         case {"descr": descr, "fortran_order": "True" | "False" as fortran, "shape": shape}:
             sides = shape[1:-1].replace(",", " ").split() if shape[0] == "(" else None
-            if sides is not None and descr[0] in QUOTES and (len(sides) != 1 or "," in shape):
+            if sides is not None and descr[0] in QUOTE_MARKS and (len(sides) != 1 or "," in shape):
                 return descr[1:-1], fortran == "True", tuple(map(int, sides)), start + length
     return None
 
@@ -386,7 +389,7 @@ def _check_directory(body: bytes) -> None:
     if len(end) < 22 or end[:4] != b"PK\x05\x06" or body[-42:-38] == b"PK\x06\x07":
         raise InvalidQuery("The body is not a complete .npz archive.")
     entries, size = struct.unpack("<HI", end[10:16])
-    if entries > 2 or size > MAX_HEADER:
+    if entries > 2 or size > MAX_HEADER_BYTES:
         raise InvalidQuery("The archive must hold `inputs` and, optionally, `probabilities`.")
 
 

@@ -22,8 +22,9 @@ from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import Scraper, Services, ServicesDep
 from terrine_server.errors import LedgerRestored, LogNotSigned, TerrineError
-from terrine_server.ledger import Ledger, ProjectRecord, schema_revision
+from terrine_server.ledger import Ledger, schema_revision
 from terrine_server.owner.checkpoints import SignedHistory, log_state
+from terrine_server.owner.operations import every_project
 
 router = APIRouter(tags=["operation"])
 
@@ -101,7 +102,7 @@ class ServerMetrics(Collector):
 
 
 class LedgerMetrics(Collector):
-    """What the ledger says, read at each scrape. Figures that auditors see in the API, too."""
+    """What the ledger says, read at each scrape. Auditors see the same in the API."""
 
     def __init__(self, ledger: Ledger, policy: Policy | None, history: SignedHistory) -> None:
         self._ledger = ledger
@@ -119,25 +120,23 @@ class LedgerMetrics(Collector):
 
     def _accounts(self) -> Iterator[Metric]:
         """Yield one gauge per public figure, with one value per project that is not closed."""
-        accounts = [views.budget(project) for project in self._open()]
-        for figure, meaning in FIGURES.items():
+        accounts = [
+            views.budget(project)
+            for project in every_project(self._ledger)
+            if project.status is not ProjectStatus.CLOSED
+        ]
+        for figure, meaning in ACCOUNT_METRICS.items():
             gauge = GaugeMetricFamily(f"terrine_project_{figure}", meaning, labels=["project"])
             for account in accounts:
                 gauge.add_metric([account.project], getattr(account, figure))
             yield gauge
-
-    def _open(self) -> Iterator[ProjectRecord]:
-        after = None
-        while page := self._ledger.projects(after, PAGE):
-            yield from (p for p in page if p.status is not ProjectStatus.CLOSED)
-            after = page[-1].name
 
     def _caps(self) -> Iterator[Metric]:
         """Yield the cap of each population, and the shares of it that are reserved and spent."""
         spent = self._ledger.spent_of_caps()
         gauges = [
             GaugeMetricFamily(f"terrine_population_{figure}", meaning, labels=["population"])
-            for figure, meaning in SHARES.items()
+            for figure, meaning in CAP_METRICS.items()
         ]
         for each in self._ledger.populations():
             reserved, used = each.reserved / each.cap, spent.get(each.id, 0) / each.cap
@@ -168,15 +167,14 @@ class LedgerMetrics(Collector):
         yield cosigned
 
 
-PAGE = 1000
-FIGURES = {
+ACCOUNT_METRICS = {
     "epsilon": "The privacy budget's epsilon.",
     "epsilon_spent": "Epsilon spent so far, as shown to the project's students.",
     "charges": "Ledger entries so far.",
     "affordable": "Further queries that are certain to fit, at the worst-case price.",
 }
-"""Figures of the public account only: students see the same in `GET /budget`."""
-SHARES = {
+"""Of the public account only: students see the same in `GET /budget`."""
+CAP_METRICS = {
     "epsilon": "The epsilon of the cap that all projects on a population share.",
     "reserved_ratio": "The share of the cap that is carved out for projects, spent or not.",
     "spent_ratio": "The share of the cap that projects have spent.",

@@ -29,20 +29,21 @@ from terrine_protocol import (
 from terrine_protocol.transparency import NoteError, Tile
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api import services as paging
 from terrine_server.api.services import (
+    PAGE_ITEMS,
     Anyone,
     Auditor,
     Limit,
     NameCursor,
     NumberCursor,
     ServicesDep,
+    render_page,
 )
 from terrine_server.errors import Forbidden, NotFound
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state
-from terrine_server.sheets import Sheet
+from terrine_server.sheets import CsvWriter
 
 router = APIRouter(tags=["ledger"])
 
@@ -51,8 +52,8 @@ Instant = Annotated[
     Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
 ]
 CSV = "text/csv"
-PAID = Literal["answered", "abstained", "reinforced", "published"]
-COLUMNS = [
+PaidOutcome = Literal["answered", "abstained", "reinforced", "published"]
+CSV_COLUMNS = [
     "project",
     "seq",
     "created_at",
@@ -72,14 +73,14 @@ def accounts(
     services: ServicesDep,
     _: Auditor,
     cursor: NameCursor = None,
-    limit: Limit = paging.PAGE,
+    limit: Limit = PAGE_ITEMS,
     ensemble: Annotated[Name | None, Query()] = None,
     status: Annotated[ProjectStatus | None, Query()] = None,
 ) -> Response:
     """List the accounts of all projects, by name, and the state of the log of their entries."""
     found = services.ledger.projects(cursor or None, limit + 1, ensemble=ensemble, status=status)
     log = log_state(services.ledger.checkpoint(), services.readiness.policy)
-    return paging.page(BudgetPage, found, limit, views.budget, lambda last: last.name, log=log)
+    return render_page(BudgetPage, found, limit, views.budget, lambda last: last.name, log=log)
 
 
 @router.get(
@@ -93,8 +94,8 @@ def charges(
     holder: Auditor,
     project: Name,
     cursor: NumberCursor = None,
-    limit: Limit = paging.PAGE,
-    outcome: Annotated[PAID | None, Query()] = None,
+    limit: Limit = PAGE_ITEMS,
+    outcome: Annotated[PaidOutcome | None, Query()] = None,
     since: Annotated[Instant | None, Query(description="Charges at or after this time.")] = None,
     until: Annotated[Instant | None, Query(description="Charges before this time.")] = None,
 ) -> Response:
@@ -114,7 +115,7 @@ def charges(
         )
     found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
     view = partial(views.charge, ensemble=record.ensemble)
-    return paging.page(LedgerPage, found, limit, view, lambda last: str(last.seq))
+    return render_page(LedgerPage, found, limit, view, lambda last: str(last.seq))
 
 
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
@@ -128,11 +129,11 @@ def administrative_log(
     services: ServicesDep,
     _: Auditor,
     cursor: NumberCursor = None,
-    limit: Limit = paging.PAGE,
+    limit: Limit = PAGE_ITEMS,
 ) -> Response:
     """List what the data owner did, oldest first: who, what, when, and how it was afterwards."""
     found = services.ledger.log(int(cursor or 0), limit + 1)
-    return paging.page(LogPage, found, limit, LogEntry.model_validate, lambda last: str(last.seq))
+    return render_page(LogPage, found, limit, LogEntry.model_validate, lambda last: str(last.seq))
 
 
 @router.get("/log/verify", responses=openapi.problems())
@@ -144,16 +145,16 @@ def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
 def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:
     """Yield charges as CSV, a thousand at a time."""
     buffer, names = io.StringIO(), ensemble.class_names
-    columns = [column for column in COLUMNS if names or column != "label_name"]
-    sheet = Sheet(buffer)
-    sheet.row(columns)
+    columns = [column for column in CSV_COLUMNS if names or column != "label_name"]
+    sheet = CsvWriter(buffer)
+    sheet.write_row(columns)
     for number, entry in enumerate(entries):
         shown = {
             **vars(entry),
             "created_at": entry.created_at.isoformat(),
             "label_name": names.get(entry.label),
         }
-        sheet.row(shown[column] for column in columns)
+        sheet.write_row(shown[column] for column in columns)
         if number % 1000 == 999:
             yield buffer.getvalue()
             buffer.seek(0)
@@ -162,24 +163,24 @@ def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iter
 
 
 transparency_router = APIRouter(tags=["transparency"])
-receipts = APIRouter(tags=["transparency"])
+receipts_router = APIRouter(tags=["transparency"])
 
-FOR_EVER = "public, max-age=31536000, immutable"
+CACHED_FOR_EVER = "public, max-age=31536000, immutable"
 """A tile never changes."""
-BRIEFLY = "public, max-age=1"
-PROBLEMS = openapi.problems("not-found", "database-unavailable", token=False)
+CACHED_BRIEFLY = "public, max-age=1"
+LOG_PROBLEMS = openapi.problems("not-found", "database-unavailable", token=False)
 
 
-@transparency_router.get("/checkpoint", response_class=PlainTextResponse, responses=PROBLEMS)
+@transparency_router.get("/checkpoint", response_class=PlainTextResponse, responses=LOG_PROBLEMS)
 async def checkpoint(services: ServicesDep) -> Response:
     """Return the log's last checkpoint, with the cosignatures that witnesses gave."""
     note = await services.published_log.checkpoint()
     if note is None:
         raise NotFound("No checkpoint has been signed yet.")
-    return PlainTextResponse(note, headers={"Cache-Control": BRIEFLY})
+    return PlainTextResponse(note, headers={"Cache-Control": CACHED_BRIEFLY})
 
 
-@transparency_router.get("/tile/{path:path}", responses=PROBLEMS, response_class=Response)
+@transparency_router.get("/tile/{path:path}", responses=LOG_PROBLEMS, response_class=Response)
 async def tile(services: ServicesDep, path: str) -> Response:
     """Return hashes of the tree, or a bundle of the log's entries (c2sp.org/tlog-tiles)."""
     try:
@@ -189,16 +190,16 @@ async def tile(services: ServicesDep, path: str) -> Response:
     return Response(
         await services.published_log.tile(wanted),
         media_type="application/octet-stream",
-        headers={"Cache-Control": FOR_EVER},
+        headers={"Cache-Control": CACHED_FOR_EVER},
     )
 
 
-@receipts.get("/receipts", responses=openapi.problems("not-found"))
+@receipts_router.get("/receipts", responses=openapi.problems("not-found"))
 def entries(
     services: ServicesDep,
     holder: Anyone,
     cursor: NumberCursor = None,
-    limit: Limit = paging.PAGE,
+    limit: Limit = PAGE_ITEMS,
     project: Annotated[
         Name | None, Query(description="For auditors and admins. A student's is the token's.")
     ] = None,

@@ -1,4 +1,4 @@
-"""Around every request: an id, a slot, limits on the body, a log line, metrics, no tracebacks.
+"""What surrounds every request: an id, a slot, body limits, a log line, metrics, no tracebacks.
 
 The log line has the route, status and duration, the id of the token, the numbers of the charges
 that a request to label paid, and the type of the problem if there was one. It never has paths,
@@ -11,16 +11,18 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import structlog
+from anyio import CapacityLimiter, to_thread
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from terrine_server.api.problems import Answer, problem
-from terrine_server.api.services import LABEL, PRINCIPAL, USED_UP, Check, checked
+from terrine_server.api.services import LABEL_PATH, PRINCIPAL_KEY, USED_UP_PATH, Check
 from terrine_server.errors import DatabaseUnavailable, TerrineError
 from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
@@ -28,12 +30,12 @@ from terrine_server.owner.sign_in import Principal
 from terrine_server.serving.bounds import (
     CLOSING,
     CONNECTION,
-    Bounds,
     Connection,
     Refusal,
+    RequestLimits,
     Share,
     Slot,
-    full,
+    request_slot,
 )
 from terrine_server.settings import Settings
 
@@ -42,9 +44,9 @@ log = structlog.get_logger("terrine")
 STRANGER_SECONDS = 0.005
 """How long a request without a valid token waits for each that is in progress, itself included: all
 strangers together get 200 answers a second, and students the rest of the time."""
-SMALL_BODY = 64 * 1024
+SMALL_BODY_BYTES = 64 * 1024
 """Maximum bytes of a body, except for `POST /label`."""
-SINGLE = (
+SINGLE_HEADERS = (
     b"authorization",
     b"content-type",
     b"content-encoding",
@@ -52,19 +54,22 @@ SINGLE = (
     b"origin",
 )
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
-ALIVE = "/healthz"
+ALIVE_PATH = "/healthz"
 """Answered without a slot, so also when all are taken."""
-CHARGED_NOTHING = {"overloaded", "request-timeout"}
-"""Problems of bodies and slots after which a student wonders."""
+PROBLEMS_THAT_CHARGE_NOTHING = {"overloaded", "request-timeout"}
+"""Problems after which a student would wonder whether anything was charged."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
 
+_CHECKING = CapacityLimiter(16)
+"""Tokens checked at a time. Routes use other threads."""
+
 Authenticate = Callable[[str, Mapping[bytes, bytes]], Check | None]
-"""From a path and headers: who asks, or how to find out; None if nobody says."""
+"""From a path and headers to a check of who asks; None if the headers say nothing."""
 
 
-class Envelope:
+class RequestMiddleware:
     """ASGI middleware around all routes."""
 
     def __init__(
@@ -80,7 +85,7 @@ class Envelope:
         self.settings = settings
         self.authenticate = authenticate
         self.answer = answer
-        self.bounds = Bounds(settings.limits)
+        self.limits = RequestLimits(settings.limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -92,7 +97,6 @@ class Envelope:
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
         connection: Connection | None = scope["state"].get(CONNECTION)
-        slot = Slot() if connection is None else connection.slot
         status = 0
 
         async def send_named(message: Message) -> None:
@@ -111,11 +115,22 @@ class Envelope:
                     message["headers"] = [*message["headers"], CLOSE]
             await send(message)
 
-        if connection is not None:
-            connection.begin()
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with (
+            structlog.contextvars.bound_contextvars(request_id=request_id),
+            request_slot(scope) as slot,
+        ):
+            large = scope["path"] in (LABEL_PATH, USED_UP_PATH)
             try:
-                await self._bounded(scope, headers, slot, receive, send_named)
+                await self.limits.run(
+                    self._run_routes,
+                    scope,
+                    receive,
+                    send_named,
+                    slot=slot,
+                    most=self.settings.max_body_bytes if large else SMALL_BODY_BYTES,
+                    admit=partial(self._admit, scope, headers, slot),
+                    answer=partial(self._refuse, scope),
+                )
             except ClientDisconnect:
                 status = status or 499
             except asyncio.CancelledError:
@@ -135,10 +150,6 @@ class Envelope:
                 response = self.answer(request_id, scope["path"], *DEFECT)
                 await response(scope, receive, send_named)
             finally:
-                if connection is None:
-                    slot.leave()
-                else:
-                    connection.finish()
                 self._record(scope, status, time.perf_counter() - started)
 
     def _allowance(self, left: int | None) -> Iterator[tuple[bytes, bytes]]:
@@ -148,66 +159,46 @@ class Envelope:
             yield b"ratelimit-policy", f'"requests";q={limit};w=60'.encode()
             yield b"ratelimit", f'"requests";r={left}'.encode()
 
-    async def _no_slot(
+    async def _admit(
         self, scope: Scope, headers: Mapping[bytes, bytes], slot: Slot
     ) -> Refusal | None:
-        """Check the token, before any of the body, and take a slot; or return a refusal.
+        """Check the head and the token, before any of the body, and take a slot; or refuse.
 
         The routes find the token's principal in the state, or why there is none.
         """
-        if scope["path"] == ALIVE:
-            return None
+        refusal = _refuse_head(scope, headers)
+        if refusal is not None or scope["path"] == ALIVE_PATH:
+            return refusal
         address = scope["client"][0] if scope.get("client") else ""
         check = self.authenticate(scope["path"], headers)
         found: Principal | TerrineError | None = None
         if check is not None:
-            refused = full(slot.claim(self.bounds.slots, address))
-            if refused is not None:
-                return refused
-            found = await checked(check)
-            scope["state"][PRINCIPAL] = found
+            refusal = slot.claim(self.limits.slots, address)
+            if refusal is not None:
+                return refusal
+            try:
+                found = await to_thread.run_sync(check, limiter=_CHECKING)
+            except TerrineError as error:
+                found = error
+            scope["state"][PRINCIPAL_KEY] = found
         if isinstance(found, Principal):
-            share = slot.of_token(self.bounds.slots, found.token_id)
-        elif isinstance(found, DatabaseUnavailable):  # many students at once, who are authenticated
-            share = slot.of_unchecked(self.bounds.slots, address)
-        else:
-            share = slot.of_unauthenticated(self.bounds.slots, address)
-            if share is None:
-                await pace(self.bounds.slots.taken[Share.UNAUTHENTICATED, ""])
-        return full(share)
+            return slot.take_for_token(self.limits.slots, found.token_id)
+        if isinstance(found, DatabaseUnavailable):  # many students at once, who are authenticated
+            return slot.take_unchecked(self.limits.slots, address)
+        refusal = slot.take_unauthenticated(self.limits.slots, address)
+        if refusal is None:
+            await pace(self.limits.slots.taken[Share.UNAUTHENTICATED, ""])
+        return refusal
 
-    async def _bounded(
-        self,
-        scope: Scope,
-        headers: dict[bytes, bytes],
-        slot: Slot,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Run the app within the bounds, or refuse."""
+    def _refuse(self, scope: Scope, refusal: Refusal) -> ASGIApp:
+        """Return the answer to a request that is not handled."""
+        slug, detail, *more = refusal
+        scope["state"]["problem"] = slug
+        if slug in PROBLEMS_THAT_CHARGE_NOTHING:
+            detail += " Nothing was charged."
+        return self.answer(scope["state"]["request_id"], scope["path"], slug, detail, *more)
 
-        async def admit() -> Refusal | None:
-            return _refusal(scope, headers) or await self._no_slot(scope, headers, slot)
-
-        def refused(refusal: Refusal) -> ASGIApp:
-            slug, detail, *more = refusal
-            scope["state"]["problem"] = slug
-            if slug in CHARGED_NOTHING:
-                detail += " Nothing was charged."
-            return self.answer(scope["state"]["request_id"], scope["path"], slug, detail, *more)
-
-        await self.bounds.run(
-            self._routed,
-            scope,
-            receive,
-            send,
-            slot=slot,
-            most=self.settings.max_body_bytes if scope["path"] in (LABEL, USED_UP) else SMALL_BODY,
-            admit=admit,
-            answer=refused,
-        )
-
-    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run_routes(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app; HEAD as GET, whose body the server leaves out (RFC 9110, section 9.3.2)."""
         if scope["method"] != "HEAD":
             await self.app(scope, receive, send)
@@ -224,7 +215,7 @@ class Envelope:
         self.metrics.requests(method, route, str(status)).inc()
         self.metrics.seconds(method, route).observe(seconds)
         fields: dict[str, Any] = {"status": status, "seconds": round(seconds, 4)}
-        caller, charges = (scope["state"].get(name) for name in (PRINCIPAL, "charges"))
+        caller, charges = (scope["state"].get(name) for name in (PRINCIPAL_KEY, "charges"))
         if isinstance(caller, Principal):
             fields["token"] = caller.token_id
         if charges is not None:
@@ -233,7 +224,7 @@ class Envelope:
         if slug is not None:
             self.metrics.problems(slug).inc()
             fields["problem"] = slug
-        probe = route == ALIVE and status == 200  # a proxy asks every second
+        probe = route == ALIVE_PATH and status == 200  # a proxy asks every second
         (log.debug if probe else log.info)("request", method=method, route=route, **fields)
 
 
@@ -256,24 +247,24 @@ async def pace(strangers: int) -> None:
     await asyncio.sleep(STRANGER_SECONDS * strangers)
 
 
-def _refusal(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+def _refuse_head(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
     """Return the refusal of a request by its head alone, or None."""
     if scope["path"].endswith("\n"):
         # Routes are matched with `$`, which accepts a final newline; a proxy's rules do not.
-        return Refusal("not-found", "There is nothing at a path that ends in a newline.")
+        return Refusal("not-found", "Nothing exists at a path that ends in a newline.")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         return Refusal(
             "unsupported-media-type",
             "Compressed bodies (Content-Encoding) are not accepted. Use .npz to send less.",
         )
     names = [name for name, _ in scope["headers"]]
-    for name in SINGLE:
+    for name in SINGLE_HEADERS:
         if names.count(name) > 1:
             return Refusal("invalid-request", f"The header {name.decode()} was sent twice.")
     return None
 
 
-def malformed(metrics: Metrics) -> Response:
+def answer_malformed(metrics: Metrics) -> Response:
     """Answer malformed HTTP with a problem, log and count it: no route ever sees it.
 
     Its text is the client's, so it is left out.

@@ -25,10 +25,10 @@ from terrine_protocol.tables.encoding import columns_of, encode_columns
 from terrine_server.errors import InvalidQuery, PayloadTooLarge
 from terrine_server.labeling.queries import check_batch
 
-LONGEST_TEXT = 200
+MAX_TEXT_CHARACTERS = 200
 """Characters of a column's name, or of a value that is used: to normalize a text in Unicode may
 take time that grows with the square of its length."""
-ROW = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
+ROW_DECODER = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
@@ -50,7 +50,7 @@ class NamedRows:
         Raises `InvalidQuery` or `PayloadTooLarge`.
         """
         check_batch(len(texts), self.batch)
-        rows = (_object(index, bytes(text)) for index, text in enumerate(texts))
+        rows = (_decode_row(index, bytes(text)) for index, text in enumerate(texts))
         try:
             columns = columns_of(rows, self.schema.features)
         except DataError as error:
@@ -139,10 +139,10 @@ class EncodedRows:
     notes: tuple[str, ...]
 
 
-def _object(index: int, text: bytes) -> dict[str, Any]:
+def _decode_row(index: int, text: bytes) -> dict[str, Any]:
     """Decode a row. What it holds is no deeper than its type, and no column is given twice."""
     try:
-        row: dict[str, Any] = ROW.decode(text)
+        row: dict[str, Any] = ROW_DECODER.decode(text)
     except UnicodeDecodeError:
         raise InvalidQuery(f"row {index}: the JSON is not UTF-8.") from None
     except msgspec.DecodeError as error:
@@ -160,7 +160,7 @@ def _object(index: int, text: bytes) -> dict[str, Any]:
 
 def _check_lengths(where: str, texts: Iterable[str]) -> None:
     longest = max(map(len, texts), default=0)
-    if longest > LONGEST_TEXT:
+    if longest > MAX_TEXT_CHARACTERS:
         raise InvalidQuery(
-            f"{where}: a text has {longest} characters; expected at most {LONGEST_TEXT}."
+            f"{where}: a text has {longest} characters; expected at most {MAX_TEXT_CHARACTERS}."
         )

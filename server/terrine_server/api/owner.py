@@ -31,8 +31,8 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api import services as paging
 from terrine_server.api.services import (
+    PAGE_ITEMS,
     Admin,
     Anyone,
     Auditor,
@@ -44,6 +44,7 @@ from terrine_server.api.services import (
     Student,
     TokenCursor,
     TokenId,
+    render_page,
 )
 from terrine_server.errors import Forbidden
 from terrine_server.ledger import ProjectRecord
@@ -97,7 +98,7 @@ def projects(
     services: ServicesDep,
     _: Auditor,
     cursor: NameCursor = None,
-    limit: Limit = paging.PAGE,
+    limit: Limit = PAGE_ITEMS,
     ensemble: Annotated[Name | None, Query()] = None,
     status: Annotated[ProjectStatus | None, Query()] = None,
 ) -> Response:
@@ -111,7 +112,7 @@ def projects(
     def view(record: ProjectRecord) -> ProjectInfo:
         return views.project(record, available[record.ensemble.name])
 
-    return paging.page(ProjectPage, found, limit, view, lambda last: last.name)
+    return render_page(ProjectPage, found, limit, view, lambda last: last.name)
 
 
 @router.get("/projects/{name}", responses=openapi.problems("not-found"))
@@ -159,11 +160,11 @@ def tokens(
     services: ServicesDep,
     _: Admin,
     cursor: TokenCursor = None,
-    limit: Limit = paging.PAGE,
+    limit: Limit = PAGE_ITEMS,
 ) -> Response:
     """List tokens without their secrets, oldest first."""
     found = services.ledger.list_tokens(after=cursor or None, limit=limit + 1)
-    return paging.page(TokenPage, found, limit, TokenInfo.model_validate, lambda last: last.id)
+    return render_page(TokenPage, found, limit, TokenInfo.model_validate, lambda last: last.id)
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
@@ -192,7 +193,7 @@ def make_request(
 
     Sent again while it is open, it is the same request.
     """
-    record, new = operations.make(services.ledger, request, holder)
+    record, new = operations.make_request(services.ledger, request, holder)
     response.headers["Location"] = f"/requests/{record.id}"
     response.status_code = 201 if new else 200
     return views.request(record)
@@ -205,13 +206,13 @@ def list_requests(
     services: ServicesDep,
     holder: Anyone,
     cursor: TokenCursor = None,
-    limit: Limit = paging.PAGE,
+    limit: Limit = PAGE_ITEMS,
     status: Annotated[RequestStatus | None, Query()] = None,
 ) -> Response:
     """List requests, oldest first. A student sees those of its own token, and nobody else's."""
     found = services.ledger.list_requests(_own(holder), status, cursor or None, limit + 1)
     view = views.request if holder.role is Role.STUDENT else views.request_account
-    return paging.page(RequestPage, found, limit, view, lambda last: last.id)
+    return render_page(RequestPage, found, limit, view, lambda last: last.id)
 
 
 @requests_router.get("/requests/{request_id}", responses=openapi.problems("not-found"))
@@ -222,7 +223,7 @@ def request(
     record = services.ledger.find_request(request_id, _own(holder))
     if holder.role is Role.STUDENT:
         return views.request(record)
-    return views.request_account(record, *operations.examine(services.ledger, record))
+    return views.request_account(record, *operations.examine_request(services.ledger, record))
 
 
 @requests_router.post(
@@ -244,8 +245,8 @@ def approve_request(
 
     The request, the project, its token and the log's entries are written together or not at all.
     """
-    terms = operations.as_opened(services.ledger.find_request(request_id), approval)
-    done = operations.approve(
+    terms = operations.merge_approval(services.ledger.find_request(request_id), approval)
+    done = operations.approve_request(
         services.ledger,
         services.tokens,
         request_id,

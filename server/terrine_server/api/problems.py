@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_protocol.base import in_words
 from terrine_server.api import openapi
-from terrine_server.api.services import caller
+from terrine_server.api.services import authenticated_caller
 from terrine_server.errors import (
     DatabaseUnavailable,
     EnsembleUnavailable,
@@ -39,11 +39,11 @@ PRIVATE_DETAIL = {
     "reason: ask the data owner.",
 }
 """Problems whose cause names paths and hosts: clients get this text, the log the cause."""
-WITH_CONTACT = {"budget-exhausted", "project-paused", "project-closed"}
+PROBLEMS_WITH_CONTACT = {"budget-exhausted", "project-paused", "project-closed"}
 """Problems that a student takes to the data owner."""
-NO_RETRY = {"ledger-corrupted", "ledger-restored", "log-not-signed"}
+PROBLEMS_WITHOUT_RETRY = {"ledger-corrupted", "ledger-restored", "log-not-signed"}
 """Problems of status 503 that last until a person has repaired something."""
-BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
+PROBLEM_OF_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
 
 
 class ProblemResponse(JSONResponse):
@@ -74,7 +74,7 @@ def problem(
     if kind.status == HTTPStatus.UNAUTHORIZED:
         added["WWW-Authenticate"] = "Bearer"
     waiting_helps = kind.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-    if waiting_helps and slug not in NO_RETRY:
+    if waiting_helps and slug not in PROBLEMS_WITHOUT_RETRY:
         added["Retry-After"] = str((extras or {}).get("retry_after", RETRY_SECONDS))
     return ProblemResponse(document.model_dump(mode="json"), kind.status, added)
 
@@ -86,9 +86,9 @@ Answer = Callable[..., Response]
 def install(app: FastAPI, answer: Answer = problem) -> None:
     """Answer every error of the routes with a problem, and document the problems."""
     app.state.answer = answer
-    app.add_exception_handler(TerrineError, _refused)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(HTTPException, _framework)
+    app.add_exception_handler(TerrineError, _handle_refusal)
+    app.add_exception_handler(RequestValidationError, _handle_malformed)
+    app.add_exception_handler(HTTPException, _handle_framework)
     app.include_router(router)
 
 
@@ -106,25 +106,25 @@ async def explanation(slug: str) -> ProblemType:
     return PROBLEMS[slug]
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _handle_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, TerrineError)  # noqa: S101 - as registered
     if isinstance(error, DatabaseUnavailable | EnsembleUnavailable):
         log.error("unavailable", problem=error.problem, cause=str(error))
     detail = PRIVATE_DETAIL.get(error.problem, error.detail)
     contact = request.app.state.services.settings.contact
-    told = {"contact": contact} if contact and error.problem in WITH_CONTACT else {}
+    told = {"contact": contact} if contact and error.problem in PROBLEMS_WITH_CONTACT else {}
     return _answer(request, error.problem, detail, {**error.extras, **told})
 
 
-def _malformed(request: Request, error: Exception) -> Response:
+def _handle_malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - as registered
     if any(item["loc"][:1] == ("body",) for item in error.errors()):
         # A body is parsed before its sender is known; what is wrong with it is not for
         # unauthenticated clients.
         try:
-            caller(request, request.app.state.services)
+            authenticated_caller(request, request.app.state.services)
         except TerrineError as refusal:
-            return _refused(request, refusal)
+            return _handle_refusal(request, refusal)
     found = [
         {"field": ".".join(map(str, item["loc"])), "message": in_words(item)}
         for item in error.errors()[:MAX_ERRORS]
@@ -138,9 +138,9 @@ def _malformed(request: Request, error: Exception) -> Response:
     )
 
 
-def _framework(request: Request, error: Exception) -> Response:
+def _handle_framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - as registered
-    slug = BY_STATUS.get(error.status_code, "invalid-request")
+    slug = PROBLEM_OF_STATUS.get(error.status_code, "invalid-request")
     detail = error.detail
     if slug == "not-found":
         detail = "Nothing exists at this path. GET /openapi.json lists all paths."

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Query, Request
@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from terrine_protocol import LogState, Name, Role
 from terrine_protocol.transparency import ENTRY_BYTES, HASH_BYTES, Policy, Tile
+from terrine_server.api.decoding import media_type
 from terrine_server.errors import Forbidden, TerrineError, Unauthorized, UnsupportedMediaType
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling, Queue
 from terrine_server.labeling.voters import Voters
@@ -36,13 +37,14 @@ from terrine_server.metrics import Metrics
 from terrine_server.owner.checkpoints import SignedHistory, log_state
 from terrine_server.owner.sign_in import Principal, Sessions, Tokens
 from terrine_server.ratelimit import RateLimit
-from terrine_server.serving.bounds import network
+from terrine_server.serving.bounds import client_network
 from terrine_server.settings import Settings
 
 Record = TypeVar("Record")
+Found = TypeVar("Found")
 
 
-def _check(cursor: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _check_cursor(cursor: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         return check(cursor)
     except ValidationError:
@@ -57,17 +59,17 @@ _CURSOR = Query(description="The `next` of the previous page. Empty: the first p
 TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 _Number = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
 
-NameCursor = Annotated[Name | Literal[""] | None, WrapValidator(_check), _CURSOR]
-NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check), _CURSOR]
+NameCursor = Annotated[Name | Literal[""] | None, WrapValidator(_check_cursor), _CURSOR]
+NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check_cursor), _CURSOR]
 RequestId = TokenId
-TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check), _CURSOR]
+TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check_cursor), _CURSOR]
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]
-PAGE = 100
+PAGE_ITEMS = 100
 """Items on a page, if the request has no `limit`."""
 
 
-def page(
+def render_page(
     model: type[BaseModel],
     found: Sequence[Record],
     limit: int,
@@ -89,10 +91,41 @@ def page(
     return Response(made.model_dump_json(), media_type="application/json")
 
 
-CHECKPOINT_SECONDS = 1.0
-"""How long a checkpoint is told without a look at the database."""
-MOST_TILES = 1024
+LOOKUP_SECONDS = 1.0
+"""How long what was looked up is still true. Strangers may ask as often as they like."""
+MAX_TILES = 1024
 """Tiles that are kept in memory, of 8 KiB at most."""
+
+
+class SharedLookup(Generic[Found]):
+    """Looks something up in a thread, once a second at most, for everybody who asks.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, function: Callable[[], Found], thread: CapacityLimiter) -> None:
+        self._function = function
+        self._thread = thread
+        self._task: asyncio.Task[Found | TerrineError] | None = None
+        self._until = 0.0
+
+    async def __call__(self) -> Found:
+        """Return what the function returned a second ago at most. Raises its `TerrineError`."""
+        now = asyncio.get_running_loop().time()
+        if self._task is None or (self._task.done() and now > self._until):
+            self._task = asyncio.create_task(self._look_up())
+        found = await asyncio.shield(self._task)
+        if isinstance(found, TerrineError):
+            raise found.with_traceback(None)
+        return found
+
+    async def _look_up(self) -> Found | TerrineError:
+        try:
+            return await to_thread.run_sync(self._function, limiter=self._thread)
+        except TerrineError as error:
+            return error
+        finally:
+            self._until = asyncio.get_running_loop().time() + LOOKUP_SECONDS
 
 
 class PublishedLog:
@@ -105,19 +138,9 @@ class PublishedLog:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._thread = CapacityLimiter(1)
-        self._looking: asyncio.Task[str | TerrineError | None] | None = None
-        self._until = 0.0
         self._tiles = OrderedDict[tuple[int | None, int], bytes]()
-
-    async def checkpoint(self) -> str | None:
-        """Return the last checkpoint, as of a second ago at most. Raises DatabaseUnavailable."""
-        now = asyncio.get_running_loop().time()
-        if self._looking is None or (self._looking.done() and now > self._until):
-            self._looking = asyncio.create_task(self._look())
-        found = await asyncio.shield(self._looking)
-        if isinstance(found, TerrineError):
-            raise found.with_traceback(None)
-        return found
+        self.checkpoint = SharedLookup(ledger.checkpoint, self._thread)
+        """The last checkpoint."""
 
     async def tile(self, tile: Tile) -> bytes:
         """Return a tile, or a bundle of entries. Raises NotFound and DatabaseUnavailable."""
@@ -127,26 +150,14 @@ class PublishedLog:
         if len(kept) < size:  # the tree grows: what was read is the beginning of what is there now
             kept = await to_thread.run_sync(self._ledger.tile, tile, limiter=self._thread)
             self._tiles[place] = max(kept, self._tiles.get(place, b""), key=len)
-            if len(self._tiles) > MOST_TILES:
+            if len(self._tiles) > MAX_TILES:
                 self._tiles.popitem(last=False)
         self._tiles.move_to_end(place)
         return kept[:size]
 
-    async def _look(self) -> str | TerrineError | None:
-        try:
-            return await to_thread.run_sync(self._ledger.checkpoint, limiter=self._thread)
-        except TerrineError as error:
-            return error
-        finally:
-            self._until = asyncio.get_running_loop().time() + CHECKPOINT_SECONDS
-
-
-SECONDS = 1.0
-"""How long what was found is still true. Strangers may ask as often as they like."""
-
 
 class Readiness:
-    """Finds out in a thread of its own. Belongs to one event loop."""
+    """Whether queries can be answered. Belongs to one event loop."""
 
     def __init__(
         self, engine: Engine, ledger: Ledger, voters: Voters, policy: Policy | None
@@ -155,44 +166,20 @@ class Readiness:
         self._ledger = ledger
         self._voters = voters
         self.policy = policy
-        self._log: LogState | None = None
-        self._thread = CapacityLimiter(1)
-        self._found: asyncio.Task[TerrineError | None] | None = None
-        self._until = 0.0
+        self.check = SharedLookup(self._check, CapacityLimiter(1))
+        """Raises what keeps queries from being answered, if anything does; else returns the state
+        of the transparency log, which keeps none."""
 
-    async def check(self) -> LogState | None:
-        """Raise what keeps queries from being answered, if anything does.
-
-        Return the state of the transparency log, which keeps none.
-        """
-        now = asyncio.get_running_loop().time()
-        if self._found is None or (self._found.done() and now > self._until):
-            self._found = asyncio.create_task(self._find_out())
-        error = await asyncio.shield(self._found)
-        if error is not None:
-            raise error.with_traceback(None)
-        return self._log
-
-    async def _find_out(self) -> TerrineError | None:
-        try:
-            return await to_thread.run_sync(self._problem, limiter=self._thread)
-        finally:
-            self._until = asyncio.get_running_loop().time() + SECONDS
-
-    def _problem(self) -> TerrineError | None:
-        try:
-            check_schema(self._engine)
-            check_definitions(self._engine)
-            check_rights(self._engine)
-            self._ledger.check_sealed()
-            self._ledger.check_history()
-            check_writable(self._engine)
-            for ensemble in self._ledger.ensembles():
-                self._voters.check(ensemble)
-            self._log = log_state(self._ledger.checkpoint(), self.policy)
-        except TerrineError as error:
-            return error
-        return None
+    def _check(self) -> LogState | None:
+        check_schema(self._engine)
+        check_definitions(self._engine)
+        check_rights(self._engine)
+        self._ledger.check_sealed()
+        self._ledger.check_history()
+        check_writable(self._engine)
+        for ensemble in self._ledger.ensembles():
+            self._voters.check(ensemble)
+        return log_state(self._ledger.checkpoint(), self.policy)
 
 
 class LabelReply(NamedTuple):
@@ -256,7 +243,7 @@ async def known_parameters(request: Request) -> None:
 
 async def json_only(request: Request) -> None:
     """Refuse a body that does not say that it is JSON. Raises `UnsupportedMediaType`."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(request.headers.get("content-type", ""))
     if kind not in ("", "application/json"):
         raise UnsupportedMediaType(f"The content type {kind!r} is not application/json.")
 
@@ -274,17 +261,15 @@ _bearer = HTTPBearer(
 
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
-PRINCIPAL = "principal"
+PRINCIPAL_KEY = "principal"
 """In the state of a request with a token: its `Principal`, or the error that says why not."""
-LABEL, USED_UP = "/label", "/label/used-up"
-_CHECKING = CapacityLimiter(16)
-"""Tokens checked at a time. Routes use other threads."""
-
+LABEL_PATH = "/label"
+USED_UP_PATH = "/label/used-up"
 Check = Callable[[], Principal]
 """Finds out who asks. It takes time. Raises `TerrineError`."""
 
 
-def bearer(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:
+def bearer_check(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:
     """Return a check of the headers' bearer token; None if they have none."""
     given = headers.get(b"authorization", b"").decode("latin-1")
     scheme, token = get_authorization_scheme_param(given)
@@ -293,43 +278,27 @@ def bearer(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:
     return partial(services.tokens.authenticate, token)
 
 
-async def checked(check: Check) -> Principal | TerrineError:
-    """Return what a check finds, or its error."""
-    try:
-        return await to_thread.run_sync(check, limiter=_CHECKING)
-    except TerrineError as error:
-        return error
+def authenticated_caller(request: Request, services: Services) -> Principal:
+    """Return the caller, whom the middleware has authenticated.
 
-
-async def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:
-    """Return the caller. Raises `Unauthorized`, `RateLimited`."""
-    found = caller(request, services)
-    request.state.left = services.requests.take(found.token_id)
-    return found
-
-
-def caller(request: Request, services: Services) -> Principal:
-    """Return the caller, whom the envelope has authenticated. Raises `Unauthorized`, `RateLimited`.
-
-    Failures are counted per address and never block a valid token: unauthenticated clients behind
-    one proxy or router share an address.
+    Raises `Unauthorized`, `RateLimited`. Failures are counted per address and never block a valid
+    token: unauthenticated clients behind one proxy or router share an address.
     """
-    found = getattr(request.state, PRINCIPAL, None)
+    found = getattr(request.state, PRINCIPAL_KEY, None)
     if isinstance(found, Principal):
         return replace(found, request_id=request.state.request_id)
     error = found or Unauthorized("Send the header 'Authorization: Bearer <token>'.")
     if isinstance(error, Unauthorized):
-        services.failed_logins.take(network(request.client.host) if request.client else "")
+        services.failed_logins.take(client_network(request.client.host) if request.client else "")
     raise error
 
 
 def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Awaitable[Principal]]:
     """Return a dependency that accepts tokens of these roles."""
 
-    # Calls `principal` instead of depending on it: FastAPI takes longer to resolve a dependency
-    # than this takes to run, on every request.
-    async def check(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
-        holder = await principal(request, services, credentials)
+    async def check(request: Request, services: ServicesDep, _: Bearer) -> Principal:
+        holder = authenticated_caller(request, services)
+        request.state.left = services.requests.take(holder.token_id)
         if holder.role not in roles:
             needed = " or ".join(roles)
             raise Forbidden(f"This needs a token of role {needed}; yours is {holder.role}.")
@@ -343,6 +312,7 @@ _student = allow(Role.STUDENT)
 
 async def own_project(request: Request, services: ServicesDep, credentials: Bearer) -> str:
     """Return the project that the student's token belongs to."""
+    # A call: FastAPI takes longer to resolve a dependency than this takes to run.
     holder = await _student(request, services, credentials)
     if holder.project is None:
         raise Forbidden("This token belongs to no project.")

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from terrine_protocol import (
-    Budget,
-    LabelResponse,
-    ProjectInfo,
-    UsedUp,
-)
+from terrine_protocol import Budget, LabelResponse, ProjectInfo, UsedUp
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.decoding import BodyLimits, DecodedQueries, check_length, decode
 from terrine_server.api.services import (
-    LABEL,
-    USED_UP,
+    LABEL_PATH,
+    USED_UP_PATH,
     LabelReply,
     OwnProject,
     Services,
@@ -29,7 +23,7 @@ from terrine_server.api.services import (
 )
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.ledger import ChargedBatch
-from terrine_server.serving.bounds import Turns
+from terrine_server.serving.bounds import PerTokenThreads
 
 router = APIRouter(tags=["students"])
 
@@ -41,13 +35,13 @@ AcceptClipped = Annotated[
     ),
 ]
 
-CHECKING = Turns(8)
+DECODING = PerTokenThreads(8)
 """Label requests decoded and checked at a time, of each token one. Other routes use a separate
 thread pool."""
 
 
 @router.post(
-    LABEL,
+    LABEL_PATH,
     response_model=LabelResponse,
     openapi_extra=openapi.LABEL_REQUEST,
     responses=openapi.LABEL_RESPONSES,
@@ -65,17 +59,16 @@ async def label(
     """
     holder = request.state.principal
     services.replays.take(holder.token_id)
-    decoded = await _received(request, services, project, accept_clipped)
+    decoded = await _read_body(request, services, project, accept_clipped)
 
     def check() -> CheckedRequest:
         with services.metrics.stage("decode"):
             sent = decoded()
-            checked = services.labeling.check(
-                project, sent.inputs, sent.probabilities, holder.record
+            return services.labeling.check(
+                project, sent.inputs, sent.probabilities, holder.record, sent.notes
             )
-            return replace(checked, notes=sent.notes)
 
-    ask = await CHECKING.run(holder.token_id, check)
+    ask = await DECODING.run(holder.token_id, check)
     answered = await services.queue.ask(project, ask)
     services.replays.use(holder.token_id, answered.replayed)
     request.state.charges = answered.paid
@@ -83,7 +76,7 @@ async def label(
 
 
 @router.post(
-    USED_UP,
+    USED_UP_PATH,
     response_model=UsedUp,
     openapi_extra=openapi.INPUTS_REQUEST,
     responses=openapi.problems("invalid-query", "ensemble-unavailable"),
@@ -98,25 +91,25 @@ async def used_up(
 
     For projects of neighbours. No private record is looked at, and nothing is asked of any.
     """
-    decoded = await _received(request, services, project, accept_clipped)
+    decoded = await _read_body(request, services, project, accept_clipped)
 
     def found() -> list[float]:
-        return services.labeling.used_up(project, decoded().inputs)
+        return services.labeling.exhausted_shares(project, decoded().inputs)
 
-    return UsedUp(used_up=await CHECKING.run(request.state.principal.token_id, found))
+    return UsedUp(used_up=await DECODING.run(request.state.principal.token_id, found))
 
 
-async def _received(
+async def _read_body(
     request: Request, services: Services, project: str, accept_clipped: bool
 ) -> Callable[[], DecodedQueries]:
     """Return what decodes the body, which is there. One that is too long for its project is refused
     by what its head says, or once so much is there."""
     content_type, settings = request.headers.get("content-type", ""), services.settings
     token_id = request.state.principal.token_id
-    known = await CHECKING.run(token_id, services.ledger.cached_project, project)
+    known = await DECODING.run(token_id, services.ledger.cached_project, project)
     expected = known.ensemble.facts
     limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
-    declared = request.headers.get("content-length", "0")  # digits: the envelope has looked
+    declared = request.headers.get("content-length", "0")  # digits: the middleware has looked
     check_length(content_type, int(declared), expected, limits)
     body = bytearray()
     async for part in request.stream():
@@ -125,7 +118,7 @@ async def _received(
     return partial(decode, content_type, bytes(body), expected, limits, accept_clipped)
 
 
-def answering(
+def label_answerer(
     labeling: Labeling,
 ) -> Callable[[str, Sequence[CheckedRequest]], list[LabelReply | Exception]]:
     """Return a function that answers a group of requests with their response bodies.

@@ -473,12 +473,12 @@ def mechanisms(
     from importlib.metadata import entry_points
 
     from terrine_protocol import MECHANISM_SPECS
-    from terrine_server.privacy.mechanisms import GROUP
+    from terrine_server.privacy.mechanisms import ENTRY_POINT_GROUP
 
     if name is None:
         show_kinds(MECHANISM_SPECS)
         if not as_json():
-            for each in entry_points(group=GROUP):
+            for each in entry_points(group=ENTRY_POINT_GROUP):
                 package = each.dist.name if each.dist else "?"
                 console.print(f"{each.name} of the package {package}: {each.value}", soft_wrap=True)
         return

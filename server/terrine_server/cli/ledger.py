@@ -296,12 +296,12 @@ def _say_missing(ledger: Ledger, project: str) -> None:
 def _verify_accounts(project: str, path: Path) -> bool:
     from terrine_models.data.arrays import load_inputs
     from terrine_server.labeling.local_voters import LocalVoters
-    from terrine_server.labeling.pipeline import recast
+    from terrine_server.labeling.strategies import recompute_accounts
     from terrine_server.settings import Settings
 
     settings = Settings()
     voters = LocalVoters(settings.data_dir, settings.device)
-    found = recast(opened_ledger(), voters, project, load_inputs(path))
+    found = recompute_accounts(opened_ledger(), voters, project, load_inputs(path))
     if found.same is None:
         line = f"not recomputed: {found.unknown} of {found.queries} queries are not in {path}"
     elif found.same:

@@ -340,7 +340,7 @@ def show_request(request_id: Id) -> None:
 
     ledger = opened_ledger()
     record = ledger.find_request(request_id)
-    shown = views.request_account(record, *operations.examine(ledger, record))
+    shown = views.request_account(record, *operations.examine_request(ledger, record))
     mechanism = shown.mechanism.model_dump(exclude_none=True)
     people: dict[str, object] = {
         "request": shown.id,
@@ -377,9 +377,11 @@ def approve(approval: RequestApprove, request_id: Id) -> None:
     from terrine_server.settings import Settings
 
     settings, ledger = Settings(), opened_ledger()
-    terms = operations.as_opened(ledger.find_request(request_id), approval)
+    terms = operations.merge_approval(ledger.find_request(request_id), approval)
     tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
-    done = operations.approve(ledger, tokens, request_id, terms, approval.token_expires_in_days)
+    done = operations.approve_request(
+        ledger, tokens, request_id, terms, approval.token_expires_in_days
+    )
     if as_json():
         available = AnyVoters(settings).available(done.project.ensemble)
         print_json(

@@ -540,7 +540,7 @@ def save_labels(labels: Labels, out: Path) -> None:
 
     from terrine_client import NO_COUNT
     from terrine_protocol.files import replacing
-    from terrine_server.sheets import Sheet
+    from terrine_server.sheets import CsvWriter
 
     names = np.array([name or "" for name in labels.names], dtype=np.str_)
     if out.suffix.lower() == ".npz":
@@ -562,7 +562,7 @@ def save_labels(labels: Labels, out: Path) -> None:
         for label, counts in enumerate(labels.noisy_counts.T.tolist()):
             columns[f"count_{label}"] = ["" if count == NO_COUNT else count for count in counts]
     with writing(out) as file:
-        sheet = Sheet(file)
-        sheet.row(columns)
+        sheet = CsvWriter(file)
+        sheet.write_row(columns)
         for row in zip(*columns.values(), strict=True):
-            sheet.row(row)
+            sheet.write_row(row)

@@ -165,7 +165,7 @@ def serve(
 
         app = create_app(settings, alone=True)
         chosen = settings.log_format
-        for warning in _warnings(settings, listening.connections(settings.max_connections)):
+        for warning in _warnings(settings, listening.allow_connections(settings.max_connections)):
             logs.say("warning", "may be a mistake", chosen=chosen, **warning)
         if not settings.checkpoint_key_path.exists():
             cause = "no key: run `terrine init`"

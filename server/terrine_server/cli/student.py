@@ -15,7 +15,7 @@ from terrine_protocol import Outcome
 from terrine_protocol.files import read
 from terrine_server.cli.console import console, fail, output, spent_by_whom, with_json, writing
 from terrine_server.cli.reading import AcceptClipped, StudentFiles, note, rehearse, save_labels
-from terrine_server.sheets import Sheet
+from terrine_server.sheets import CsvWriter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -344,11 +344,13 @@ def predict(
     x, names = known_inputs(inputs, trained.model)
     said = trained.said(x)
     with writing(out) as file:
-        sheet = Sheet(file)
+        sheet = CsvWriter(file)
         first = ["file"] if names else []
-        sheet.row([*first, "label", *(f"probability_{name}" for name in trained.model.classes)])
+        sheet.write_row(
+            [*first, "label", *(f"probability_{name}" for name in trained.model.classes)]
+        )
         for i, (name, row) in enumerate(zip(said.names.tolist(), said.probabilities, strict=True)):
-            sheet.row([*names[i : i + 1], name, *(f"{each:.6g}" for each in row)])
+            sheet.write_row([*names[i : i + 1], name, *(f"{each:.6g}" for each in row)])
     if out is not None:
         console.print(f"{out}: {len(x):,} inputs.", soft_wrap=True)
 

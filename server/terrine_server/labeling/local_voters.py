@@ -36,15 +36,15 @@ FileStamp = tuple[tuple[int, int, int], ...]
 
 
 class RegisteredEnsemble(Protocol):
-    """Where a registered ensemble is, and which one it must be: a part of its record."""
+    """The part of an ensemble's record that says where it is and which one it must be."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
 
     @property
     def path(self) -> str:
-        """Its directory, within the data directory."""
+        """Its directory within the data directory."""
 
     @property
     def manifest_sha256(self) -> str:
@@ -53,7 +53,7 @@ class RegisteredEnsemble(Protocol):
 
 @dataclass(frozen=True)
 class LoadedEnsemble:
-    """An ensemble that is loaded, and whose files these were."""
+    """A loaded ensemble, and its files as they were then."""
 
     ensemble: Ensemble | Neighbourhood
     files: Sequence[str]
@@ -120,10 +120,10 @@ class LocalVoters(Voters):
         ensemble = self.loaded(record).ensemble
         if isinstance(ensemble, Neighbourhood):
             return ensemble
-        raise EnsembleUnavailable(f"{record.name} has trained teachers, and no people who vote.")
+        raise EnsembleUnavailable(f"{record.name} has trained teachers; no people vote in it.")
 
     def close(self) -> None:
-        """Let go of the ensembles; the processes of imported ones end."""
+        """Release the ensembles; the processes of imported ones end."""
         with self._lock:
             self._slots.clear()
 

@@ -9,14 +9,14 @@ from typing import Protocol
 import numpy as np
 
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.ledger import SHARED, EnsembleRecord
+from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import Units
 
-BLOCK = 64 * 2**20
+BLOCK_BYTES = 64 * 2**20
 """Bytes of weights that are held at once."""
 
 
-class Nearby(Protocol):
+class PublicNeighbours(Protocol):
     """Public points near B queries, as if they were records of S people with accounts."""
 
     @property
@@ -24,11 +24,11 @@ class Nearby(Protocol):
         """How many records of each are so near that they vote, uint8 `[B, S]`."""
 
     @property
-    def around(self) -> np.ndarray:
-        """Likewise of those by which is judged how far people there are used up, uint8 `[B, S]`."""
+    def near_wider(self) -> np.ndarray:
+        """The same within a wider reach, by which exhaustion is judged, uint8 `[B, S]`."""
 
 
-class Weighing(Protocol):
+class UnitRecords(Protocol):
     """Records of a private data set, and how near they are to queries."""
 
     @property
@@ -39,8 +39,8 @@ class Weighing(Protocol):
     def shadows(self) -> int:
         """How many people the public points stand for, S."""
 
-    def located(self, x: np.ndarray) -> np.ndarray:
-        """Return where inputs `[B, …]` are, as points `[B, d]`: a public map."""
+    def to_points(self, x: np.ndarray) -> np.ndarray:
+        """Return the points `[B, d]` of inputs `[B, …]`, by a public map."""
 
     def near(self, points: np.ndarray) -> np.ndarray:
         """Return what each record adds to its class for queries at these points: uint8 `[B, N]`.
@@ -48,43 +48,43 @@ class Weighing(Protocol):
         A record's weight is a function of the query, of the record and of what is public alone.
         """
 
-    def near_public(self, points: np.ndarray) -> Nearby:
-        """Return which public points are near, and look at no record."""
+    def public_neighbours(self, points: np.ndarray) -> PublicNeighbours:
+        """Return which public points are near; no record is looked at."""
 
 
 @dataclass(frozen=True)
 class Neighbourhood:
     """The records of an ensemble whose units vote, and whose they are."""
 
-    ensemble: Weighing
+    ensemble: UnitRecords
     units: Units
 
-    def weighed(self, points: np.ndarray) -> Iterator[np.ndarray]:
+    def record_weights(self, points: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the weights uint8 `[b, N]` of all records for queries at `[B, d]`, in order."""
         records = max(1, self.units.records)
         for asked in _blocks(points, records):
             block = self.ensemble.near(asked)
-            _check(block, (len(asked), records))
+            _check_weights(block, (len(asked), records))
             yield block
 
-    def public(self, points: np.ndarray) -> Iterator[Nearby]:
+    def public_neighbours(self, points: np.ndarray) -> Iterator[PublicNeighbours]:
         """Yield which public points are near queries at `[B, d]`, in order."""
         shadows = self.ensemble.shadows
         for asked in _blocks(points, shadows):
-            found = self.ensemble.near_public(asked)
-            _check(found.weights, (len(asked), shadows))
-            _check(found.around, (len(asked), shadows))
+            found = self.ensemble.public_neighbours(asked)
+            _check_weights(found.weights, (len(asked), shadows))
+            _check_weights(found.near_wider, (len(asked), shadows))
             yield found
 
 
 def _blocks(points: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    size = max(1, BLOCK // max(1, width))
+    size = max(1, BLOCK_BYTES // max(1, width))
     return (points[start : start + size] for start in range(0, len(points), size))
 
 
-def _check(weights: np.ndarray, shape: tuple[int, int]) -> None:
+def _check_weights(weights: np.ndarray, shape: tuple[int, int]) -> None:
     if weights.dtype != np.uint8 or weights.shape != shape:
-        raise EnsembleUnavailable("The records did not weigh in as they were registered.")
+        raise EnsembleUnavailable("The records did not weigh what they were registered with.")
 
 
 class Voters(Protocol):
@@ -107,8 +107,8 @@ class Voters(Protocol):
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 
-        Of an ensemble of the kind `SHARED`, sums as uint32 `[B, m]`: counts modulo 2³², with the
-        aggregator's noise. Raises `EnsembleUnavailable`.
+        Where nobody sees votes, sums as uint32 `[B, m]`: counts modulo 2³², with the aggregator's
+        noise. Raises `EnsembleUnavailable`.
         """
 
     def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
@@ -122,7 +122,7 @@ class Voters(Protocol):
         )
 
     def close(self) -> None:
-        """Give back what outlives a vote, such as processes. Nothing is voted on after it."""
+        """Release what outlives a vote, such as processes. No vote is taken afterwards."""
         return  # most have nothing
 
 
@@ -130,12 +130,10 @@ def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) ->
     """Return the vote counts for canonical inputs `[B, …]`: int64 `[B, m]`, checked.
 
     Raises `EnsembleUnavailable`, also if a row is not one vote per teacher: every price depends
-    on that, but for that of sums (`SHARED`), which nobody can check.
+    on that.
     """
     counts = voters.votes(record, inputs)
     teachers, classes = record.facts.teachers, len(record.facts.classes)
-    if record.facts.kind == SHARED:
-        return counts
     if (
         counts.shape != (len(inputs), classes)
         or counts.dtype.kind != "i"

@@ -177,7 +177,9 @@ def _read(table: Table, seals: Seals, project: ProjectRecord, row: Any) -> Accou
         raise LedgerCorrupted(f"{what} lost, damaged or edited.", project.name) from None
     # After a restore every account counts as A, whatever the charges are.
     filled = row.filled if of_units else (accounts == allowance.most).all()
-    bounds = np.full(len(accounts), allowance.most if filled else allowance.used(project.charges))
+    bounds = np.full(
+        len(accounts), allowance.most if filled else allowance.most_spent(project.charges)
+    )
     bounds[erased] = allowance.most
     if (row.charges, row.head) != (project.charges, bytes.fromhex(project.head)) or bool(
         (accounts > bounds).any() or (accounts[erased] != allowance.most).any()

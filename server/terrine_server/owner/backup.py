@@ -50,7 +50,7 @@ from terrine_server.ledger.chain import canonical_json, iso
 from terrine_server.ledger.database import sqlite_path
 from terrine_server.ledger.projects import RestoredProjects
 from terrine_server.ledger.schema import Seals
-from terrine_server.owner.editions import alone
+from terrine_server.owner.editions import directory_lock
 from terrine_server.owner.operations import RESTORING, check_not_restoring, make_directories
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.settings import Settings
@@ -134,7 +134,7 @@ def back_up(settings: Settings, out: Path) -> Backup:
     files: dict[str, StoredFile] = {}
     with new_directory(out) as work, ExitStack() as stack:
         for directory in _ensembles(settings.ensembles_dir):
-            stack.enter_context(alone(directory))
+            stack.enter_context(directory_lock(directory))
         # Before the ledger: a checkpoint of entries that came after its copy would belie it.
         for pattern in KEPT:
             for path in sorted(settings.data_dir.glob(pattern)):
@@ -178,7 +178,7 @@ def check(directory: Path, key: bytes) -> Backup:
         found = Backup.model_validate_json(data)
     except ValidationError as error:
         raise BackupError(
-            f"{directory / MANIFEST} is no backup that Terrine {version('terrine')} can read, "
+            f"{directory / MANIFEST} is not a backup that Terrine {version('terrine')} can read, "
             f"{first_problem(error)}. Restore it with the version that made it."
         ) from None
     if found.sealed(key).seal != found.seal:

@@ -43,22 +43,23 @@ from terrine_server.ledger import Ledger
 from terrine_server.ledger.projects import RestoredProjects
 from terrine_server.settings import Settings
 
-if TYPE_CHECKING:  # auditors sign and verify without it
+if TYPE_CHECKING:
     from terrine_server.metrics import Metrics
 
-PATIENCE_SECONDS = 5.0
+
+WITNESS_SECONDS = 5.0
 """How long a witness may take for a part of its answer, or to accept a connection."""
-LONGEST_PAUSE_SECONDS = 60.0
+MAX_PAUSE_SECONDS = 60.0
 """How long a witness that fails is left alone at most. The first pause is one second."""
-TURN_SECONDS = 60.0
-"""How long a turn to sign is waited for by whoever asks for a checkpoint of now."""
+SIGNING_WAIT_SECONDS = 60.0
+"""How long whoever asks for a checkpoint of now waits while another process signs."""
 LOOK_SECONDS = 1.0
 """How long what was found about the ledger's history is still true."""
 UNSIGNED_SECONDS = 60.0
 """How long a server answers while its rounds fail."""
 REFRESH_SECONDS = 3600
 """A cosignature says until when its witness saw no larger tree: it is asked again after so long."""
-MOST_WITNESSES = 32
+MAX_PARALLEL_WITNESSES = 32
 SIZE_TYPE = "text/x.tlog.size"
 UNREACHABLE = (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError)
 """What httpx raises, also of a proxy or certificates that the environment names wrongly."""
@@ -89,8 +90,8 @@ def load_checkpoint_key(path: Path) -> SignerKey | None:
         key = SignerKey.parse(read(path, LARGEST).decode())
     except (NoteError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{path} is no key for checkpoints ({error}). Put the key back, or move the file away "
-            "and run `terrine init` to begin a new log, which everybody will see."
+            f"{path} is not a key for checkpoints ({error}). Put the key back, or move the file "
+            "away and run `terrine init` to begin a new log, which everybody will see."
         ) from None
     if key.kind is not Kind.ED25519:
         raise CheckpointError(f"{path} is the key of a witness, not of a log.")
@@ -104,11 +105,11 @@ def load_policy(path: Path | None) -> Policy | None:
     try:
         return Policy.parse(read(path, LARGEST))
     except NoteError as error:
-        raise CheckpointError(f"{path} is no policy: {error}. See docs/ledger.md.") from None
+        raise CheckpointError(f"{path} is not a policy: {error}. See docs/ledger.md.") from None
 
 
 def own_policy(settings: Settings) -> Policy | None:
-    """Return what the service's log is held against here: its policy, or its key alone.
+    """Return what the service's log is compared with here: its policy, or its key alone.
 
     None without either. Raises CheckpointError, or OSError.
     """
@@ -138,7 +139,7 @@ class SignedHistory:
 
     `file`: keeps the last checkpoint outside the database, which may be set back; without it, only
     this process knows what it signed or saw. `key`: whose signatures count; without one, the file
-    is believed as it is. Checkpoints of another key are of another log.
+    is trusted as it is. Checkpoints of another key are of another log.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class SignedHistory:
         with self._looking:
             if time.monotonic() - self._looked >= LOOK_SECONDS:
                 try:
-                    self.hold_against_ledger(self._ledger.checkpoint())
+                    self.compare_with_ledger(self._ledger.checkpoint())
                     self._check_signing()
                     self.found = None
                 except (LedgerRestored, LogNotSigned) as error:
@@ -175,7 +176,7 @@ class SignedHistory:
         if found is not None:
             raise found.with_traceback(None)
 
-    def hold_against_ledger(self, kept: str | None) -> None:
+    def compare_with_ledger(self, kept: str | None) -> None:
         """Raise LedgerRestored unless the ledger continues all that is known to be signed of it.
 
         `kept`: the checkpoint that the database has. Raises LogNotSigned if that, or the file,
@@ -273,7 +274,7 @@ def make_restored_safe(
 
 
 def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
-    """Put a new key in the place of the log's, and return it; None if a file alone told of one.
+    """Put a new key in the place of the log's, and return it; None if only a file knew of one.
 
     The old key, and what it signed last, stay beside it under their names and the key's id.
     """
@@ -338,7 +339,7 @@ class Publisher:
             for name, party in (policy.witnesses if policy else {}).items()
             if party.url is not None
         }
-        self._said: str | None = None
+        self._last_failure: str | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
@@ -349,15 +350,15 @@ class Publisher:
     def stop(self) -> None:
         """Stop after a last round, so that all that was charged here is signed.
 
-        It is left undone if it takes too long, or another process has the turn.
+        It is left undone if it takes too long, or another process signs.
         """
         self._stop.set()
-        self._thread.join(timeout=2 * PATIENCE_SECONDS)
+        self._thread.join(timeout=2 * WITNESS_SECONDS)
 
     def round(self) -> bool:
         """Log what is new, sign the root, and ask witnesses who have not cosigned it.
 
-        Return False, having done nothing, if another process has the turn. Raises TerrineError,
+        Return False, having done nothing, if another process signs. Raises TerrineError,
         also LedgerRestored if the tree does not continue the one that was signed before.
         """
         with self._ledger.try_lock_tree() as mine:
@@ -377,19 +378,19 @@ class Publisher:
         while not last:
             last = self._stop.is_set()
             try:
-                self._say(None, signed=self.round())
+                self._report_round(None, signed=self.round())
             except (TerrineError, CheckpointError, NoteError, ProofError, OSError) as error:
-                self._say(str(error))
+                self._report_round(str(error))
             except Exception as error:  # a defect: charges go on, and somebody should hear of it
-                self._say(f"{type(error).__name__}: {error}")
+                self._report_round(f"{type(error).__name__}: {error}")
             self._stop.wait(self._seconds)
 
-    def _say(self, found: str | None, *, signed: bool = False) -> None:
-        """Log what is wrong, once, let it count against the history, and tell the metrics."""
+    def _report_round(self, found: str | None, *, signed: bool = False) -> None:
+        """Log what is wrong, once, count it against the history, and set the metrics."""
         self._history.report(found)
-        if found is not None and found != self._said:
+        if found is not None and found != self._last_failure:
             log.error("no checkpoint was signed", cause=found)
-        self._said = found
+        self._last_failure = found
         if self._metrics is not None and (signed or found is not None):
             self._metrics.signing.set(signed)
             if signed:
@@ -398,9 +399,9 @@ class Publisher:
     def _next(self, kept: str | None, size: int) -> Note:
         """Return the signed checkpoint of the tree as it is; the one that was kept if it is that.
 
-        Raises LedgerRestored if the tree is no continuation of what this key signed before.
+        Raises LedgerRestored if the tree does not continue what this key signed before.
         """
-        self._history.hold_against_ledger(kept)
+        self._history.compare_with_ledger(kept)
         checkpoint = Checkpoint(self._key.name, size, self._ledger.tree_root(size))
         if kept is not None:
             note = Note.parse(kept)
@@ -416,11 +417,11 @@ class Publisher:
         asked = [
             witness
             for name, witness in self._witnesses.items()
-            if there.get(name, 0) < time.time() - REFRESH_SECONDS and witness.rested
+            if there.get(name, 0) < time.time() - REFRESH_SECONDS and witness.may_retry
         ]
         if not asked:
             return note
-        with ThreadPoolExecutor(min(len(asked), MOST_WITNESSES)) as pool:
+        with ThreadPoolExecutor(min(len(asked), MAX_PARALLEL_WITNESSES)) as pool:
             given = [g for g in pool.map(lambda w: w.ask(self._ledger, note), asked) if g]
         new = {(signature.name, signature.key_id) for signature in given}
         old = [s for s in note.signatures if (s.name, s.key_id) not in new]
@@ -430,19 +431,20 @@ class Publisher:
 def sign_now(ledger: Ledger, settings: Settings) -> str:
     """Return a checkpoint of everything that is in the ledger, as `Publisher.round` makes it.
 
-    Raises CheckpointError also if there is no key, or another process has the turn all the time.
+    Raises CheckpointError also if there is no key, or another process signs all the time.
     """
     key = load_checkpoint_key(settings.checkpoint_key_path)
     if key is None:
         raise CheckpointError(
-            f"There is no key of the log, {settings.checkpoint_key_path}. Run `terrine init`."
+            f"The key of the log, {settings.checkpoint_key_path}, does not exist. "
+            "Run `terrine init`."
         )
     policy = load_policy(settings.log_policy_path)
     # Who signs from elsewhere, by a key and a database of other places, has no data directory.
     signed = settings.signed_checkpoint_path if settings.data_dir.is_dir() else None
     history = SignedHistory(ledger, key.verifier, signed)
     publisher = Publisher(ledger, key, policy, settings.checkpoint_seconds, history)
-    due = time.monotonic() + TURN_SECONDS
+    due = time.monotonic() + SIGNING_WAIT_SECONDS
     while not publisher.round():
         if time.monotonic() > due:
             raise CheckpointError("Another process signs all the time. Try again.")
@@ -453,7 +455,7 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
 
 
 class _Witness:
-    """A witness of the policy, and what is known of it."""
+    """A witness of the policy: what it cosigned, and how often it failed."""
 
     def __init__(self, name: str, party: Party) -> None:
         self._name = name
@@ -464,8 +466,8 @@ class _Witness:
         self._until = 0.0
 
     @property
-    def rested(self) -> bool:
-        """Whether it may be asked again, after failures."""
+    def may_retry(self) -> bool:
+        """Whether it may be asked again after failures."""
         return time.monotonic() >= self._until
 
     def ask(self, ledger: Ledger, note: Note) -> Signature | None:
@@ -474,7 +476,7 @@ class _Witness:
             signature = self._add_checkpoint(ledger, note)
         except (*UNREACHABLE, NoteError, ProofError, TerrineError) as error:
             self._failures += 1
-            pause = min(2.0 ** (self._failures - 1), LONGEST_PAUSE_SECONDS)
+            pause = min(2.0 ** (self._failures - 1), MAX_PAUSE_SECONDS)
             self._until = time.monotonic() + pause
             if self._failures == 1:
                 cause = str(error) or type(error).__name__
@@ -493,7 +495,7 @@ class _Witness:
                     f"the witness has cosigned {self._seen} leaves, and this log has {size}: the "
                     "database is older than what was published"
                 )
-            status, kind, answer = self._post(_body(self._seen, ledger, note, size))
+            status, kind, answer = self._post(_request_body(self._seen, ledger, note, size))
             if status == 409 and kind.startswith(SIZE_TYPE):
                 self._seen = number(answer.removesuffix("\n"))
                 continue
@@ -513,9 +515,9 @@ class _Witness:
     def _post(self, body: str) -> tuple[int, str, str]:
         """Return status, media type and text of the answer, of which a note's length is read."""
         with httpx.stream(
-            "POST", self._url, content=body.encode(), timeout=PATIENCE_SECONDS
+            "POST", self._url, content=body.encode(), timeout=WITNESS_SECONDS
         ) as response:
-            answer, due = bytearray(), time.monotonic() + PATIENCE_SECONDS
+            answer, due = bytearray(), time.monotonic() + WITNESS_SECONDS
             for part in response.iter_bytes():
                 answer += part
                 if len(answer) > LARGEST or time.monotonic() > due:
@@ -524,7 +526,7 @@ class _Witness:
             return response.status_code, kind, answer.decode("utf-8", "replace")
 
 
-def _body(seen: int, ledger: Ledger, note: Note, size: int) -> str:
+def _request_body(seen: int, ledger: Ledger, note: Note, size: int) -> str:
     def lines() -> Iterator[str]:
         yield f"old {seen}\n"
         for hash in ledger.consistency(seen, size):

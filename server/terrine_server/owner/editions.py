@@ -4,7 +4,7 @@ An edition is a directory beside the files that were registered, and a row of th
 its digest. First the directory is complete and durable, then one transaction makes it the newest
 edition and takes all accounts over, then the files of the edition before are removed. Whatever dies
 in between, the ledger names one whole edition, and the next run of the same command does the rest:
-nobody is told that somebody is forgotten before their records are gone.
+nobody is reported as forgotten before their records are gone.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def forget(
 
     of_it = members(ledger, population)
     key, given = records_key(settings), retraining or {}
-    stored = _identified(settings, of_it)
+    stored = _load_identified(settings, of_it)
     there = {name: People.load(each, key) for name, each in stored.items()}
     if not there:
         raise Conflict(
@@ -124,7 +124,7 @@ def forget(
         )
     for name in given:
         if name not in there:
-            raise Conflict(f"{name} is no ensemble of the population that knows its people.")
+            raise Conflict(f"{name} is not an ensemble of the population that knows its people.")
     known = np.any([people.knows(who) for people in there.values()], axis=0)
     if not known.all():
         raise DataError(
@@ -148,7 +148,7 @@ def forget(
         def make(old: Path, out: Path, made_of: Retraining = made_of) -> SavedEdition | None:
             return editions.forget(old, out, who, key, made_of.records, made_of.public)
 
-        done[name] = _next(ledger, settings, name, make)
+        done[name] = _make_next_edition(ledger, settings, name, make)
     return done
 
 
@@ -162,7 +162,9 @@ def add(ledger: Ledger, settings: Settings, name: str, data: Dataset) -> Edition
     from terrine_models.teachers import editions
 
     key = records_key(settings)
-    return _next(ledger, settings, name, lambda old, out: editions.add(old, out, data, key))
+    return _make_next_edition(
+        ledger, settings, name, lambda old, out: editions.add(old, out, data, key)
+    )
 
 
 def refuse_forgotten_people(
@@ -180,7 +182,7 @@ def refuse_forgotten_people(
         return
     people, check = People.stored(made)
     forgotten: set[bytes] = set()
-    for name, other in _identified(settings, members(ledger, population.name)).items():
+    for name, other in _load_identified(settings, members(ledger, population.name)).items():
         found, their_check = People.stored(other)
         if len(found.erased) and their_check != check:
             raise Conflict(
@@ -208,7 +210,9 @@ def members(ledger: Ledger, population: str | None) -> list[EnsembleRecord]:
     return [each for each in ledger.ensembles() if each.population.id == found.id]
 
 
-def _identified(settings: Settings, records: list[EnsembleRecord]) -> dict[str, StoredEnsemble]:
+def _load_identified(
+    settings: Settings, records: list[EnsembleRecord]
+) -> dict[str, StoredEnsemble]:
     """Return, by name, the ensembles that know whose their records are, and whose files are here.
 
     Raises StoreError.
@@ -226,7 +230,7 @@ def _identified(settings: Settings, records: list[EnsembleRecord]) -> dict[str, 
     return found
 
 
-def _next(
+def _make_next_edition(
     ledger: Ledger,
     settings: Settings,
     name: str,
@@ -236,9 +240,9 @@ def _next(
     from terrine_models.teachers.ensemble import load
 
     directory = settings.data_dir / ledger.ensemble(name).path
-    with alone(directory):
+    with directory_lock(directory):
         record, newest = with_newest_edition(ledger, name)
-        _tidy(settings, record)
+        _remove_old_editions(settings, record)
         number = newest.number + 1
         made = directory / f"edition-{number}"
         change = make(settings.data_dir / record.current.path, made)
@@ -249,9 +253,9 @@ def _next(
         try:
             ledger.make_edition(name, number, manifest_digest(made), slots, erased)
         except TerrineError:
-            _tidy(settings, ledger.ensemble(name))
+            _remove_old_editions(settings, ledger.ensemble(name))
             raise
-        _tidy(settings, ledger.ensemble(name))
+        _remove_old_editions(settings, ledger.ensemble(name))
         return EditionChange(number, change.people, change.left_out, new=True)
 
 
@@ -269,7 +273,7 @@ def with_newest_edition(ledger: Ledger, name: str) -> tuple[EnsembleRecord, Edit
     return record, record.edition
 
 
-def _tidy(settings: Settings, record: EnsembleRecord) -> None:
+def _remove_old_editions(settings: Settings, record: EnsembleRecord) -> None:
     """Remove what is of any edition but the newest, and make that durable.
 
     Raises StoreError, with nothing removed, unless the newest is there.
@@ -305,7 +309,7 @@ def leftovers(settings: Settings, record: EnsembleRecord) -> list[Path]:
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def directory_lock(directory: Path) -> Iterator[None]:
     """Wait for others who make an edition of the same ensemble on this machine."""
     handle = os.open(directory, os.O_RDONLY)
     try:

@@ -49,7 +49,7 @@ from terrine_server.owner.sign_in import (
     Tokens,
     load_secret_key,
     make_secret_key,
-    shown_once,
+    token_created,
 )
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose, too_few
@@ -76,13 +76,15 @@ if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
 
 
-LEAST, HALVINGS = 512.0, 8
-"""The cap's ε in those of the least project that is looked for, and how finely: to a fortieth."""
+SEARCH_RATIO = 512.0
+"""The cap's ε is at most so many times that of the smallest project that is looked for."""
+SEARCH_STEPS = 8
+"""Halvings of that range: ε is found to a fortieth."""
 
-PAGE = 100
+PAGE_ITEMS = 100
 
 
-def epsilon_that_fits(
+def largest_fitting_epsilon(
     ensemble: EnsembleRecord, mechanism: Mechanism | None = None, terms: Terms | None = None
 ) -> float | None:
     """Return about the largest ε of a further project, rounded down; None if the cap is full.
@@ -114,8 +116,8 @@ def epsilon_that_fits(
 
     if fits(most, surely=True):
         return most
-    low, high = most / LEAST, most
-    for _ in range(HALVINGS):
+    low, high = most / SEARCH_RATIO, most
+    for _ in range(SEARCH_STEPS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if fits(middle) else (low, middle)
     step = 10.0 ** (math.floor(math.log10(low)) - 1)
@@ -123,29 +125,39 @@ def epsilon_that_fits(
     return found if fits(found, surely=True) else None
 
 
-def gives_back(ledger: Ledger, population: PopulationRecord) -> tuple[ProjectRecord, float] | None:
+def find_largest_reclaimable(
+    ledger: Ledger, population: PopulationRecord
+) -> tuple[ProjectRecord, float] | None:
     """Return the project that, closed, returns most to the cap, and the share of the cap."""
-    best = last = None
-    while found := ledger.projects(last, PAGE):
-        for record in found:
-            of_it = record.ensemble.population.id == population.id
-            if of_it and record.status is not ProjectStatus.CLOSED:
-                back = (record.terms.cap_budget - record.cap_spent) / population.cap
-                if back > (best[1] if best else 0):
-                    best = record, back
+    unspent = (
+        (record, (record.terms.cap_budget - record.cap_spent) / population.cap)
+        for record in every_project(ledger)
+        if record.ensemble.population.id == population.id
+        and record.status is not ProjectStatus.CLOSED
+    )
+    best = max(unspent, key=lambda found: found[1], default=None)
+    return best if best is not None and best[1] > 0 else None
+
+
+def every_project(ledger: Ledger) -> Iterator[ProjectRecord]:
+    """Yield all projects, by name, a page at a time."""
+    last = None
+    while found := ledger.projects(last, PAGE_ITEMS):
+        yield from found
         last = found[-1].name
-    return best
 
 
-def advice(ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms) -> str:
+def describe_room(
+    ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms
+) -> str:
     """Say what still fits under a cap that has no room for a project, and what would make room."""
-    epsilon = epsilon_that_fits(ensemble, mechanism, terms)
+    epsilon = largest_fitting_epsilon(ensemble, mechanism, terms)
     fits = (
         "Nothing like it fits"
         if epsilon is None
         else f"With up to about ε = {epsilon:g} it would fit"
     )
-    found = gives_back(ledger, ensemble.population)
+    found = find_largest_reclaimable(ledger, ensemble.population)
     if found is None:
         return f"{fits}; closing a project would give nothing back."
     record, share = found
@@ -156,14 +168,14 @@ def advice(ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms
 
 
 @contextmanager
-def explained(
+def with_cap_advice(
     ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms
 ) -> Iterator[None]:
     """Add this advice to a `CapExceeded` that is raised within."""
     try:
         yield
     except CapExceeded as error:
-        why = f"{error.detail} {advice(ledger, ensemble, mechanism, terms)}"
+        why = f"{error.detail} {describe_room(ledger, ensemble, mechanism, terms)}"
         raise CapExceeded(why, **error.extras) from error
 
 
@@ -255,7 +267,7 @@ class ProjectQuote:
 
     @property
     def delta_reserved(self) -> int:
-        """Likewise of the additive δ."""
+        """The same for the additive δ."""
         return self.ensemble.population.delta_reserved + self.terms.delta_budget
 
     @property
@@ -266,7 +278,7 @@ class ProjectQuote:
 
     @property
     def warning(self) -> str | None:
-        """That it buys too few answers."""
+        """What is wrong if it buys too few answers; else None."""
         return too_few(self.terms, len(self.ensemble.facts.classes))
 
     def project(self, request: ProjectOpen) -> NewProject:
@@ -321,7 +333,7 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
     Also raises `Conflict` (name taken) and `CapExceeded`.
     """
     quoted = quote_project(ledger, request)
-    with explained(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+    with with_cap_advice(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
         return ledger.open_project(quoted.project(request), by)
 
 
@@ -336,7 +348,7 @@ def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
 
 
 def _check_neighbours(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
-    """Raise `ParameterError` unless units vote exactly where there are units that can."""
+    """Raise `ParameterError` unless units vote exactly where an ensemble has units that can."""
     if (ensemble.facts.kind == NEIGHBOURS) == isinstance(mechanism, Neighbours):
         return
     if isinstance(mechanism, Neighbours):
@@ -506,7 +518,9 @@ class ApprovedRequest:
     token: TokenCreated | None
 
 
-def make(ledger: Ledger, wanted: RequestCreate, holder: Principal) -> tuple[RequestRecord, bool]:
+def make_request(
+    ledger: Ledger, wanted: RequestCreate, holder: Principal
+) -> tuple[RequestRecord, bool]:
     """Store what a student asks for; return it, and whether it was not open already.
 
     What is checked depends on nothing but public parameters: the cap, and what others hold of it,
@@ -542,8 +556,8 @@ def make(ledger: Ledger, wanted: RequestCreate, holder: Principal) -> tuple[Requ
     return made, made.id == id
 
 
-def as_opened(request: RequestRecord, approval: RequestApprove) -> ProjectOpen:
-    """Return the project that an approval opens: as it was requested, but for what it changes."""
+def merge_approval(request: RequestRecord, approval: RequestApprove) -> ProjectOpen:
+    """Return the project that an approval opens: as requested, with what the approval changes."""
     changed = approval.model_dump(exclude_none=True, exclude={"token_expires_in_days"})
     words = {"title": request.title, "purpose": request.purpose}
     return ProjectOpen.model_validate(
@@ -551,7 +565,7 @@ def as_opened(request: RequestRecord, approval: RequestApprove) -> ProjectOpen:
     )
 
 
-def approve(
+def approve_request(
     ledger: Ledger,
     tokens: Tokens,
     id: str,
@@ -562,7 +576,7 @@ def approve(
 ) -> ApprovedRequest:
     """Open the project, and make a token of it that expires in so many `days`, if they are given.
 
-    `terms` may differ from what was requested, but for the ensemble. `until`: when the token
+    `terms` may differ from what was requested, except for the ensemble. `until`: when the token
     expires at the latest. The request, the project, the token and what the log says of them are
     written in one transaction. Raises Conflict when the request was decided already or asks for
     another ensemble, and what `open_project` and `Tokens.create` raise.
@@ -583,18 +597,20 @@ def approve(
         "purpose": terms.purpose or request.purpose,
     }
     project = quoted.project(terms.model_copy(update=words))
-    with explained(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+    with with_cap_advice(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
         decided, opened, made = ledger.approve_request(id, project, new, by)
-    return ApprovedRequest(decided, opened, None if made is None else shown_once(made, secret))
+    return ApprovedRequest(decided, opened, None if made is None else token_created(made, secret))
 
 
-def examine(ledger: Ledger, request: RequestRecord) -> tuple[ProjectQuote | None, str | None]:
+def examine_request(
+    ledger: Ledger, request: RequestRecord
+) -> tuple[ProjectQuote | None, str | None]:
     """Return what approving an open request as it was made would mean, or why it is impossible."""
     if request.status is not RequestStatus.OPEN:
         return None, None
     try:
         # Its name decides nothing about its price.
-        unnamed = as_opened(request, RequestApprove(name=request.id))
+        unnamed = merge_approval(request, RequestApprove(name=request.id))
         return quote_project(ledger, unnamed), None
     except InvalidTerms as error:
         return None, error.detail

@@ -38,7 +38,7 @@ class SecretKeyError(Exception):
 class Principal:
     """The caller: the token's id, its role and, for a student, its one project.
 
-    `record`: the token's row as it was read, in case what is read next shall show whether it still
+    `record`: the token's row as it was read, so that what is read next can show whether it still
     is so (`Ledger.look_up`). None for a session that has no token.
     """
 
@@ -75,7 +75,7 @@ class Tokens:
         and `Conflict` if there is one with this `id` (16 hexadecimal digits) already.
         """
         new, token = self.draw(request, until, id)
-        return shown_once(self._ledger.create_token(new, by), token)
+        return token_created(self._ledger.create_token(new, by), token)
 
     def draw(
         self, request: TokenCreate, until: datetime | None = None, id: str | None = None
@@ -112,7 +112,7 @@ class Tokens:
             raise Unauthorized("The bearer token is unknown. Ask the data owner for one.")
         return _principal(record)
 
-    def recall(self, token_id: str) -> Principal:
+    def principal_of(self, token_id: str) -> Principal:
         """Return the principal of a token that was authenticated before.
 
         Raises `Unauthorized` when the token is not valid now.
@@ -133,17 +133,9 @@ class Tokens:
         return hmac.digest(self._key, token.encode(), "sha256")
 
 
-def shown_once(record: TokenRecord, token: str) -> TokenCreated:
+def token_created(record: TokenRecord, token: str) -> TokenCreated:
     """Return a token that was stored just now, with its secret."""
-    return TokenCreated(
-        id=record.id,
-        role=record.role,
-        project=record.project,
-        label=record.label,
-        created_at=record.created_at,
-        expires_at=record.expires_at,
-        token=token,
-    )
+    return TokenCreated.model_validate({**vars(record), "token": token})
 
 
 def _principal(record: TokenRecord) -> Principal:
@@ -179,9 +171,9 @@ def make_secret_key(path: Path) -> bool:
     return write_secret(path, secrets.token_hex(32))
 
 
-IDLE = timedelta(minutes=30)
+MAX_IDLE = timedelta(minutes=30)
 """A session ends when nothing was asked with it for so long."""
-LONGEST = timedelta(hours=12)
+MAX_SESSION_LIFE = timedelta(hours=12)
 """A session ends so long after it began, whatever is asked with it."""
 COOKIE = re.compile(
     r"(([0-9a-f]{16})\.((?:admin-|auditor-)?[0-9a-f]{16})\.([0-9]{1,10})\.([0-9]{1,10}))\.([0-9a-f]{64})"
@@ -190,9 +182,9 @@ COOKIE = re.compile(
 FLOW = re.compile(r"([0-9a-f]{32})\.([0-9]{1,10})")
 ONCE = re.compile(r"[0-9a-f]{32}")
 """What is in a form that makes something, and in no other."""
-FLOW_LASTS = timedelta(minutes=10)
+MAX_FLOW_LIFE = timedelta(minutes=10)
 """How long somebody may take to sign in at the issuer."""
-TOKENS_LAST = timedelta(days=90)
+MAX_TOKEN_LIFE = timedelta(days=90)
 """How long tokens last at the most that are made by somebody who signed in through an issuer."""
 
 
@@ -264,10 +256,10 @@ class OpenSession:
     started: datetime
 
 
-class _Said:
+class _SessionLog:
     """What the administrative log says last of each session that may go on.
 
-    Entries are believed once their hashes lead to the log's sealed end (`Books.log_since`), and
+    Entries are trusted once their hashes lead to the log's sealed end (`Ledger.log_since`), and
     are then kept: an edit of one that was read changes nothing, and of another is an error.
     """
 
@@ -277,9 +269,9 @@ class _Said:
         self._read: tuple[int, str | None] | None = None
         self._last: dict[str, LogEntry] = {}
 
-    def now(self) -> dict[str, LogEntry]:
+    def last_entries(self) -> dict[str, LogEntry]:
         """Return the last entry about each session, by id, in order. Raises LedgerCorrupted."""
-        since = datetime.now(UTC) - LONGEST
+        since = datetime.now(UTC) - MAX_SESSION_LIFE
         with self._lock:
             read = self._read or (self._ledger.log_before(since), None)
             try:
@@ -307,7 +299,7 @@ class Sessions:
         self._ledger = ledger
         self._tokens = tokens
         self._key = hmac.digest(key, b"terrine/session/1", "sha256")
-        self._said = _Said(ledger)
+        self._log = _SessionLog(ledger)
 
     def sign_in(self, token: str, request_id: str) -> Session:
         """Begin a session. Raises Unauthorized, and Forbidden for a token of another role than
@@ -340,14 +332,14 @@ class Sessions:
         match, now = FLOW.fullmatch(cookie or ""), datetime.now(UTC)
         if cookie is None or match is None:
             raise Unauthorized("This sign-in was not begun in this browser. Start again.")
-        if now - datetime.fromtimestamp(int(match[2]), UTC) >= FLOW_LASTS:
+        if now - datetime.fromtimestamp(int(match[2]), UTC) >= MAX_FLOW_LIFE:
             raise Unauthorized("This sign-in took too long. Start again.")
         flow, session = self._flow(cookie), self._seal("session", cookie)[:16]
         if not hmac.compare_digest(answer.get("state", "").encode(), flow.state.encode()):
             raise Unauthorized("This is the answer to another sign-in. Start again.")
         if "code" not in answer:
             raise Unauthorized(f"{issuer.host} did not sign you in. Start again, or use a token.")
-        if session in self._said.now():
+        if session in self._log.last_entries():
             raise Unauthorized("This sign-in was used before. Start again.")
         found = issuer.identify(flow, answer["code"], answer.get("iss"))
         who = f"oidc:{found.subject}" + (f" ({found.name})" if found.name else "")
@@ -364,13 +356,13 @@ class Sessions:
         """Return the session of a cookie. Raises Unauthorized when it has ended."""
         match = COOKIE.fullmatch(cookie)
         if match is None or not hmac.compare_digest(match[6], self._seal("cookie", match[1])):
-            raise Unauthorized("This is no session of this server. Sign in again.")
+            raise Unauthorized("This is not a session of this server. Sign in again.")
         session, holder = match[2], match[3]
         started, seen = (datetime.fromtimestamp(int(at), UTC) for at in (match[4], match[5]))
         now = datetime.now(UTC)
-        if now - seen >= IDLE or now - started >= LONGEST:
+        if now - seen >= MAX_IDLE or now - started >= MAX_SESSION_LIFE:
             raise Unauthorized("Your session has ended because of its age. Sign in again.")
-        last = self._said.now().get(session)
+        last = self._log.last_entries().get(session)
         if last is not None and last.action != Action.SIGNED_IN:
             last = None
         if "-" in holder:
@@ -378,29 +370,29 @@ class Sessions:
             if last is None or holder.partition("-")[2] != _digest(url, last.actor):
                 raise Unauthorized("Your session was ended.")
             return _of_issuer(holder, last.actor, session, started, seen)
-        principal = self._tokens.recall(holder)
+        principal = self._tokens.principal_of(holder)
         if last is None or last.actor != principal.actor.who:
             raise Unauthorized("You have signed out.")
         return _of_token(principal, session, started, seen)
 
-    def begun(self) -> list[OpenSession]:
+    def open_sessions(self) -> list[OpenSession]:
         """Return the sessions that have not been ended and are not too old, the newest first.
 
         Whether they were used lately, or their tokens are valid, only their next request shows.
         """
         return [
             OpenSession(each.subject, each.actor, str(each.detail.get("role")), each.created_at)
-            for each in reversed(self._said.now().values())
+            for each in reversed(self._log.last_entries().values())
             if each.action == Action.SIGNED_IN
         ]
 
     def end(self, id: str, by: Actor) -> None:
         """End a session of anyone's, on every replica. Raises NotFound if there is none."""
-        for each in self.begun():
+        for each in self.open_sessions():
             if each.id == id:
                 self._ledger.record_action(Action.SIGNED_OUT, id, {"role": each.role}, by)
                 return
-        raise NotFound(f"There is no session {id} that has not ended.")
+        raise NotFound(f"No session {id} is open.")
 
     def sign_out(self, session: Session) -> None:
         """End a session, on every replica."""
@@ -418,7 +410,7 @@ class Sessions:
         """Return what a form must contain that was made for a session, or for a visit without."""
         return self._seal("form", visit)
 
-    def made_by(self, session: Session, once: str) -> str:
+    def idempotency_id(self, session: Session, once: str) -> str:
         """Return the id of what a form makes, which was sent in a session and is good `once`.
 
         The database takes an id once, so a form that is sent again makes nothing, on any replica.
@@ -453,7 +445,7 @@ def _of_issuer(holder: str, who: str, id: str, started: datetime, seen: datetime
         token_id=digest,  # of which requests are counted
         role=Role(role),
         project=None,
-        expires_at=started + TOKENS_LAST,
+        expires_at=started + MAX_TOKEN_LIFE,
         id=id,
         started=started,
         seen=seen,

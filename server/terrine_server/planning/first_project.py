@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from terrine_server.planning.forecast import Spec, sigma_for_rows
 from terrine_server.planning.opening import FEW, choose
-from terrine_server.privacy.budget import Terms, allowance
+from terrine_server.privacy.budget import Terms, find_allowance
 from terrine_server.privacy.curves import gdp_budget
 from terrine_server.privacy.events import NeighbourCounts
 from terrine_server.privacy.mechanisms import Mechanism, build_mechanism
@@ -159,7 +159,7 @@ def _least_sigma(wanted: int, norm: int, queries: int, epsilon: float, delta: fl
 def _most(sigma: float, norm: int, queries: int, epsilon: float, delta: float) -> int:
     conversion = split_delta([NeighbourCounts(sigma, norm)], delta).conversion
     try:
-        return allowance(sigma, norm, queries, epsilon, conversion)[1].most
+        return find_allowance(sigma, norm, queries, epsilon, conversion)[1].most
     except ParameterError:
         return 0  # not a single vote
 

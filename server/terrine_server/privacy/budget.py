@@ -6,13 +6,15 @@ terms from a mechanism and an (ε, δ) budget.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, assert_never
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
@@ -73,7 +75,7 @@ def opening_rule(events: Iterable[CostEvent], epsilon: float, delta: float) -> R
     unless an event adds up better in Rényi DP: one with Laplace noise, or one priced jointly.
     """
     kinds = list(events)
-    if any(map(_gains_from_rdp, kinds)):
+    if any(map(_is_cheaper_in_rdp, kinds)):
         return Rule("rdp", best_order(kinds, epsilon, delta))
     return GDP
 
@@ -117,7 +119,7 @@ def _orders(delta: float) -> NDArray[np.float64]:
     return np.round(1 + np.geomspace(0.01, 100 / max(delta, 1e-15), 4000), 2)
 
 
-def _gains_from_rdp(event: CostEvent) -> bool:
+def _is_cheaper_in_rdp(event: CostEvent) -> bool:
     match event:
         case LaplaceNoisyMax() | LaplaceArgmax() | ConfidentMax():
             return True
@@ -126,7 +128,7 @@ def _gains_from_rdp(event: CostEvent) -> bool:
         case GaussianArgmax() | StabilityTest() | NeighbourCounts():
             return False
         case Composition(events):
-            return any(map(_gains_from_rdp, events))
+            return any(map(_is_cheaper_in_rdp, events))
         case _:
             assert_never(event)
 
@@ -163,7 +165,7 @@ def _cost(event: CostEvent, rule: Rule) -> int:
     return ceil_units(cost * (1 + SLACK), COST_UNITS)
 
 
-MOST = 2**32 - 1
+MAX_ALLOWANCE = 2**32 - 1
 """Accounts are stored in 32 bits."""
 
 
@@ -179,30 +181,32 @@ class Allowance:
     sigma: float
     queries: int
 
-    def used(self, queries: int) -> int:
+    def most_spent(self, queries: int) -> int:
         """Return the most that any unit can have spent after so many queries, which is public."""
         return min(self.most, queries * self.norm**2)
 
-    def worth(self, squared: int, rule: Rule) -> float:
+    def cost(self, squared: int, rule: Rule) -> float:
         """Return what Σ‖v‖² = `squared` of every unit costs under a rule, rounded up."""
-        return squared * _each(self.sigma, rule)
+        return squared * _cost_of_one(self.sigma, rule)
 
-    def units(self, squared: int, rule: Rule) -> int:
-        """Return `worth` in whole units, rounded up."""
-        return ceil_units(self.worth(squared, rule), COST_UNITS)
+    def cost_units(self, squared: int, rule: Rule) -> int:
+        """Return `cost` in whole units, rounded up."""
+        return ceil_units(self.cost(squared, rule), COST_UNITS)
 
 
-def allowance(
+def find_allowance(
     sigma: float, norm: int, queries: int, epsilon: float, delta: float
 ) -> tuple[Rule, Allowance]:
-    """Return the larger of the allowances in Gaussian DP and in zCDP, and the rule that it is by.
+    """Return the larger of the allowances in Gaussian DP and in zCDP, and its rule.
 
     `delta`: for the conversion alone. Raises `ParameterError` if it is less than one whole vote.
     """
     order = best_order_of_allowance(epsilon, delta)
-    found = {rule: largest(rule, sigma, epsilon, delta) for rule in (GDP, Rule("rdp", order))}
+    found = {
+        rule: largest_allowance(rule, sigma, epsilon, delta) for rule in (GDP, Rule("rdp", order))
+    }
     rule = max(found, key=lambda rule: found[rule])
-    most = min(found[rule], queries * norm**2, MOST)
+    most = min(found[rule], queries * norm**2, MAX_ALLOWANCE)
     if most < norm**2:
         raise ParameterError(
             f"epsilon = {epsilon:g} and sigma = {sigma:g} allow every person {most} in squared "
@@ -212,7 +216,7 @@ def allowance(
     return rule, Allowance(most, norm, sigma, queries)
 
 
-def largest(rule: Rule, sigma: float, epsilon: float, delta: float) -> int:
+def largest_allowance(rule: Rule, sigma: float, epsilon: float, delta: float) -> int:
     """Return the largest A that implies (ε, δ)-DP under a rule, rounded down.
 
     Gaussian DP: ⌊μ²/(2·μ_Z(σ)²)⌋. Rényi DP at an order α: ⌊Bσ²⌋, B the largest ρ with which α·ρ
@@ -222,7 +226,7 @@ def largest(rule: Rule, sigma: float, epsilon: float, delta: float) -> int:
         budget = gdp_budget(epsilon, delta)
     else:
         budget = float(rdp_budget(rule.order, epsilon, delta)) * (1 - SLACK)
-    each = Fraction(_each(sigma, rule))
+    each = Fraction(_cost_of_one(sigma, rule))
     return max(0, math.floor(Fraction(budget) / each))
 
 
@@ -240,7 +244,7 @@ def best_order_of_allowance(epsilon: float, delta: float) -> float:
     return float(f"{1 + math.exp(found.x):.9g}")
 
 
-def _each(sigma: float, rule: Rule) -> float:
+def _cost_of_one(sigma: float, rule: Rule) -> float:
     """Return what ‖v‖² = 1 costs under a rule, rounded up."""
     event = NeighbourCounts(sigma, norm=1)
     cost = gdp_squared(event) if rule.order is None else float(rdp(event, rule.order))
@@ -365,18 +369,18 @@ class Terms:
     @cached_property
     def worst(self) -> Price:
         """The most that any query can cost, component by component."""
-        return self._worst_of[0]
+        return self._worst_prices[0]
 
     @cached_property
     def least(self) -> Price:
         """The least that any query can cost, component by component."""
-        every = [price for prices in self._lists.values() for price in prices.values()]
+        every = [price for prices in self._price_lists.values() for price in prices.values()]
         return _by_component(min, every)
 
     @cached_property
     def room(self) -> Price:
-        """What must be left for any query at all: what one with the highest baseline may cost."""
-        return self._worst_of[self.baselines[-1]]
+        """What must be left for any query: what one with the highest baseline may cost."""
+        return self._worst_prices[self.baselines[-1]]
 
     @cached_property
     def baselines(self) -> tuple[int, ...]:
@@ -384,7 +388,7 @@ class Terms:
 
         The higher the baseline, the cheaper its most expensive outcome.
         """
-        return tuple(self._lists)
+        return tuple(self._price_lists)
 
     def priced_baseline(self, baseline: int) -> int:
         """Return the largest of the `baselines` that a query with this one has."""
@@ -395,14 +399,14 @@ class Terms:
 
         `baseline`: one of the `baselines`; raises KeyError if it is not.
         """
-        return self._lists[baseline][outcome]
+        return self._price_lists[baseline][outcome]
 
     def admits(self, account: Account, baseline: int = 0) -> bool:
         """Whether one more query fits at the worst price that its outcome can have.
 
         `baseline`: one of the `baselines`.
         """
-        worst = self._worst_of[baseline]
+        worst = self._worst_prices[baseline]
         return (
             account.spent + worst.cost <= self.budget
             and account.delta_spent + worst.delta <= self.delta_budget - self._reserved(account)
@@ -422,6 +426,26 @@ class Terms:
         else:
             by_cost = left // worst.cost
         return max(0, min(by_cost, delta_left // worst.delta))
+
+    def most_admitted(self, account: Account) -> float:
+        """Return how many further queries would fit if each had its cheapest outcome.
+
+        A query is admitted only if there is room for the most expensive outcome. So the last query
+        needs that much, and the others may need as little as the cheapest. A figure still to be
+        published may free any amount: then it is infinite.
+        """
+        if not self.admits(account, baseline=self.baselines[-1]):
+            return 0
+        if self._publications_left(account) > 0:
+            return math.inf
+
+        def count(left: int, worst: int, least: int) -> float:
+            return 1 + (left - worst) // least if least else math.inf
+
+        return min(
+            count(self.budget - account.spent, self.room.cost, self.least.cost),
+            count(self.delta_budget - account.delta_spent, self.room.delta, self.least.delta),
+        )
 
     def capped(self, account: Account) -> Account:
         """Return an account to which prices were added, with no more of the cap than allowed.
@@ -471,7 +495,7 @@ class Terms:
         if self.allowance is not None:
             # The balance counts queries. Whoever voted in all of them has spent more than it says.
             queries = -(-spent // self.worst.cost)
-            cost = self.allowance.worth(self.allowance.used(queries), self.rule)
+            cost = self.allowance.cost(self.allowance.most_spent(queries), self.rule)
         if self.rule.order is None:
             epsilon = epsilon_from_gdp(cost, delta)
         else:
@@ -486,13 +510,16 @@ class Terms:
         return min(epsilon, self.epsilon) if spent <= self.budget else epsilon
 
     @cached_property
-    def _lists(self) -> Mapping[int, Mapping[VoteOutcome, Price]]:
+    def _price_lists(self) -> Mapping[int, Mapping[VoteOutcome, Price]]:
         """The price list of each baseline."""
         return {0: self.prices} | {each.baseline: each.prices for each in self.by_baseline}
 
     @cached_property
-    def _worst_of(self) -> Mapping[int, Price]:
-        return {baseline: most(prices.values()) for baseline, prices in self._lists.items()}
+    def _worst_prices(self) -> Mapping[int, Price]:
+        return {
+            baseline: highest_price(prices.values())
+            for baseline, prices in self._price_lists.items()
+        }
 
     def _publications_left(self, account: Account) -> int:
         return len(self.schedule.counts) - account.published if self.schedule else 0
@@ -503,65 +530,27 @@ class Terms:
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms as JSON."""
-        written = asdict(self) | {"prices": _written(self.prices)}
+        written = json.loads(json.dumps(msgspec.to_builtins(self, enc_hook=np.generic.item)))
         # Older terms, whose hash must not change, have none of these.
-        for name in ("choice", "allowance"):
-            if written[name] is None:
-                del written[name]
-        if self.by_baseline:
-            written["by_baseline"] = [
-                {"baseline": each.baseline, "prices": _written(each.prices)}
-                for each in self.by_baseline
-            ]
-        else:
-            del written["by_baseline"]
-        return written
+        added = ("choice", "by_baseline", "allowance")
+        return {name: value for name, value in written.items() if value or name not in added}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Terms:
-        """Return the terms that `to_json` wrote. Raises ValueError for any with other prices."""
-        fields = dict(data)
-        # Older terms have it. It is null for every mechanism that there is.
-        if fields.pop("opening", None) is not None:
-            raise ValueError("the terms have a price of opening, which this version does not know")
-        return cls(
-            **fields
-            | {
-                "split": DeltaSplit(**data["split"]),
-                "rule": Rule(**data["rule"]),
-                "cap_rule": Rule(**data["cap_rule"]),
-                "prices": _prices(data["prices"]),
-                "schedule": data["schedule"] and _schedule(data["schedule"]),
-                "choice": _choice(data["choice"]) if "choice" in data else None,
-                "allowance": Allowance(**data["allowance"]) if "allowance" in data else None,
-                "by_baseline": tuple(
-                    BaselinePrices(each["baseline"], _prices(each["prices"]))
-                    for each in data.get("by_baseline", [])
-                ),
-            }
-        )
+        """Return the terms that `to_json` wrote. Raises ValueError for anything else."""
+        # Older terms have a price of opening. It is null for every mechanism that there is.
+        given = {name: value for name, value in data.items() if (name, value) != ("opening", None)}
+        try:
+            terms = msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the terms cannot be read: {error}") from None
+        unknown = [name for name, value in given.items() if terms.to_json().get(name) != value]
+        if unknown:
+            raise ValueError(f"the terms hold what this version does not know: {unknown}")
+        return terms
 
 
-def _schedule(data: Mapping[str, Any]) -> Schedule:
-    return Schedule(
-        BoundRelease(**data["publication"]), tuple(data["counts"]), Price(**data["price"])
-    )
-
-
-def _choice(data: Mapping[str, Any]) -> RuleChoice:
-    considered = (each | {"rule": Rule(**each["rule"])} for each in data["considered"])
-    return RuleChoice(data["pass_rate"], tuple(ConsideredRule(**each) for each in considered))
-
-
-def _prices(data: Mapping[str, Any]) -> dict[VoteOutcome, Price]:
-    return {VoteOutcome(outcome): Price(**price) for outcome, price in data.items()}
-
-
-def _written(prices: Mapping[VoteOutcome, Price]) -> dict[str, Any]:
-    return {outcome.value: asdict(price) for outcome, price in prices.items()}
-
-
-def most(prices: Iterable[Price]) -> Price:
+def highest_price(prices: Iterable[Price]) -> Price:
     """Return the most of each component."""
     return _by_component(max, list(prices))
 

@@ -1,6 +1,6 @@
 """Cost events: frozen records of what a mechanism did, independent of what it costs.
 
-`budget.prices` prices events. The ledger stores them as JSON, so that a better analysis can
+`budget.price` prices events. The ledger stores them as JSON, so that a better analysis can
 re-price old entries.
 """
 
@@ -14,7 +14,7 @@ from terrine_server.privacy.parameters import ParameterError
 
 
 class _Json:
-    """Common to all events: they can be written as JSON."""
+    """Writes events as JSON."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with the kind of event under "event"."""
@@ -133,7 +133,7 @@ class ConfidentMax(_Json):
 
 @dataclass(frozen=True)
 class PublishedBound(_Json):
-    """A published bound on a secret spend (see `published.release.BoundRelease`), not a query."""
+    """A published bound on a secret spend (see `published.BoundRelease`), not a query."""
 
     order: float
     beta: float

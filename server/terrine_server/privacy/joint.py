@@ -1,7 +1,7 @@
 """The cost of a threshold test and the noisy maximum that follows it, priced as one release.
 
 Charged apart, the test pays for its worst histogram and the maximum for its own. No histogram is
-the worst for both: where the maximum tells most, near a tie, the test hardly ever passes. The
+the worst for both: where the maximum reveals most, near a tie, the test hardly ever passes. The
 theorem, its proof and what was checked: docs/privacy/joint-price.md.
 
 All costs hold at one Rényi order, for any votes that add up to the number of teachers, of which one
@@ -77,7 +77,7 @@ def costs_by_share(
 def costs_up_to(
     event: ConfidentMax, shares: Sequence[float], order: float, full: float
 ) -> list[OutcomeCosts | None]:
-    """Return the `costs_by_share` if a label tells at most `full`, whatever the votes.
+    """Return the `costs_by_share` if a label reveals at most `full`, whatever the votes.
 
     `full` bounds Σ π^α π'^(1−α) − 1, of the label's laws before and after a move. Raises ValueError
     if the order is too high.

@@ -64,7 +64,7 @@ def argmax_gdp(gamma: float) -> float:
 def _worst(gamma: float, cost: Cost, tail: Callable[[float], float]) -> float:
     """Return a bound on the cost of all pairs, or ∞ if one might be too far.
 
-    `tail`: a bound for 2·gamma-DP pairs that have one outcome but for this probability.
+    `tail`: a bound for 2·gamma-DP pairs that have one outcome except with this probability.
     """
     least, last = float(cost(*_laws(gamma, 4)).max()), math.ceil(5 / gamma)
     while last <= min(FARTHEST, 500 / gamma):  # above e^{−500} no probability underflows

@@ -1,4 +1,4 @@
-"""What every mechanism does: votes in, outcomes out, and a frozen cost event per outcome."""
+"""Mechanisms: votes in, outcomes out, and a frozen cost event for each outcome."""
 
 from __future__ import annotations
 
@@ -63,6 +63,16 @@ class Released:
     outcomes: NDArray[np.object_]
     labels: NDArray[np.int64]
     counts: Counts | None = None
+
+    @classmethod
+    def all_answered(cls, labels: NDArray[np.int64]) -> Released:
+        """Return an answer for every query."""
+        return cls.where(np.full(len(labels), True), labels, VoteOutcome.ABSTAINED)
+
+    @classmethod
+    def all_counted(cls, noisy: Counts) -> Released:
+        """Return all noisy counts, and the largest of each row; ties go to the lowest class."""
+        return replace(cls.all_answered(noisy.argmax(axis=1)), counts=noisy)
 
     @classmethod
     def where(
@@ -139,18 +149,26 @@ def threshold_events(
 
 
 def checked_counts(
-    counts: NDArray[Any], teachers: int, classes: int, *, all_vote: bool = False
+    counts: NDArray[Any],
+    teachers: int,
+    classes: int,
+    *,
+    all_vote: bool = False,
+    sums: bool = True,
 ) -> Counts:
     """Return vote counts as int64[B, m]; raise `ValueError` if the ensemble cannot cast them.
 
-    `all_vote`: whether the price holds only if every teacher votes.
+    `all_vote`: whether the price holds only if every teacher votes. `sums`: whether each row sums
+    to at most `teachers`; else only each count is limited to that.
     """
     if not isinstance(counts, np.ndarray) or not np.issubdtype(counts.dtype, np.integer):
         raise ValueError("Vote counts must be an integer array.")
     if counts.ndim != 2 or counts.shape[1] != classes:
         raise ValueError(f"Vote counts must have shape [B, {classes}], not {counts.shape}.")
-    if np.any(counts < 0) or np.any(counts.sum(axis=1, dtype=np.int64) > teachers):
-        raise ValueError(f"Each row of vote counts must be ≥ 0 and sum to at most {teachers}.")
+    if np.any(counts < 0) or np.any(counts > teachers):
+        raise ValueError(f"Vote counts must be from 0 to {teachers}.")
+    if sums and np.any(counts.sum(axis=1, dtype=np.int64) > teachers):
+        raise ValueError(f"Each row of vote counts must sum to at most {teachers}.")
     if all_vote and np.any(counts.sum(axis=1, dtype=np.int64) != teachers):
         raise ValueError(f"Each row of vote counts must sum to {teachers}: every teacher votes.")
     return counts.astype(np.int64)
@@ -179,7 +197,7 @@ class GNMax:
 
     In Rényi DP a query pays for its answer alone, which reveals less than the noisy counts do
     (docs/privacy/gnmax.md). In Gaussian DP it pays for the counts, of which two move by one vote
-    each: μ² = 2·μ_Z(sigma)² (see `accounting.curves.shift_mu`).
+    each: μ² = 2·μ_Z(sigma)² (see `curves.shift_mu`).
     """
 
     teachers: int
@@ -206,7 +224,7 @@ class GNMax:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
         votes = checked_counts(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_gaussian(self.sigma), entropy)
-        return Released.where(np.full(len(labels), True), labels, VoteOutcome.ABSTAINED)
+        return Released.all_answered(labels)
 
 
 @dataclass(frozen=True)
@@ -242,7 +260,7 @@ class LNMax:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
         votes = checked_counts(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_laplace(self.gamma), entropy)
-        return Released.where(np.full(len(labels), True), labels, VoteOutcome.ABSTAINED)
+        return Released.all_answered(labels)
 
 
 @dataclass(frozen=True)
@@ -299,7 +317,7 @@ class Immutable:
         else:
             table = discrete_laplace(self.gamma)
         labels = noisy_max(votes, table, entropy)
-        return Released.where(np.full(len(labels), True), labels, VoteOutcome.ABSTAINED)
+        return Released.all_answered(labels)
 
 
 @dataclass(frozen=True)
@@ -341,7 +359,8 @@ class NoisyVotes:
         Ties go to the lowest class. A noisy count may be negative, or exceed the teachers.
         """
         votes = checked_counts(counts, self.teachers, self.classes)
-        return _largest(votes + discrete_gaussian(self.sigma).sample(votes.shape, entropy))
+        noise = discrete_gaussian(self.sigma).sample(votes.shape, entropy)
+        return Released.all_counted(votes + noise)
 
     def release_shared(self, sums: NDArray[np.uint32], entropy: Entropy = os.urandom) -> Released:
         """Answer each row of sums, uint32[B, m]: counts modulo 2³² to which others added what they
@@ -353,13 +372,7 @@ class NoisyVotes:
         if sums.dtype != np.uint32 or sums.ndim != 2 or sums.shape[1] != self.classes:
             raise ValueError(f"Sums must be of type uint32 and shape [B, {self.classes}].")
         noise = discrete_gaussian(self.sigma).sample(sums.shape, entropy).astype(np.uint32)
-        return _largest((sums + noise).view(np.int32).astype(np.int64))
-
-
-def _largest(noisy: Counts) -> Released:
-    always = np.full(len(noisy), True)
-    released = Released.where(always, noisy.argmax(axis=1), VoteOutcome.ABSTAINED)
-    return replace(released, counts=noisy)
+        return Released.all_counted((sums + noise).view(np.int32).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -369,7 +382,7 @@ class ConfidentGNMax:
     Price: the largest count moves by at most one vote, so the test is one Gaussian release of
     sensitivity 1 and is always paid. The noisy maximum is paid only if the test passes. Whether it
     passed is public, so the charge is a function of the transcript. With an `answer_share` both are
-    priced as one release (`accounting.joint`), which costs less in Rényi DP.
+    priced as one release (`joint`), which costs less in Rényi DP.
     """
 
     teachers: int
@@ -493,7 +506,9 @@ class InteractiveGNMax:
 
         Raises `ParameterError` unless p is [B, m], finite, in [0, 1], with rows that sum to 1.
         """
-        return np.floor(self.teachers * self._checked(probabilities) + 0.5).astype(np.int64)
+        return np.floor(self.teachers * self._check_probabilities(probabilities) + 0.5).astype(
+            np.int64
+        )
 
     def release(
         self,
@@ -507,7 +522,7 @@ class InteractiveGNMax:
         )
         if probabilities is None:
             raise ParameterError("interactive_gnmax needs the student's class probabilities.")
-        student = self._checked(probabilities)
+        student = self._check_probabilities(probabilities)
         if len(student) != len(votes):
             raise ParameterError(
                 f"{len(votes)} queries came with {len(student)} rows of probabilities."
@@ -519,7 +534,7 @@ class InteractiveGNMax:
         released = Released.where(passed, labels, VoteOutcome.ABSTAINED)
         return released.reinforced(student.max(axis=1) > self.confidence, student.argmax(axis=1))
 
-    def _checked(self, probabilities: Probabilities) -> Probabilities:
+    def _check_probabilities(self, probabilities: Probabilities) -> Probabilities:
         student = np.asarray(probabilities, dtype=np.float64)
         if student.ndim != 2 or student.shape[1] != self.classes:
             raise ParameterError(
@@ -600,11 +615,11 @@ Accounts = NDArray[np.uint32]
 
 MAX_QUERIES = 10_000_000
 MAX_NORM = 255
-MOST = 1 << 16
+MAX_CLASS_WEIGHT = 1 << 16
 """The most that records of one unit add up to for one class. With it, no product exceeds 2⁶³."""
-EXHAUSTED = 0.95
+EXHAUSTED_SHARE = 0.95
 """Share of the public rows near a query from which on, if they could not vote any more, nobody is
-asked: an answer of a twentieth of the votes tells a four-hundredth of what it told at first
+asked: an answer of a twentieth of the votes says a four-hundredth of what it said at first
 (docs/privacy/neighbours.md)."""
 
 
@@ -612,7 +627,7 @@ asked: an answer of a twentieth of the votes tells a four-hundredth of what it t
 class Units:
     """Whose records are whose, in the order of the records. Nothing in it depends on a query.
 
-    `count`: how many units there are, with records or without. `records`: N. `starts`: int64[P],
+    `count`: the number of units, with records or without. `records`: N. `starts`: int64[P],
     the first record of each pair of a unit and a class that has any. `classes`, `places`: int64[P],
     the pair's class and the place of its unit in `present`. `present`: int64[R], the units that
     have records. `firsts`: int64[R], the first pair of each of them.
@@ -634,7 +649,7 @@ class Units:
         of `count`.
         """
         if len(units) < 1 or len(units) != len(labels) or units.min() < 0 or units.max() >= count:
-            raise ValueError("records have a unit each, one of those that there are")
+            raise ValueError("records have a unit each, from 0 to count - 1")
         key = units.astype(np.int64) * (int(labels.max()) + 1) + labels
         if labels.min() < 0 or np.any(np.diff(key) < 0):
             raise ValueError("records are sorted by unit and label")
@@ -651,7 +666,7 @@ class Units:
 class Neighbours:
     """Answers c + Y for every class: c the votes of the units that still take part, Y ~ N_Z(σ²).
 
-    `teachers`: how many units (persons) there are. A unit's vote v is the sum of its records'
+    `teachers`: the number of units (persons). A unit's vote v is the sum of its records'
     weights for each class, scaled down and floored where ‖v‖ > `norm`. It takes part in a query iff
     its account and ‖v‖² stay within the project's allowance A, and then pays ‖v‖². For any
     number of queries the whole transcript is A/σ²-zCDP and √(2A)·μ_Z(σ)-GDP between data sets
@@ -680,7 +695,7 @@ class Neighbours:
         integer("norm", self.norm, 1, MAX_NORM, why)
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """Every query is answered, and tells the votes of each unit that takes part."""
+        """Every query is answered, and reveals the votes of each unit that takes part."""
         return {VoteOutcome.ANSWERED: NeighbourCounts(self.sigma, self.norm)}
 
     def cast(
@@ -709,40 +724,42 @@ class Neighbours:
         after[units.present] = spent
         return counts, after
 
-    def judged(
+    def split_exhausted(
         self,
         weights: NDArray[np.uint8],
-        around: NDArray[np.uint8],
+        near_wider: NDArray[np.uint8],
         shadows: Accounts,
         allowance: int,
         most: float,
     ) -> tuple[NDArray[np.bool_], Accounts]:
         """Return which queries are answered, until `most` are, and the shadows' accounts after.
 
-        Where too few of the shadows around a query could vote, it is exhausted: nobody is charged.
-        `weights`, `around`: uint8[B, S], records of the shadows near each query, and around it. All
-        of them are public, so nothing is told by any of this.
+        Where too few of the shadows near a query could vote, it is exhausted: nobody is charged.
+        `weights`, `near_wider`: uint8[B, S], records of the shadows near each query, and within a
+        wider reach. All of them are public, so none of this reveals anything.
         """
         spent, answered = shadows.astype(np.int64), list[bool]()
-        for squared, near in zip(self._alike(weights), around, strict=True):
+        for squared, near in zip(self._shadow_costs(weights), near_wider, strict=True):
             if most <= 0:
                 break
-            answered.append(bool(self.used_up(near[None], spent, allowance)[0] < EXHAUSTED))
+            answered.append(
+                bool(self.exhausted_shares(near[None], spent, allowance)[0] < EXHAUSTED_SHARE)
+            )
             if answered[-1]:
                 most -= 1
                 spent += (spent + squared <= allowance) * squared
         return np.array(answered, dtype=bool), spent.astype(np.uint32)
 
-    def used_up(
-        self, around: NDArray[np.uint8], shadows: NDArray[np.integer], allowance: int
+    def exhausted_shares(
+        self, near_wider: NDArray[np.uint8], shadows: NDArray[np.integer], allowance: int
     ) -> NDArray[np.float64]:
         """Return the share of the public rows around each query that could not vote on it: [B]."""
-        gone = around * (shadows + self._alike(around) > allowance)
-        share: NDArray[np.float64] = gone.sum(1) / np.maximum(around.sum(1, dtype=np.int64), 1)
+        gone = near_wider * (shadows + self._shadow_costs(near_wider) > allowance)
+        share: NDArray[np.float64] = gone.sum(1) / np.maximum(near_wider.sum(1, dtype=np.int64), 1)
         return share
 
-    def _alike(self, weights: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Return ‖v‖² of shadows, int64[B, S]. Their records have no class: all are of the same."""
+    def _shadow_costs(self, weights: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Return ‖v‖² of shadows, int64[B, S]. Their records have no classes, and count as one."""
         return np.minimum(weights.astype(np.int64), self.norm) ** 2
 
     def _votes(
@@ -752,7 +769,7 @@ class Neighbours:
 
         ‖v‖² ≤ norm². Each unit's vote is a function of its own records' weights alone.
         """
-        sums = np.minimum(np.add.reduceat(weights, units.starts, dtype=np.int64), MOST)
+        sums = np.minimum(np.add.reduceat(weights, units.starts, dtype=np.int64), MAX_CLASS_WEIGHT)
         whole = np.add.reduceat(sums * sums, units.firsts)[units.places]
         # The largest integers with votes² · whole ≤ (norm · sums)²: at most one off before.
         scaled = (self.norm * sums / np.sqrt(np.maximum(whole, 1))).astype(np.int64)
@@ -771,25 +788,14 @@ class Neighbours:
         """Answer each row of cast counts, int64[B, m], with noise and the largest of them.
 
         Ties go to the lowest class. The accounts that belong to the counts must be durable before
-        what is returned is told. Raises `ValueError` on counts that no units can have cast.
+        what is returned is sent. Raises `ValueError` on counts that no units can have cast.
         """
-        cast = checked_neighbour_counts(counts, self.teachers * self.norm, self.classes)
-        noisy = cast + discrete_gaussian(self.sigma).sample(cast.shape, entropy)
-        always = np.full(len(noisy), True)
-        released = Released.where(always, noisy.argmax(axis=1), VoteOutcome.ABSTAINED)
-        return replace(released, counts=noisy)
+        cast = checked_counts(counts, self.teachers * self.norm, self.classes, sums=False)
+        noise = discrete_gaussian(self.sigma).sample(cast.shape, entropy)
+        return Released.all_counted(cast + noise)
 
 
-def checked_neighbour_counts(counts: Counts, most: int, classes: int) -> Counts:
-    """Return counts int64[B, m] as they are; raise `ValueError` unless each is from 0 to `most`."""
-    if counts.dtype != np.int64 or counts.ndim != 2 or counts.shape[1] != classes:
-        raise ValueError(f"Counts must be of type int64 and shape [B, {classes}].")
-    if np.any(counts < 0) or np.any(counts > most):
-        raise ValueError(f"Counts must be from 0 to {most}.")
-    return counts
-
-
-GROUP = "terrine.mechanisms"
+ENTRY_POINT_GROUP = "terrine.mechanisms"
 """Entry points of other packages: mechanisms that no line of this one knows."""
 
 MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
@@ -815,28 +821,28 @@ def build_mechanism(spec: Mapping[str, object], *, teachers: int, classes: int) 
     """
     parameters = dict(spec)
     name = parameters.pop("name", None)
-    kind = MECHANISMS[str(name)] if name in MECHANISMS else _from_outside(name)
+    kind = MECHANISMS[str(name)] if name in MECHANISMS else _load_foreign(name)
     try:
         made = kind(teachers=teachers, classes=classes, **parameters)
     except TypeError as error:
         raise ParameterError(f"The parameters of {name} are not {sorted(parameters)}.") from error
     priced = all(isinstance(event, CostEvent) for event in made.events().values())
     if made.name != name or not priced:
-        raise ParameterError(f"{name} is another's name, or has events that are no cost events.")
+        raise ParameterError(f"{name} is another's name, or has events that are not cost events.")
     return made
 
 
-def _from_outside(name: object) -> Callable[..., Mechanism]:
-    """Return a mechanism of another package: its entry point in `GROUP`, called OWNER.NAME."""
+def _load_foreign(name: object) -> Callable[..., Mechanism]:
+    """Return a mechanism of another package: an entry point called OWNER.NAME."""
     foreign = isinstance(name, str) and "." in name
-    found = list(entry_points(group=GROUP, name=str(name))) if foreign else []
+    found = list(entry_points(group=ENTRY_POINT_GROUP, name=str(name))) if foreign else []
     if len(found) != 1:
-        why = "is of no package that is installed" if not found else "is of several packages"
+        why = "belongs to no installed package" if not found else "belongs to several packages"
         known = ", ".join(MECHANISMS)
         raise ParameterError(
             f"No mechanism is called {name!r}. Use one of {known}."
             if not foreign
-            else f"The mechanism {name} {why} here: it is an entry point of {GROUP}."
+            else f"The mechanism {name} {why} here: it is an entry point of {ENTRY_POINT_GROUP}."
         )
     try:
         kind: Callable[..., Mechanism] = found[0].load()

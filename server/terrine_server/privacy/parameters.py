@@ -20,7 +20,8 @@ MIN_GAMMA, MAX_GAMMA = 0.001, 50.0
 MIN_ANSWER_SHARE, MAX_ANSWER_SHARE = 0.001, 100.0
 """What an answer may cost, as a multiple of what one price for all outcomes would be."""
 
-MAX_TEACHERS, MAX_CLASSES = 1_000_000, 100_000
+MAX_TEACHERS = 1_000_000
+MAX_CLASSES = 100_000
 MAX_COUNTED_CLASSES = 1000
 """Where noisy counts are released, every answer sends and stores one for each class."""
 MAX_EXTRA_VOTES = 1_000_000_000

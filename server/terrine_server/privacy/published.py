@@ -228,11 +228,11 @@ def lnmax_rdp(log_q: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
     return _cheapest(level, lnmax_terms(level, gamma), alpha, valid, worst)[back]
 
 
-Terms = tuple[Floats, Floats, Floats]
+BoundTerms = tuple[Floats, Floats, Floats]
 """ln(1 − q), ln A and ln B of the bound ln[(1−q)A^{α−1} + qB^{α−1}]/(α−1), for each L = −ln q."""
 
 
-def gnmax_terms(level: Floats, sigma: float) -> Terms:
+def gnmax_terms(level: Floats, sigma: float) -> BoundTerms:
     """Return the terms of P18's Theorem 6 with μ₂ = σ√L and μ₁ = μ₂ + 1 (Prop. 10)."""
     root = np.sqrt(level)
     with np.errstate(invalid="ignore"):  # −∞ − (−∞) where q = 1, far outside the valid range
@@ -240,14 +240,14 @@ def gnmax_terms(level: Floats, sigma: float) -> Terms:
         return missed, missed - log1mexp((root - 1 / sigma) ** 2), 2 * root / sigma + 1 / sigma**2
 
 
-def lnmax_terms(level: Floats, gamma: float) -> Terms:
+def lnmax_terms(level: Floats, gamma: float) -> BoundTerms:
     """Return the terms of P17's Theorem 3."""
     with np.errstate(invalid="ignore"):
         missed = log1mexp(level)
         return missed, missed - log1mexp(level - 2 * gamma), np.full_like(level, 2 * gamma)
 
 
-def small_q_bound(level: Floats, terms: Terms, more: float | Floats) -> Floats:
+def small_q_bound(level: Floats, terms: BoundTerms, more: float | Floats) -> Floats:
     """Return ln[(1−q)A^{α−1} + qB^{α−1}]/(α−1) at `more` = α − 1, where it is valid."""
     missed, kept, growth = terms
     with np.errstate(invalid="ignore"):
@@ -267,7 +267,7 @@ def noisy_max_order(sigma: float) -> float:
 
 
 def _cheapest(
-    level: Floats, terms: Terms, alpha: Floats, valid: NDArray[np.bool_], worst: Floats
+    level: Floats, terms: BoundTerms, alpha: Floats, valid: NDArray[np.bool_], worst: Floats
 ) -> Floats:
     """Return min(small_q_bound rounded up, worst) where valid [A, B], else worst; float[B, A]."""
     result = np.repeat(worst[:, None], len(level), axis=1)

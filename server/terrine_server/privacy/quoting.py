@@ -1,6 +1,6 @@
 """Compute terms: divide a budget, convert it to the rule's quantity, and price every outcome.
 
-Budgets are rounded down, prices up (`prices`). The result is then fixed (`terms`).
+Budgets are rounded down, prices up (`price`). The result is then fixed (`Terms`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from terrine_server.privacy.budget import (
     Rule,
     Schedule,
     Terms,
-    allowance,
-    most,
+    find_allowance,
+    highest_price,
     opening_rule,
     price,
     publication_price,
@@ -94,7 +94,7 @@ def quote(
     shares = (split.stability, split.publication, split.sampler)
     delta_budget = sum(floor_units(share, DELTA_UNITS) for share in shares)
     if isinstance(mechanism, Neighbours) and publishing is None:
-        return _of_neighbours(mechanism, epsilon, delta, cap_rule, split, delta_budget)
+        return _quote_neighbours(mechanism, epsilon, delta, cap_rule, split, delta_budget)
 
     schedule = None
     if publishing is not None:
@@ -102,9 +102,9 @@ def quote(
         schedule = _check_schedule(mechanism, rule, cap_rule, split, *publishing)
     elif rule is None:
         rule = opening_rule(events.values(), epsilon, split.conversion)
-    budget = _budget(rule, epsilon, split.conversion)
+    budget = _budget_units(rule, epsilon, split.conversion)
     prices = {outcome: price(event, rule, cap_rule) for outcome, event in events.items()}
-    by_baseline = _by_baseline(mechanism, prices, rule, cap_rule)
+    by_baseline = _price_baselines(mechanism, prices, rule, cap_rule)
     lists = [prices, *(each.prices for each in by_baseline)]
     every = [one for each in lists for one in each.values()]
     terms = Terms(
@@ -116,16 +116,16 @@ def quote(
         budget=budget,
         delta_budget=delta_budget,
         prices=prices,
-        cap_budget=budget if rule == cap_rule else _at_most(budget, every),
+        cap_budget=budget if rule == cap_rule else _most_cap_cost(budget, every),
         schedule=schedule,
         by_baseline=by_baseline,
     )
     if terms.affordable(Account()) < 1:
-        raise ParameterError(_too_expensive(terms))
+        raise ParameterError(_explain_expense(terms))
     return terms
 
 
-def _of_neighbours(
+def _quote_neighbours(
     mechanism: Neighbours,
     epsilon: float,
     delta: float,
@@ -133,10 +133,10 @@ def _of_neighbours(
     split: DeltaSplit,
     delta_budget: int,
 ) -> Terms:
-    """Return the terms of a project whose units have accounts: see `allowances`."""
+    """Return the terms of a project whose units have accounts: see `find_allowance`."""
     queries = mechanism.queries
-    rule, each = allowance(mechanism.sigma, mechanism.norm, queries, epsilon, split.conversion)
-    whole = each.units(each.most, rule)
+    rule, each = find_allowance(mechanism.sigma, mechanism.norm, queries, epsilon, split.conversion)
+    whole = each.cost_units(each.most, rule)
     events = mechanism.events().items()
     prices = {
         o: replace(price(event, rule, cap_rule), cost=whole // queries) for o, event in events
@@ -150,7 +150,7 @@ def _of_neighbours(
         budget=whole // queries * queries,
         delta_budget=delta_budget,
         prices=prices,
-        cap_budget=each.units(each.most, cap_rule),
+        cap_budget=each.cost_units(each.most, cap_rule),
         allowance=each,
     )
     if whole < queries or terms.affordable(Account()) < queries:
@@ -161,7 +161,7 @@ def _of_neighbours(
     return terms
 
 
-def _by_baseline(
+def _price_baselines(
     mechanism: Mechanism, prices: Mapping[VoteOutcome, Price], rule: Rule, cap_rule: Rule
 ) -> tuple[BaselinePrices, ...]:
     """Return the prices of queries with a baseline; left out where their most expensive is no
@@ -172,7 +172,7 @@ def _by_baseline(
     for baseline in mechanism.even_baselines:
         events = mechanism.events(baseline)
         own = {outcome: price(event, rule, cap_rule) for outcome, event in events.items()}
-        worst, before = most(own.values()), most(prices.values())
+        worst, before = highest_price(own.values()), highest_price(prices.values())
         if worst.cost < before.cost and worst.cap_cost <= before.cap_cost:
             found.append(BaselinePrices(baseline, own))
             prices = own
@@ -188,10 +188,10 @@ def split_delta(
     publication = PUBLICATION_SHARE if publishing else Fraction(0)
     whole = Fraction(delta)
     return DeltaSplit(
-        conversion=_down(whole * (1 - stability - publication - SAMPLER_SHARE)),
-        stability=_down(whole * stability),
-        publication=_down(whole * publication),
-        sampler=_down(whole * SAMPLER_SHARE),
+        conversion=_round_down(whole * (1 - stability - publication - SAMPLER_SHARE)),
+        stability=_round_down(whole * stability),
+        publication=_round_down(whole * publication),
+        sampler=_round_down(whole * SAMPLER_SHARE),
     )
 
 
@@ -206,7 +206,7 @@ def check_publishable(mechanism: Mechanism) -> None:
 
 
 def publication_z(delta: float, publications: int) -> float:
-    """Return z such that all figures are above the spend, but for the publication share of δ."""
+    """Return z with which all figures are above the spend, except with that share of δ."""
     each = float(PUBLICATION_SHARE) * delta / publications
     return -float(ndtri(each / (1 + SLACK) ** 2))
 
@@ -232,7 +232,7 @@ def cap(epsilon: float, delta: float, order: float | None = None) -> Cap:
     rule = GDP if order is None else Rule("rdp", float(check_orders(order)[0]))
     share = CAP_ADDITIVE_SHARE if order is None else PUBLISHING_CAP_ADDITIVE_SHARE
     additive = Fraction(delta) * share
-    budget = _budget(rule, epsilon, _down(Fraction(delta) - additive))
+    budget = _budget_units(rule, epsilon, _round_down(Fraction(delta) - additive))
     delta_budget = math.floor(additive * DELTA_UNITS)
     if budget < 1 or delta_budget < 1:
         raise ParameterError(
@@ -251,13 +251,13 @@ def cap_order(epsilon: float, delta: float) -> float:
     return search_order(epsilon, conversion, lambda order: order)
 
 
-def _budget(rule: Rule, epsilon: float, delta: float) -> int:
+def _budget_units(rule: Rule, epsilon: float, delta: float) -> int:
     if rule.order is None:
         return floor_units(gdp_budget(epsilon, delta), COST_UNITS)
     return floor_units(float(rdp_budget(rule.order, epsilon, delta)) * (1 - SLACK), COST_UNITS)
 
 
-def _at_most(budget: int, prices: Iterable[Price]) -> int:
+def _most_cap_cost(budget: int, prices: Iterable[Price]) -> int:
     """Return the most that a whole budget costs in the cap's units: no price has a worse ratio."""
     return max(-(-budget * price.cap_cost // price.cost) for price in prices if price.cost)
 
@@ -286,7 +286,7 @@ def _check_schedule(
     return Schedule(publication, tuple(counts), each)
 
 
-def _too_expensive(terms: Terms) -> str:
+def _explain_expense(terms: Terms) -> str:
     worst = terms.worst
     if worst.delta > terms.delta_budget:
         return (
@@ -302,7 +302,7 @@ def _too_expensive(terms: Terms) -> str:
     )
 
 
-def _down(value: Fraction) -> float:
+def _round_down(value: Fraction) -> float:
     """Return the largest float ≤ a fraction."""
     nearest = float(value)
     return nearest if Fraction(nearest) <= value else math.nextafter(nearest, 0.0)

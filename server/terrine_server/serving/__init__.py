@@ -1,6 +1,5 @@
-"""How this house's servers meet unauthenticated clients: the service, the aggregator and the
-owners' servers.
+"""How the service, the aggregator and the owners' servers meet unauthenticated clients.
 
-Connections that wait for ever, bodies that never end, and who may have how many places at a time:
-one way for all of them.
+Connections that wait forever, bodies that never end, and how many requests each client may have at
+a time are handled in one way for all of them.
 """

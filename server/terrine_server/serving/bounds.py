@@ -1,7 +1,7 @@
-"""Bounds of every request: a slot, a body that is neither too long nor too slow, and memory.
+"""Limits of every request: a slot, a body that is neither too long nor too slow, and memory.
 
-Who asks is known before any of the body is read. Nobody's bodies can take all of the memory that
-there is for bodies, as nobody's requests can take all slots.
+Who asks is known before any of the body is read. No client's bodies can take all of the memory for
+bodies, just as no client's requests can take all slots.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -28,26 +28,26 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 T = TypeVar("T")
 
 
-class Turns:
-    """Runs functions of many owners in threads, of each owner one at a time.
+class PerTokenThreads:
+    """Runs functions of many tokens in threads, one at a time for each token.
 
-    Whoever has a thousand to run has one of the threads, or one place among those that wait for
-    one: so owners take turns. Belongs to one event loop.
+    A token with a thousand to run has one of the threads, or one place among those that wait for
+    one. Belongs to one event loop.
     """
 
     def __init__(self, most: int) -> None:
         self._limiter = CapacityLimiter(most)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def run(self, owner: str, function: Callable[..., T], *given: object) -> T:
+    async def run(self, token_id: str, function: Callable[..., T], *given: object) -> T:
         """Return what the function returns, or raise what it raises. It sees the caller's context.
 
-        If the caller is cancelled, a function that has begun still runs to its end, and the owner's
+        If the caller is cancelled, a function that has begun still runs to its end, and the token's
         next one waits for it: to hang up gains nobody a second thread.
         """
-        lock = self._locks.get(owner)
+        lock = self._locks.get(token_id)
         if lock is None:
-            lock = self._locks[owner] = asyncio.Lock()
+            lock = self._locks[token_id] = asyncio.Lock()
         async with lock:
             work = asyncio.ensure_future(
                 to_thread.run_sync(function, *given, limiter=self._limiter)
@@ -79,8 +79,8 @@ class Limits:
     """Requests with one token, as a part of those that others leave. By default half."""
 
 
-def few_callers(callers: int) -> Limits:
-    """Return the limits of a server that so many others ask, each several things at a time."""
+def limits_for(callers: int) -> Limits:
+    """Return the limits of a server with so many callers, each with several requests at a time."""
     return Limits(
         connections=2 * callers + 64,
         held_bytes=2**28,
@@ -96,7 +96,7 @@ NETWORK_BITS = 64
 
 
 class Share(StrEnum):
-    """What a share is of, as the refusal of one more request calls it."""
+    """What is shared out, as the refusal of one more request says it."""
 
     ALL = "Too many clients are connected."
     UNAUTHENTICATED = "Too many clients without a valid token are connected."
@@ -119,7 +119,7 @@ class ConcurrencyLimit:
         }
         self.taken: Counter[tuple[Share, str]] = Counter()
 
-    def full(self, share: Share, owner: str) -> bool:
+    def is_full(self, share: Share, owner: str) -> bool:
         """Whether this share of this owner has no slot left.
 
         A token whose limit is t of n slots takes at most t/n of those that others leave, so k of
@@ -132,6 +132,18 @@ class ConcurrencyLimit:
         slots = self.limits[Share.ALL]
         left = slots - self.taken[Share.ALL, ""] + taken
         return taken * slots >= most * left
+
+
+CLOSING = {"Connection": "close"}
+
+
+class Refusal(NamedTuple):
+    """Why a request is not handled: the type of the problem, and what else is said of it."""
+
+    slug: str
+    detail: str
+    extras: Mapping[str, Any] = {}
+    headers: Mapping[str, str] = {}
 
 
 class Slot:
@@ -147,31 +159,35 @@ class Slot:
 
     @property
     def taken(self) -> bool:
-        """Whether it counts among all."""
+        """Whether a request has it."""
         return (Share.ALL, "") in self._held
 
-    def claim(self, slots: ConcurrencyLimit, address: str) -> Share | None:
+    def claim(self, slots: ConcurrencyLimit, address: str) -> Refusal | None:
         """Count a token that is being checked; it does not take the slot yet.
 
-        Returns the share that is full, if one is; then it counts nowhere. So do the others.
+        Returns a refusal if a share is full; then it counts nowhere. So do the others.
         """
-        return self._count(slots, (Share.CLAIM, network(address)))
+        return self._count(slots, (Share.CLAIM, client_network(address)))
 
-    def of_unauthenticated(self, slots: ConcurrencyLimit, address: str) -> Share | None:
+    def take_unauthenticated(self, slots: ConcurrencyLimit, address: str) -> Refusal | None:
         """Take it for a request without a valid token."""
-        shares = (Share.ALL, ""), (Share.UNAUTHENTICATED, ""), (Share.ADDRESS, network(address))
+        shares = (
+            (Share.ALL, ""),
+            (Share.UNAUTHENTICATED, ""),
+            (Share.ADDRESS, client_network(address)),
+        )
         return self._count(slots, *shares)
 
-    def of_unchecked(self, slots: ConcurrencyLimit, address: str) -> Share | None:
+    def take_unchecked(self, slots: ConcurrencyLimit, address: str) -> Refusal | None:
         """Take it for a request whose token nobody can check now; it still counts as a claim."""
-        return self._count(slots, (Share.ALL, ""), (Share.CLAIM, network(address)))
+        return self._count(slots, (Share.ALL, ""), (Share.CLAIM, client_network(address)))
 
-    def of_token(self, slots: ConcurrencyLimit, token_id: str) -> Share | None:
+    def take_for_token(self, slots: ConcurrencyLimit, token_id: str) -> Refusal | None:
         """Take it for a request with a valid token, wherever it comes from."""
         return self._count(slots, (Share.ALL, ""), (Share.TOKEN, token_id))
 
     def leave(self) -> None:
-        """Count in no share any more."""
+        """Give the slot back."""
         for share in self._held:
             assert self._slots is not None  # noqa: S101 - it has been taken
             self._slots.taken[share] -= 1
@@ -179,18 +195,18 @@ class Slot:
                 del self._slots.taken[share]
         self._held = ()
 
-    def _count(self, slots: ConcurrencyLimit, *shares: tuple[Share, str]) -> Share | None:
+    def _count(self, slots: ConcurrencyLimit, *shares: tuple[Share, str]) -> Refusal | None:
         self.leave()
         self.owner = shares[-1][1]
         for share in shares:
-            if slots.full(*share):
-                return share[0]
+            if slots.is_full(*share):
+                return Refusal("overloaded", share[0], headers=CLOSING)
         self._slots, self._held = slots, shares
         slots.taken.update(shares)
         return None
 
 
-def network(address: str) -> str:
+def client_network(address: str) -> str:
     """Return the address that is counted for a client: of IPv6, the network of 64 bits."""
     try:
         parsed = ip_address(address)
@@ -205,11 +221,11 @@ def network(address: str) -> str:
 
 CONNECTION = "connection"
 """In the state of requests: the `Connection` that they came on."""
-SPARE = 32
+SPARE_CONNECTIONS = 32
 """Connections beyond those of the limits, for refusals and for `/healthz`."""
 BACKLOG = 128
 """Connections that the system queues, and that are accepted before any is looked at."""
-LEAST_READ = 64 * 1024
+MIN_READ_BYTES = 64 * 1024
 """Bytes that a client must read within `write_seconds`, unless it reads all there are."""
 
 
@@ -236,12 +252,12 @@ class Connection(H11Protocol):
         # of a response would wait 40 ms for the first to be acknowledged.
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Otherwise the system takes megabytes from us before we notice that nobody reads them.
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, LEAST_READ)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MIN_READ_BYTES)
         # pause_writing: something could not be sent yet. With 0, TLS pauses when nothing waits.
         transport.set_write_buffer_limits(high=1, low=0)
-        self.slot.owner = network(self.client[0]) if self.client else ""
-        if self._most is not None and len(self.connections) > self._most + SPARE:
-            self._make_room(self._most + SPARE)
+        self.slot.owner = client_network(self.client[0]) if self.client else ""
+        if self._most is not None and len(self.connections) > self._most + SPARE_CONNECTIONS:
+            self._evict_idle(self._most + SPARE_CONNECTIONS)
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -305,8 +321,8 @@ class Connection(H11Protocol):
                 self.transport.write(self.conn.send(event))
         self.transport.close()
 
-    def _make_room(self, most: int) -> None:
-        """Close a connection without a request in progress: the oldest of who has most of them."""
+    def _evict_idle(self, most: int) -> None:
+        """Close a connection without a request: the oldest of whoever has most of them."""
         others = [other for other in self.connections if not other.transport.is_closing()]
         if len(others) <= most:
             return
@@ -338,7 +354,7 @@ class Connection(H11Protocol):
             self._read_due = None
 
     def _check_reading(self, unsent: int) -> None:
-        if unsent - self.transport.get_write_buffer_size() < LEAST_READ:
+        if unsent - self.transport.get_write_buffer_size() < MIN_READ_BYTES:
             self.transport.abort()
         else:
             self._expect_reading()
@@ -349,11 +365,29 @@ class Connection(H11Protocol):
             self.slot.leave()
 
 
+@contextmanager
+def request_slot(scope: Scope) -> Iterator[Slot]:
+    """Yield the slot of the connection that a request came on, while the request is handled."""
+    connection: Connection | None = scope.get("state", {}).get(CONNECTION)
+    if connection is None:
+        slot = Slot()
+        try:
+            yield slot
+        finally:
+            slot.leave()
+    else:
+        connection.begin()
+        try:
+            yield connection.slot
+        finally:
+            connection.finish()
+
+
 def _malformed() -> Response:
-    return JSONResponse({"error": "This is no HTTP request that can be read."}, status_code=400)
+    return JSONResponse({"error": "This is not an HTTP request that can be read."}, status_code=400)
 
 
-def options(limits: Limits, proxies: str = "") -> dict[str, Any]:
+def uvicorn_options(limits: Limits, proxies: str = "") -> dict[str, Any]:
     """Return the options of `uvicorn.Config` with which connections keep the limits.
 
     `proxies`: addresses of those who may say from which address a request comes.
@@ -373,25 +407,15 @@ def options(limits: Limits, proxies: str = "") -> dict[str, Any]:
     }
 
 
-LINGER = 5.0
+MAX_DRAIN_SECONDS = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""
-CLOSING = {"Connection": "close"}
-REPEATED = {401, 413, 429}
+SLOWED_STATUSES = {401, 413, 429}
 """Refusals that cost their caller nothing to repeat, and this server the time of others."""
 REFUSAL_SECONDS = 0.1
 """How long each of these takes: a connection gets ten of them a second, and no more."""
 
 
-class Refusal(NamedTuple):
-    """Why a request is not handled: the type of the problem, and what else is said of it."""
-
-    slug: str
-    detail: str
-    extras: Mapping[str, Any] = {}
-    headers: Mapping[str, str] = {}
-
-
-STATUS = {
+STATUS_OF_PROBLEM = {
     "malformed-http": 400,
     "unauthorized": 401,
     "request-timeout": 408,
@@ -400,8 +424,8 @@ STATUS = {
 }
 
 
-class Bounds:
-    """The bounds of one process. Belongs to one event loop."""
+class RequestLimits:
+    """The limits of all requests of one process. Belongs to one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -433,9 +457,9 @@ class Bounds:
             refusal, owner = await admit(), slot.owner
 
         async def respond(message: Message) -> None:
-            if message.get("status") in REPEATED:
+            if message.get("status") in SLOWED_STATUSES:
                 await asyncio.sleep(REFUSAL_SECONDS)
-            await body.before_the_end(message, send)
+            await body.send_after_draining(message, send)
 
         async def receive_limited() -> Message:
             nonlocal refusal, held
@@ -449,12 +473,12 @@ class Bounds:
                 )
                 raise ClientDisconnect from None
             if body.received > most:
-                refusal = too_large(most)
+                refusal = body_too_large(most)
                 raise ClientDisconnect
             size = len(message.get("body", b""))
             held += size
             self._held[owner] += size
-            if self._too_much(owner, held):
+            if self._holds_too_much(owner, held):
                 refusal = Refusal("overloaded", "Too many bytes are being received at once.")
                 raise ClientDisconnect
             return message
@@ -476,7 +500,7 @@ class Bounds:
         if refusal is not None:
             await answer(refusal)(scope, receive, respond)
 
-    def _too_much(self, owner: str, held: int) -> bool:
+    def _holds_too_much(self, owner: str, held: int) -> bool:
         """Whether an owner holds more than half of the bytes that others leave.
 
         A request that is alone may have any size, since nobody else is kept waiting by it.
@@ -486,7 +510,7 @@ class Bounds:
 
 
 class Guard:
-    """ASGI middleware: the bounds of a server whose callers are few and known by their tokens."""
+    """ASGI middleware: the limits of a server whose callers are few and known by their tokens."""
 
     def __init__(
         self,
@@ -497,7 +521,7 @@ class Guard:
     ) -> None:
         """`most`: bytes of a body. `caller`: from a request's headers to who asks, if known."""
         self._app = app
-        self._bounds = Bounds(limits)
+        self._limits = RequestLimits(limits)
         self._most = most
         self._caller = caller
 
@@ -506,48 +530,35 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        connection: Connection | None = scope.get("state", {}).get(CONNECTION)
-        slot = Slot() if connection is None else connection.slot
         caller = self._caller(dict(scope["headers"]))
         address = scope["client"][0] if scope.get("client") else ""
+        with request_slot(scope) as slot:
 
-        async def admit() -> Refusal | None:
-            if caller is not None:
-                return full(slot.of_token(self._bounds.slots, caller))
-            return full(slot.of_unauthenticated(self._bounds.slots, address))
+            async def admit() -> Refusal | None:
+                if caller is not None:
+                    return slot.take_for_token(self._limits.slots, caller)
+                return slot.take_unauthenticated(self._limits.slots, address)
 
-        if connection is not None:
-            connection.begin()
-        try:
-            await self._bounds.run(
-                self._app,
-                scope,
-                receive,
-                send,
-                slot=slot,
-                most=self._most,
-                admit=admit,
-                answer=_short,
-            )
-        except ClientDisconnect:
-            pass  # nobody is there to be told
-        finally:
-            if connection is None:
-                slot.leave()
-            else:
-                connection.finish()
+            with suppress(ClientDisconnect):  # nobody is there to be told
+                await self._limits.run(
+                    self._app,
+                    scope,
+                    receive,
+                    send,
+                    slot=slot,
+                    most=self._most,
+                    admit=admit,
+                    answer=_render_short,
+                )
 
 
-def _short(refusal: Refusal) -> ASGIApp:
-    return JSONResponse({"error": refusal.detail}, STATUS[refusal.slug], dict(refusal.headers))
+def _render_short(refusal: Refusal) -> ASGIApp:
+    return JSONResponse(
+        {"error": refusal.detail}, STATUS_OF_PROBLEM[refusal.slug], dict(refusal.headers)
+    )
 
 
-def full(share: Share | None) -> Refusal | None:
-    """Return the refusal for a share that has no slot left."""
-    return None if share is None else Refusal("overloaded", share, headers=CLOSING)
-
-
-def too_large(most: int) -> Refusal:
+def body_too_large(most: int) -> Refusal:
     """Return the refusal of a body that has more bytes."""
     return Refusal(
         "payload-too-large",
@@ -570,7 +581,7 @@ def _refusal(scope: Scope, headers: Mapping[bytes, bytes], most: int) -> Refusal
         )
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length[:20]) > most:
-        return too_large(most)
+        return body_too_large(most)
     return None
 
 
@@ -601,7 +612,7 @@ class _Body:
         self.ended = self.ended or not message.get("more_body", False)
         return message
 
-    async def before_the_end(self, message: Message, send: Send) -> None:
+    async def send_after_draining(self, message: Message, send: Send) -> None:
         """Send a message of the response; before the last one, read the rest of the body."""
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if not self.ended and message["type"] == "http.response.start":
@@ -615,6 +626,6 @@ class _Body:
     async def _discard(self) -> None:
         most = self.received + self._limit
         with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
+            async with asyncio.timeout(MAX_DRAIN_SECONDS):
                 while not self.ended and self.received <= most:
                     await self.receive()

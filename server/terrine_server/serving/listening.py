@@ -1,4 +1,4 @@
-"""Listens on an address, and serves there, with as many connections as there are descriptors for.
+"""Listens on an address and serves there, with as many connections as file descriptors allow.
 
 A process without descriptors cannot accept a connection, open a file or reach its database, and
 asyncio logs an error each time that it tries.
@@ -18,21 +18,21 @@ from typing import Any
 
 import uvicorn
 
-from terrine_server.serving.bounds import BACKLOG, SPARE, Limits, options
+from terrine_server.serving.bounds import BACKLOG, SPARE_CONNECTIONS, Limits, uvicorn_options
 
 SWITCH_SECONDS = 0.0001
 """How long a thread may compute while another waits for Python's interpreter. With Python's own
 5 ms, a request that passes between threads six times waits 30 ms beside one that is decoded."""
 TLS_SECONDS = 5.0
 """How long a client may take to agree on a TLS connection, and to end it: nobody counts these."""
-MOST_FILES = 65536
-"""Enough. Some systems allow a billion, and there are programs that close each one in turn."""
-OTHERS = 256
+MAX_FILES = 65536
+"""Enough. Some systems allow a billion, and some programs close each of them in turn."""
+OTHER_FILES = 256
 """Kept for everything else: files, the database, the log, libraries."""
-NEEDED = SPARE + 2 * BACKLOG + OTHERS
+NEEDED_FILES = SPARE_CONNECTIONS + 2 * BACKLOG + OTHER_FILES
 """Descriptors needed besides those of the limit's connections. Connections are counted, and those
 beyond the limit closed, only after as many as `BACKLOG` were accepted, twice at worst."""
-LEAST = 16
+MIN_CONNECTIONS = 16
 """Connections below which it makes no sense to serve."""
 
 
@@ -51,23 +51,23 @@ class TooFewDescriptors(Exception):  # noqa: N818 - says what to do
 def raise_limit() -> int:
     """Let this process, and those that it starts, open as many as it may; return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    allowed = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft == resource.RLIM_INFINITY or soft >= allowed:
-        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+        return MAX_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return allowed
 
 
-def connections_within(limit: int, wanted: int) -> int:
+def fit_connections(limit: int, wanted: int) -> int:
     """Return how many of the connections `wanted` are possible with `limit` descriptors.
 
     Raises TooFewDescriptors if hardly any are.
     """
-    possible = limit - NEEDED
-    if possible < min(LEAST, wanted):
+    possible = limit - NEEDED_FILES
+    if possible < min(MIN_CONNECTIONS, wanted):
         raise TooFewDescriptors(
-            f"This process may open {limit} files, and at least {NEEDED + LEAST} are needed. "
-            "Allow more (`ulimit -n`)."
+            f"This process may open {limit} files, and at least "
+            f"{NEEDED_FILES + MIN_CONNECTIONS} are needed. Allow more (`ulimit -n`)."
         )
     return min(possible, wanted)
 
@@ -79,22 +79,24 @@ def bind(host: str, port: int) -> list[socket.socket]:
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        return [_bound(family, address) for family, address in {(a[0], a[4]): None for a in found}]
+        return [
+            _bind_socket(family, address) for family, address in {(a[0], a[4]): None for a in found}
+        ]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _taken(port) from error
+            raise _port_taken(port) from error
         if error.errno == errno.EACCES:
             raise CannotListen(
                 f"This account may not listen on port {port}. Choose 1024 or more.",
                 "TERRINE_PORT",
             ) from error
         raise CannotListen(
-            f"{host} is no address of this machine ({error.strerror}). Choose another.",
+            f"{host} is not an address of this machine ({error.strerror}). Choose another.",
             "TERRINE_HOST",
         ) from error
 
 
-def _bound(family: int, address: Any) -> socket.socket:
+def _bind_socket(family: int, address: Any) -> socket.socket:
     made = socket.socket(family)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -126,9 +128,9 @@ class ListeningServer(uvicorn.Server):
             self._announce(_url(own, "https" if self.config.is_ssl else "http"))
 
 
-def connections(most: int) -> int:
+def allow_connections(most: int) -> int:
     """Return how many connections can be served at a time, after allowing more descriptors."""
-    return connections_within(raise_limit(), most)
+    return fit_connections(raise_limit(), most)
 
 
 def serve(
@@ -143,7 +145,7 @@ def serve(
 ) -> None:
     """Serve an app until interrupted: plainly, or over TLS with a certificate chain and its key.
 
-    `proxies`: who may say from which address a request comes. `announce`: is told each URL, once
+    `proxies`: who may say from which address a request comes. `announce`: called with each URL once
     it listens there. Raises CannotListen if another listens there by now.
     """
     config = uvicorn.Config(
@@ -151,7 +153,8 @@ def serve(
         loop="asyncio",
         ssl_certfile=certificate,
         ssl_keyfile=key,
-        **options(limits, proxies) | {"limit_concurrency": connections(limits.connections)},
+        **uvicorn_options(limits, proxies)
+        | {"limit_concurrency": allow_connections(limits.connections)},
     )
     server = ListeningServer(config, announce)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -160,10 +163,10 @@ def serve(
     except OSError as error:
         if server.started or error.errno != errno.EADDRINUSE:
             raise
-        raise _taken(sockets[0].getsockname()[1]) from error
+        raise _port_taken(sockets[0].getsockname()[1]) from error
 
 
-def _taken(port: int) -> CannotListen:
+def _port_taken(port: int) -> CannotListen:
     return CannotListen(
         f"Port {port} is in use. Stop what listens on it, or choose another.", "TERRINE_PORT"
     )

@@ -97,17 +97,17 @@ def rolls_accounts_back(patch: pytest.MonkeyPatch) -> None:
 
 def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:
     """What a student would not use, as no count is large, is not charged to anybody."""
-    usual = Labeling._drawn
+    usual = Labeling._draw
 
     def drawn(self: Labeling, project: Any, *given: Any) -> Any:
         drawn = usual(self, project, *given)
         unused = all(max(each.counts or ()) < 3 for each in drawn.proposals.values())
-        if drawn.cast is None or not unused:
+        if drawn.accounts is None or not unused:
             return drawn
-        kept = replace(drawn.cast, accounts=self._ledger.unit_accounts(project))
-        return replace(drawn, cast=kept)
+        kept = replace(drawn.accounts, accounts=self._ledger.unit_accounts(project))
+        return replace(drawn, accounts=kept)
 
-    patch.setattr(Labeling, "_drawn", drawn)
+    patch.setattr(Labeling, "_draw", drawn)
 
 
 @pytest.mark.nightly
@@ -150,14 +150,14 @@ def test_half_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("little_noise")
 def test_weights_that_are_of_the_nearest_alone_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a person's two records near a query one votes: at a cost of 1, which still fits."""
-    usual = Neighbourhood.weighed
+    usual = Neighbourhood.record_weights
 
-    def weighed(self: Neighbourhood, inputs: Any) -> Any:
+    def record_weights(self: Neighbourhood, inputs: Any) -> Any:
         for block in usual(self, inputs):
             first = np.zeros_like(block)
             first[np.arange(len(block)), block.argmax(axis=1)] = block.max(axis=1)
             yield first
 
-    monkeypatch.setattr(Neighbourhood, "weighed", weighed)
+    monkeypatch.setattr(Neighbourhood, "record_weights", record_weights)
     _, spent, _ = findings(STUDENTS, SUSPICION)
     assert spent.verdict == "exceeded"

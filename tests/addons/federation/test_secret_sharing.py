@@ -30,8 +30,7 @@ from terrine_addons.federation.voters import (
 )
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling.pipeline import released_shared
-from terrine_server.labeling.voters import checked_votes
+from terrine_server.labeling.strategies import SharedVotes
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import NoisyVotes, build_mechanism
 from terrine_server.privacy.noise import NoiseTable
@@ -133,7 +132,7 @@ def test_sums_are_plaintext_sums_bit_for_bit(
     drawn: list[NDArray[np.int64]],
 ) -> None:
     x = digits_ensemble.public[:64]
-    sums = checked_votes(SharedVoters(tmp_path), record, x)
+    sums = SharedVoters(tmp_path).votes(record, x)
     assert sums.dtype == np.uint32
     (noise,) = drawn
     assert (sums - noise.astype(np.uint32) == tally(digits, x)).all()
@@ -343,8 +342,10 @@ def test_noise_comes_before_decoding() -> None:
 def test_only_noisy_votes_is_answered_from_sums() -> None:
     spec = {"name": "gnmax", "sigma": 3.0}
     sums = np.zeros((1, CLASSES), dtype=np.uint32)
+    unused: Any = None
     with refuses(EnsembleUnavailable, "noisy_votes"):
-        released_shared(build_mechanism(spec, teachers=OWNERS, classes=CLASSES), sums)
+        mechanism = build_mechanism(spec, teachers=OWNERS, classes=CLASSES)
+        SharedVotes(unused, mechanism, unused, unused).release(sums, None)
     wrongs: list[Any] = [sums.astype(np.int64), sums[0], sums[:, 1:]]
     for wrong in wrongs:
         with refuses(ValueError, "uint32"):

@@ -28,11 +28,11 @@ from terrine_addons.federation.federations import read_token
 from terrine_addons.federation.teacher import Teacher
 from terrine_addons.federation.voters import TERMS, AggregatorTerms
 from terrine_server.serving import bounds, listening
-from terrine_server.serving.bounds import SPARE, Limits, few_callers, options
+from terrine_server.serving.bounds import SPARE_CONNECTIONS, Limits, limits_for, uvicorn_options
 
 TOKEN = "a-token-of-more-than-twenty-characters"
-SHORT = replace(few_callers(4), keep_alive_seconds=1, body_seconds=1)
-LONG = replace(few_callers(4), keep_alive_seconds=600, body_seconds=600)
+SHORT = replace(limits_for(4), keep_alive_seconds=1, body_seconds=1)
+LONG = replace(limits_for(4), keep_alive_seconds=600, body_seconds=600)
 ROWS = 4
 HEADS = (b"", b"POST /v1/rou", b"GET / HTTP/1.1\r\nHost: terrine\r\nX-A: ")
 """Of these, none is complete."""
@@ -85,7 +85,7 @@ def listening_on(app: Starlette, limits: Limits, pem: Path | None) -> Iterator[s
     (own,) = listening.bind("127.0.0.1", 0)
     key = None if pem is None else pem.with_suffix(".key")
     config = uvicorn.Config(
-        app, loop="asyncio", ssl_certfile=pem, ssl_keyfile=key, **options(limits)
+        app, loop="asyncio", ssl_certfile=pem, ssl_keyfile=key, **uvicorn_options(limits)
     )
     server = listening.ListeningServer(config, lambda url: None)
     thread = threading.Thread(target=server.run, args=([own],))
@@ -156,7 +156,7 @@ def test_more_half_sent_heads_than_there_is_room_for_keep_nobody_out(
 ) -> None:
     """They are never closed for their time, but give way to others."""
     with small(kind, LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
-        for number in range(LONG.connections + SPARE + 20):
+        for number in range(LONG.connections + SPARE_CONNECTIONS + 20):
             one = stack.enter_context(server.connect())
             one.sendall(HEADS[number % 3])
         for _ in range(3):
@@ -183,7 +183,7 @@ def test_requests_in_progress_of_unauthenticateds_leave_places_for_those_with_a_
 ) -> None:
     """Also those whose refusals are on their way, and those of the one token, which has half."""
     with small(kind, LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
-        for _ in range(LONG.connections + SPARE):
+        for _ in range(LONG.connections + SPARE_CONNECTIONS):
             one = stack.enter_context(server.connect())
             one.sendall(server.head(len(server.body)))
         server.answers()

@@ -216,7 +216,7 @@ def test_an_answer_is_good_once_and_in_the_browser_that_asked(
     visitor.cookies = dict(kept)
     assert visitor.get(f"{back}&code=2").status_code == 422
     with monkeypatch.context() as patched:
-        patched.setattr(sessions, "FLOW_LASTS", timedelta(0))
+        patched.setattr(sessions, "MAX_FLOW_LIFE", timedelta(0))
         holds(text_of(visitor.get(back)), "long")
     visitor.cookies = dict(kept)
     assert visitor.get(back).status_code == 200

@@ -1,0 +1,291 @@
+"""How the votes of a project are taken and released: its mechanism and its ensemble decide that.
+
+Votes exist only in memory, from `VoteStrategy.vote` to `VoteStrategy.release`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_server.errors import Conflict, EnsembleUnavailable, InvalidQuery
+from terrine_server.labeling.queries import canonical_inputs, input_digests
+from terrine_server.labeling.voters import Neighbourhood, Voters, checked_votes
+from terrine_server.ledger import SHARED, Ledger, ProjectRecord, SpentAccounts
+from terrine_server.privacy import (
+    Accounts,
+    InteractiveGNMax,
+    Mechanism,
+    Neighbours,
+    NoisyVotes,
+    ParameterError,
+    Released,
+    build_mechanism,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Vote:
+    """What was cast on queries. Secret.
+
+    `voted`: the v queries that were voted on, ascending. `counts`: int64[v, m], or sums as
+    uint32[v, m] (`SharedVotes`). `exhausted`: the queries on which no vote is taken. `accounts`:
+    what units have spent afterwards, where they have accounts.
+    """
+
+    voted: Sequence[int]
+    counts: np.ndarray
+    exhausted: Sequence[int] = ()
+    accounts: SpentAccounts | None = None
+
+
+@dataclass(frozen=True)
+class VoteStrategy:
+    """Takes the votes of a project of teachers, each of whom casts one vote on every query."""
+
+    project: ProjectRecord
+    mechanism: Mechanism
+    ledger: Ledger
+    voters: Voters
+
+    exclusive: ClassVar[bool] = False
+    """Whether one group at a time of a project is voted on, in all processes."""
+
+    @property
+    def most_queries(self) -> float:
+        """How many new queries are worth a vote: as many as the lowest prices may allow."""
+        return self.project.terms.most_admitted(self.project.account)
+
+    def baselines(self, probabilities: np.ndarray | None) -> np.ndarray | None:
+        """Return what the votes are compared with, int64 `[B, m]`; None if with nothing.
+
+        `probabilities`: the student's, `[B, m]`, for mechanisms that need them.
+        """
+        if probabilities is None or not isinstance(self.mechanism, InteractiveGNMax):
+            return None
+        return self.mechanism.canonical_baseline(probabilities)
+
+    def vote(self, queries: np.ndarray) -> Vote:
+        """Take the votes on canonical inputs `[B, …]`. Nothing is paid, so nothing may be sent.
+
+        Raises `EnsembleUnavailable`, and ConcurrentUpdate if the project has moved on.
+        """
+        counts = checked_votes(self.voters, self.project.ensemble, queries)
+        return Vote(range(len(queries)), counts)
+
+    def release(self, counts: np.ndarray, probabilities: np.ndarray | None) -> Released:
+        """Draw the outcomes of votes `[v, m]`, and of the probabilities that came with them."""
+        return self.mechanism.release(counts, probabilities)
+
+    def exhausted_shares(self, queries: np.ndarray, shadows: Accounts | None) -> list[float]:
+        """Return for each query which share of the public rows near it could not vote any more.
+
+        `shadows`: what these have spent. Raises `InvalidQuery` for a project without accounts.
+        """
+        raise InvalidQuery(
+            "Only people have accounts that can be exhausted, in projects of neighbours. Here the "
+            "budget says how much is left: GET /budget."
+        )
+
+
+class SharedVotes(VoteStrategy):
+    """Takes sums of votes that nobody sees: a second server adds them up, and adds noise.
+
+    It counts each query that it is asked, whether it is charged here or not. Nobody can check that
+    a sum is one vote per teacher; the price of noisy_votes holds for any.
+    """
+
+    exclusive = True
+
+    def vote(self, queries: np.ndarray) -> Vote:
+        """Take the sums for canonical inputs `[B, …]`. Raises `EnsembleUnavailable`."""
+        return Vote(range(len(queries)), self.voters.votes(self.project.ensemble, queries))
+
+    def release(self, counts: np.ndarray, probabilities: np.ndarray | None) -> Released:
+        """Draw the outcomes of sums `[B, m]`. Raises `EnsembleUnavailable`."""
+        if not isinstance(self.mechanism, NoisyVotes):
+            raise EnsembleUnavailable(
+                f"{self.mechanism.name} needs votes, and nobody sees the votes of this ensemble: "
+                "it answers projects with noisy_votes alone. Nothing was charged."
+            )
+        return self.mechanism.release_shared(counts)
+
+
+@dataclass(frozen=True)
+class AccountVotes(VoteStrategy):
+    """Takes the votes of people near each query, as far as their accounts allow.
+
+    What they cast next follows from what they have spent, so one group at a time is voted on.
+    """
+
+    mechanism: Neighbours
+
+    exclusive = True
+
+    @property
+    def allowance(self) -> int:
+        """What Σ‖v‖² of any unit never exceeds."""
+        if self.project.terms.allowance is None:
+            raise ValueError("units have accounts only where they are allowed something")
+        return self.project.terms.allowance.most
+
+    @property
+    def most_queries(self) -> float:
+        """All while any can be paid for: some may turn out to be exhausted, which is free."""
+        return math.inf if super().most_queries else 0
+
+    def vote(self, queries: np.ndarray) -> Vote:
+        """Take the votes on canonical inputs `[B, …]`, judged one after the other.
+
+        The accounts that result are not written yet. Raises as for teachers.
+        """
+        found = self.voters.neighbourhood(self.project.ensemble)
+        points = found.ensemble.to_points(queries)
+        answered, shadows = self._split_exhausted(found, points)
+        judged = np.arange(len(answered))  # not beyond the last that is paid for
+        voted, exhausted = judged[answered].tolist(), judged[~answered].tolist()
+        if not voted:
+            return Vote(voted, np.empty((0, self.mechanism.classes), np.int64), exhausted)
+        mechanism = replace(self.mechanism, teachers=found.units.count)
+        accounts, counts = self.ledger.unit_accounts(self.project), []
+        # All units are gone through, whatever their accounts are, in blocks of a public size.
+        for weights in found.record_weights(points[voted]):
+            cast, accounts = mechanism.cast(weights, found.units, accounts, self.allowance)
+            counts.append(cast)
+        after = SpentAccounts(
+            self.project.charges, self.project.head, len(voted), accounts, shadows
+        )
+        return Vote(voted, np.concatenate(counts), exhausted, after)
+
+    def _split_exhausted(
+        self, found: Neighbourhood, points: np.ndarray
+    ) -> tuple[NDArray[np.bool_], Accounts]:
+        """Return for the first queries whether they are answered or else exhausted, and what the
+        shadows have spent after them.
+
+        No private record or account is looked at: it follows from the queries and public rows.
+        """
+        most = super().most_queries
+        shadows = self.ledger.shadow_accounts(self.project, found.ensemble.shadows)
+        judged = []
+        for near in found.public_neighbours(points):
+            if most <= 0:
+                break
+            answered, shadows = self.mechanism.split_exhausted(
+                near.weights, near.near_wider, shadows, self.allowance, most
+            )
+            most -= answered.sum()
+            judged.append(answered)
+        return np.concatenate(judged), shadows
+
+    def exhausted_shares(self, queries: np.ndarray, shadows: Accounts | None) -> list[float]:
+        """Return for each query which share of the public rows near it could not vote any more."""
+        found = self.voters.neighbourhood(self.project.ensemble)
+        if shadows is None or not len(shadows):
+            shadows = np.zeros(found.ensemble.shadows, np.uint32)
+        shares = [
+            self.mechanism.exhausted_shares(near.near_wider, shadows, self.allowance)
+            for near in found.public_neighbours(found.ensemble.to_points(queries))
+        ]
+        return [float(share) for share in np.concatenate(shares)]
+
+
+def strategy_of(project: ProjectRecord, ledger: Ledger, voters: Voters) -> VoteStrategy:
+    """Return how the votes of a project are taken.
+
+    Raises EnsembleUnavailable without the package that a mechanism from outside is of.
+    """
+    mechanism = mechanism_of(project)
+    if isinstance(mechanism, Neighbours):
+        return AccountVotes(project, mechanism, ledger, voters)
+    kind = SharedVotes if project.ensemble.facts.kind == SHARED else VoteStrategy
+    return kind(project, mechanism, ledger, voters)
+
+
+def mechanism_of(project: ProjectRecord) -> Mechanism:
+    """Return the project's mechanism, with its noise tables built once.
+
+    Raises EnsembleUnavailable without the package that a mechanism from outside is of.
+    """
+    facts = project.ensemble.facts
+    try:
+        return _mechanism(json.dumps(dict(project.mechanism)), facts.teachers, len(facts.classes))
+    except ParameterError as error:
+        raise EnsembleUnavailable(f"Project {project.name}: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _mechanism(spec: str, teachers: int, classes: int) -> Mechanism:
+    return build_mechanism(json.loads(spec), teachers=teachers, classes=classes)
+
+
+@dataclass(frozen=True)
+class AccountsCheck:
+    """`queries`: how many were charged. `unknown`: how many of them are not among the inputs.
+
+    `same`: whether the accounts are those that the records make; None if any query is unknown.
+    """
+
+    queries: int
+    unknown: int
+    same: bool | None
+
+
+def recompute_accounts(
+    ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray
+) -> AccountsCheck:
+    """Cast all votes of a project of `neighbours` again, in the order of its charges.
+
+    Each query is cast by those records that were there then; accounts of people who left are full.
+    `inputs`: all that students may have asked, `[B, …]`, such as the public pool. Raises Conflict
+    for any other project, and if its accounts count as spent after a restore; ConcurrentUpdate if
+    it answers meanwhile; InvalidQuery for inputs that the ensemble does not take.
+    """
+    project = ledger.project(name)
+    mechanism, allowance = mechanism_of(project), project.terms.allowance
+    if not isinstance(mechanism, Neighbours) or allowance is None:
+        raise Conflict(f"Nobody has an account in {name}: it is a project of {mechanism.name}.")
+    accounts = ledger.unit_accounts(project)
+    facts = project.ensemble.facts
+    known = canonical_inputs(inputs, facts.input, len(inputs))
+    rows = {
+        digest.hex(): row
+        for row, digest in enumerate(input_digests(known, project.ensemble.manifest_sha256))
+    }
+    asked = [rows.get(entry.input_digest, -1) for entry in ledger.stream_charges(name)]
+    asked = asked[: project.charges]
+    unknown = asked.count(-1)
+    if unknown:
+        return AccountsCheck(len(asked), unknown, None)
+    found = voters.neighbourhood(project.ensemble.current)
+    mechanism = replace(mechanism, teachers=found.units.count)
+    spent = np.zeros(len(accounts), dtype=np.uint32)
+    for edition, some in _by_edition(ledger, project, known[asked]):
+        there = found.ensemble.since <= edition  # records of people who left are gone
+        for weights in found.record_weights(found.ensemble.to_points(some)):
+            _, spent = mechanism.cast(weights * there, found.units, spent, allowance.most)
+    newest = project.ensemble.edition
+    spent[list(newest.erased if newest else ())] = allowance.most
+    same = bool(np.array_equal(spent, accounts))
+    if not same and bool((accounts == allowance.most).all()):
+        raise Conflict(f"All accounts of {name} count as spent: its ledger was restored once.")
+    return AccountsCheck(len(asked), 0, same)
+
+
+def _by_edition(
+    ledger: Ledger, project: ProjectRecord, asked: np.ndarray
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the inputs that were charged in each edition of the ensemble, with its number."""
+    editions = ledger.editions(project.ensemble.name)
+    # A project that was opened later began with the newest edition of its time.
+    begins = [edition.begins.get(project.id, 0) for edition in editions]
+    for edition, start, end in zip(editions, begins, [*begins[1:], len(asked)], strict=True):
+        if start < end:
+            yield edition.number, asked[start:end]
