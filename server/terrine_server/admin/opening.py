@@ -35,23 +35,16 @@ from terrine_server.owner.operations import (
     quote_project,
 )
 from terrine_server.owner.sign_in import Session
+from terrine_server.planning.consensus import DEFAULT_CONSENSUS, Consensus, Votes, expected_outcomes
 from terrine_server.planning.first_project import (
-    FEATURES,
-    TOO_NOISY,
     NeighbourPlan,
-    delta_for,
+    default_delta,
+    drowns_votes,
+    max_guess_accuracy,
     plan_neighbours,
-    right_at_most,
-)
-from terrine_server.planning.forecast import (
-    DEFAULT_CONSENSUS,
-    Consensus,
-    Votes,
-    fitted_noise,
-    forecast,
     sigma_for_rows,
 )
-from terrine_server.planning.opening import EXPECTED_STUDENT, FEW, most_queries
+from terrine_server.planning.opening import EXPECTED_STUDENT, MIN_ANSWERS_PER_CLASS, max_queries
 from terrine_server.planning.plan import plan
 from terrine_server.privacy import Account, ParameterError
 from terrine_server.privacy.parameters import check_epsilon
@@ -60,7 +53,7 @@ router = APIRouter(prefix=f"{ROOT}/open")
 
 SPECS = MECHANISM_SPECS
 """By name: how each mechanism is specified."""
-MOST_ROWS = 10_000_000
+MAX_ROWS = 10_000_000
 """Public rows that a form may propose a project for."""
 WORDS = ("title", "purpose")
 TERMS = ("name", "ensemble", "epsilon", "delta", "accounting", "expected_pass_rate", *WORDS)
@@ -179,7 +172,7 @@ def terms_form(ledger: Ledger, done: RefusedForm) -> dict[str, Any]:
         "given": {"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **done.given},
         "chosen": chosen,
         "suggested_epsilon": "" if chosen is None else _likely_epsilon(chosen),
-        "likely_delta": None if chosen is None else delta_for(chosen.units),
+        "likely_delta": None if chosen is None else default_delta(chosen.units),
         "mechanisms": {
             name: (each.__doc__ or "").partition("\n")[0]
             for name, each in SPECS.items()
@@ -242,12 +235,12 @@ def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
     cap = next(c for c in caps(ledger) if c.population.id == ensemble.population.id)
     answered = right = None
     if terms.allowance is None:
-        expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
+        expected = expected_outcomes(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
         answered, right = expected.answered, expected.accuracy
     return TermsPreview(
         quoted,
         replace(cap, added=terms.cap_budget),
-        most_queries(terms, Account()),
+        max_queries(terms, Account()),
         answered,
         right,
         "" if quoted.fits else advice(ledger, ensemble, mechanism, terms),
@@ -286,11 +279,12 @@ def _suggested(services: Services, given: Fields) -> dict[str, str]:
     """
     ensemble = services.ledger.ensemble(given.get("ensemble", ""))
     facts, rows, budget = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
-    classes, delta = len(facts.classes), delta_for(ensemble.units)
-    if not isinstance(rows, int) or not FEW * classes <= rows <= MOST_ROWS:
+    classes, delta = len(facts.classes), default_delta(ensemble.units)
+    least = MIN_ANSWERS_PER_CLASS * classes
+    if not isinstance(rows, int) or not least <= rows <= MAX_ROWS:
         raise ParameterError(
             "Public rows: give how many different rows students will ask about, as a whole number "
-            f"of at least {FEW * classes:,}, ten for each class, and at most {MOST_ROWS:,}."
+            f"of at least {least:,}, ten for each class, and at most {MAX_ROWS:,}."
         )
     wanted = number(budget)
     if isinstance(wanted, str):
@@ -303,7 +297,7 @@ def _suggested(services: Services, given: Fields) -> dict[str, str]:
     else:
         votes, chosen = facts.teachers, {}
         sigma = sigma_for_rows(rows, facts.teachers, classes, epsilon, delta)
-    if fitted_noise(rows, max(1, round(votes)), sigma, FEATURES) > TOO_NOISY:
+    if drowns_votes(rows, votes, sigma):
         raise ParameterError(
             f"At ε = {epsilon:g} noise would drown {votes:,.0f} votes on a row: a student would "
             "learn little or nothing. It needs a larger ε, or more records."
@@ -313,7 +307,7 @@ def _suggested(services: Services, given: Fields) -> dict[str, str]:
         "sigma": repr(sigma),
         "delta": f"{delta:g}",
         "name": given.get("name") or _free_name(services.ledger, ensemble.name),
-        "right": f"{right_at_most(epsilon, delta):.1%}",
+        "right": f"{max_guess_accuracy(epsilon, delta):.1%}",
         **chosen,
     }
 
@@ -322,23 +316,18 @@ def _lasting(
     services: Services, ensemble: EnsembleRecord, queries: int, epsilon: float, delta: float
 ) -> NeighbourPlan:
     """Return with which noise half of the public rows, in place of people, would last."""
-    from terrine_models.storage.manifests import StoreError
-    from terrine_server.owner.ways import neighbours_of  # PyTorch: not for an idle server
+    from terrine_models.storage.manifests import StoreError  # PyTorch: not for an idle server
+    from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
 
     try:
-        _, found = neighbours_of(services.settings.data_dir / ensemble.current.path)
+        known = NeighbourEnsemble.load(services.settings.data_dir / ensemble.current.path)
     except StoreError as error:
         raise ParameterError(
             f"The files of {ensemble.name} cannot be used; `terrine doctor` says why."
         ) from error
-    near = max(1, round(found.near))
+    by = forecast_from_public(known)
     return plan_neighbours(
-        found.spent,
-        units=ensemble.units,
-        near=near,
-        queries=queries,
-        epsilon=epsilon,
-        delta=delta,
+        by.spent, units=ensemble.units, near=by.near, queries=queries, epsilon=epsilon, delta=delta
     )
 
 

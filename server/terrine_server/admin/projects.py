@@ -43,7 +43,7 @@ from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import CheckpointError
 from terrine_server.owner.operations import epsilon_that_fits, verify_project
 from terrine_server.owner.sign_in import LONGEST, Session
-from terrine_server.planning.opening import most_queries
+from terrine_server.planning.opening import max_queries
 from terrine_server.privacy import Accounts
 
 overview_router = APIRouter(prefix=ROOT)
@@ -102,7 +102,7 @@ class ProjectOverview:
     def of(cls, record: ProjectRecord, shadows: Accounts | None = None) -> ProjectOverview:
         """Return a project's public account, as the API returns it, and what is left."""
         account = views.budget(record, shadows)
-        return cls(record, account, most_queries(record.terms, record.account))
+        return cls(record, account, max_queries(record.terms, record.account))
 
 
 @overview_router.get("")

@@ -46,9 +46,9 @@ from terrine_server.ledger.verifying import Progress
 from terrine_server.owner.checkpoints import attach_history
 from terrine_server.owner.editions import refuse_forgotten_people
 from terrine_server.owner.sign_in import Principal, Tokens, load_secret_key, shown_once
-from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
-from terrine_server.planning.opening import choose, too_few
-from terrine_server.planning.publishing import propose
+from terrine_server.planning.consensus import DEFAULT_CONSENSUS, Consensus, Votes
+from terrine_server.planning.opening import choose, small_budget_warning
+from terrine_server.planning.publishing import choose_schedule
 from terrine_server.privacy import (
     Account,
     BoundRelease,
@@ -228,7 +228,7 @@ class ProjectQuote:
     @property
     def warning(self) -> str | None:
         """That it buys too few answers."""
-        return too_few(self.terms, len(self.ensemble.facts.classes))
+        return small_budget_warning(self.terms, len(self.ensemble.facts.classes))
 
     def project(self, request: ProjectOpen) -> NewProject:
         """Return the project that a request asks for."""
@@ -336,7 +336,7 @@ def _publishing(
         classes=len(ensemble.facts.classes),
     )
     budget = {"epsilon": request.epsilon, "delta": request.delta}
-    return propose(spec, votes, **budget, order=population.rdp_order)
+    return choose_schedule(spec, votes, **budget, order=population.rdp_order)
 
 
 def register_ensemble(

@@ -19,8 +19,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.planning.forecast import Forecast, Spec, Votes, forecast
-from terrine_server.planning.opening import quotes
+from terrine_server.planning.consensus import ExpectedOutcomes, Votes, expected_outcomes
+from terrine_server.planning.opening import Spec, quotes
 from terrine_server.privacy.budget import GDP, Rule, Terms
 from terrine_server.privacy.curves import rdp, rdp_budget
 from terrine_server.privacy.events import CostEvent
@@ -91,33 +91,33 @@ class DataDependent:
         self,
         mechanism: Mechanism,
         votes: Votes,
-        forecast: Forecast,
         *,
         delta: float,
         publications: Sequence[int] = PUBLICATIONS,
         orders: Sequence[float] = ORDERS,
     ) -> None:
-        events = mechanism.events()
+        events, self.expected = mechanism.events(), expected_outcomes(mechanism, votes)
         terms = quote(mechanism, MAX_EPSILON, delta, rule=GDP)  # for its δ, which has no rule
         self.delta, self.most = delta, terms.delta_budget // terms.worst.delta
         self.publications, self.orders = publications, orders
         self.conversion = split_delta(events.values(), delta, publishing=True).conversion
         self.shares: dict[CostEvent, float] = {}
-        for outcome, share in forecast.shares.items():  # outcomes may share an event
+        for outcome, share in self.expected.shares.items():  # outcomes may share an event
             event = events[outcome]
             self.shares[event] = self.shares.get(event, 0.0) + share
         self.worst = {order: _worst(self.shares, order) for order in orders}
-        self.mechanism, self.votes, self.forecast = mechanism, votes, forecast
-        self.choices: dict[float, list[_Choice]] = {}
+        self.mechanism, self.votes = mechanism, votes
 
     def plan(self, epsilon: float) -> PublishingPlan | None:
         """Return the schedule that reaches the most queries within (ε, δ).
 
         None if it is best to publish nothing, as of a mechanism that costs the same at any votes.
         """
-        budgets = self._budgets(epsilon)
-        best: PublishingPlan | None = None
-        most = self._unpublished(budgets)
+        budgets = {
+            order: float(rdp_budget(order, epsilon, self.conversion)) for order in self.orders
+        }
+        unpublished = (self.worst[o].fitting(np.array(budget)) for o, budget in budgets.items())
+        best, most = None, min(self.most, int(max(unpublished)))
         for order, budget in budgets.items():
             # Each publication frees at most the whole budget again.
             at_most = (max(self.publications) + 1) * self.worst[order].fitting(np.array(budget))
@@ -128,31 +128,19 @@ class DataDependent:
                 best, most = found, found.queries
         return best
 
-    def _budget(self, order: float, epsilon: float) -> float:
-        return float(rdp_budget(order, epsilon, self.conversion))
-
-    def _budgets(self, epsilon: float) -> dict[float, float]:
-        return {order: self._budget(order, epsilon) for order in self.orders}
-
-    def _unpublished(self, budgets: Mapping[float, float]) -> int:
-        reached = (self.worst[o].fitting(np.array(budget)) for o, budget in budgets.items())
-        return min(self.most, int(max(reached)))
-
     def _choices(self, order: float) -> list[_Choice]:
         """Return the candidate publications at an order."""
-        if order not in self.choices:
-            meter, tally = self._expected(order)
-            betas = [product / order for product in SMOOTHNESS]
-            factors = [(times, publication_z(self.delta, times)) for times in self.publications]
-            self.choices[order] = [
-                _choice(*_priced(order, beta, float(sigma), z), times, spend)
-                for beta, spend in zip(betas, meter.spends(tally, betas), strict=True)
-                for sigma in SIGMAS
-                for times, z in factors
-            ]
-        return self.choices[order]
+        meter, tally = self._tally(order)
+        betas = [product / order for product in SMOOTHNESS]
+        factors = [(times, publication_z(self.delta, times)) for times in self.publications]
+        return [
+            _choice(*_priced(order, beta, float(sigma), z), times, spend)
+            for beta, spend in zip(betas, meter.spends(tally, betas), strict=True)
+            for sigma in SIGMAS
+            for times, z in factors
+        ]
 
-    def _expected(self, order: float) -> tuple[Meter, Floats]:
+    def _tally(self, order: float) -> tuple[Meter, Floats]:
         """Return the meter at an order, and what one query is expected to add to its tally."""
         mechanism, votes = self.mechanism, self.votes
         classes = votes.counts.shape[1]
@@ -161,9 +149,9 @@ class DataDependent:
         if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
             baselines = mechanism.canonical_baseline(votes.probabilities)
         tally = np.zeros(meter.size)
-        for outcome, probability in self.forecast.probability.items():
+        for outcome, probability in self.expected.probability.items():
             places = np.array(meter.places(outcome, votes.counts, baselines))
-            np.add.at(tally, places, (probability * self.forecast.weights)[:, None])
+            np.add.at(tally, places, (probability * self.expected.weights)[:, None])
         return meter, tally
 
     def _best(self, choices: Sequence[_Choice], budget: float) -> PublishingPlan | None:
@@ -227,7 +215,7 @@ def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
     )
 
 
-def propose(
+def choose_schedule(
     spec: Spec,
     votes: Votes,
     *,
@@ -240,12 +228,11 @@ def propose(
     Raises `ParameterError` if publishing is not expected to reach more queries than the worst case.
     """
     mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
-    expected = forecast(mechanism, votes)
+    model = DataDependent(mechanism, votes, delta=delta, orders=(order,))
     found = quotes(mechanism, epsilon, delta, cap_rule=Rule("rdp", order), pass_rate=1.0)
     worst_case = max(
-        _queries(quoted.terms, expected) for quoted in found if quoted.answer_share is None
+        _queries(quoted.terms, model.expected) for quoted in found if quoted.answer_share is None
     )
-    model = DataDependent(mechanism, votes, expected, delta=delta, orders=(order,))
     best = model.plan(epsilon)
     if best is None or best.queries <= worst_case:
         reach = "gains nothing" if best is None else f"reaches about {best.queries} queries"
@@ -257,7 +244,7 @@ def propose(
     return best.publication, best.schedule
 
 
-def _queries(terms: Terms, expected: Forecast) -> int:
+def _queries(terms: Terms, expected: ExpectedOutcomes) -> int:
     """Return how many queries are expected to fit if each costs its worst case."""
     mean = sum(share * terms.prices[outcome].cost for outcome, share in expected.shares.items())
     fit = int((terms.budget - terms.worst.cost) / mean * (1 + 1e-12)) + 1
