@@ -17,8 +17,7 @@ from visitor import Visitor, text_of
 
 from terrine_models.teachers.neighbours import RECORDS, NeighbourEnsemble, forecast_from_public
 from terrine_models.teachers.people import name_digests
-from terrine_protocol import ProjectStatus, Role
-from terrine_server.admin.opening import SPECS
+from terrine_protocol import MECHANISM_SPECS, ProjectStatus, Role
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger
 from terrine_server.owner import editions
@@ -234,8 +233,8 @@ def test_what_is_wrong_with_terms_is_said_beside_what_was_entered(
 
 
 def test_every_mechanism_has_a_form_for_all_that_it_needs(house: House, admin: Visitor) -> None:
-    assert len(SPECS) == 8
-    for name, spec in SPECS.items():
+    assert len(MECHANISM_SPECS) == 8
+    for name, spec in MECHANISM_SPECS.items():
         page = admin.get(f"/admin/open?ensemble=digits&mechanism={name}").text
         for field, described in spec.model_fields.items():
             if described.is_required() and field != "name":

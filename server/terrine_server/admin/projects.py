@@ -41,7 +41,7 @@ from terrine_server.ledger import (
 )
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import CheckpointError
-from terrine_server.owner.operations import epsilon_that_fits, verify_project
+from terrine_server.owner.operations import max_fitting_epsilon, verify_project
 from terrine_server.owner.sign_in import LONGEST, Session
 from terrine_server.planning.opening import max_queries
 from terrine_server.privacy import Accounts
@@ -79,7 +79,7 @@ class CapUse:
     @property
     def room_in_words(self) -> str:
         """What ε of a further project fits."""
-        found = epsilon_that_fits(self.ensembles[0])
+        found = max_fitting_epsilon(self.ensembles[0])
         if found is None:
             return "Nothing more fits."
         return f"A further project of up to about ε = {found:g} fits."
@@ -311,7 +311,7 @@ def _payers(
 
 
 def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
-    room = epsilon_that_fits(record.ensemble) if record.exhausted else None
+    room = max_fitting_epsilon(record.ensemble) if record.exhausted else None
     return {"record": record, "project": ProjectOverview.of(record, shadows), "room": room}
 
 

@@ -500,7 +500,7 @@ def _check_joining(
 ) -> None:
     """Refuse, before anything is made, what cannot be registered or opened under a cap."""
     from terrine_server.ledger import check_delta, check_unit
-    from terrine_server.owner.operations import advice
+    from terrine_server.owner.operations import suggest_room
 
     members = [each for each in ledger.ensembles() if each.population.id == joined.id]
     check_unit(name, joined.name, members, by_person=by_person)
@@ -514,7 +514,7 @@ def _check_joining(
         fail(
             f"The cap of the population {joined.name} (ε = {joined.epsilon:g}, "
             f"δ = {joined.delta:g}) has no room for a project of ε = {first.epsilon:g}. "
-            f"{advice(ledger, members[0], first.mechanism, terms)}"
+            f"{suggest_room(ledger, members[0], first.mechanism, terms)}"
         )
 
 

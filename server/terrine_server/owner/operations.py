@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import secrets
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,13 +71,15 @@ if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
 
 
-LEAST, HALVINGS = 512.0, 8
-"""The cap's ε in those of the least project that is looked for, and how finely: to a fortieth."""
+EPSILONS = tuple(
+    float(f"{digits}e{exponent}") for exponent in range(-5, 2) for digits in range(10, 100)
+)
+"""Of further projects that are looked for: with two digits, which are easy to type."""
 
 PAGE = 100
 
 
-def epsilon_that_fits(
+def max_fitting_epsilon(
     ensemble: EnsembleRecord, mechanism: Mechanism | None = None, terms: Terms | None = None
 ) -> float | None:
     """Return about the largest ε of a further project, rounded down; None if the cap is full.
@@ -94,31 +96,29 @@ def epsilon_that_fits(
     else:
         most, delta = min(terms.epsilon, population.epsilon), terms.delta
         rate = terms.choice.pass_rate if terms.choice else None
-
     like = mechanism
 
-    def fits(epsilon: float, *, surely: bool = False) -> bool:
+    def fits(epsilon: float) -> bool | None:
+        """None: it pays for nothing, so it is too little, and not too much."""
         try:
             of = choose(like, epsilon, delta, cap_rule=population.rule, pass_rate=rate).terms
         except ParameterError:
-            return not surely  # it pays for nothing: too little, and not too much
+            return None
         return (
             population.reserved + of.cap_budget <= population.cap
             and population.delta_reserved + of.delta_budget <= population.delta_cap
         )
 
-    if fits(most, surely=True):
+    if fits(most):
         return most
-    low, high = most / LEAST, most
-    for _ in range(HALVINGS):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    step = 10.0 ** (math.floor(math.log10(low)) - 1)
-    found = float(f"{math.floor(low / step) * step:.2g}")
-    return found if fits(found, surely=True) else None
+    below = bisect_left(EPSILONS, most)
+    place = bisect_left(EPSILONS, True, hi=below, key=lambda epsilon: fits(epsilon) is False)
+    return EPSILONS[place - 1] if place and fits(EPSILONS[place - 1]) else None
 
 
-def gives_back(ledger: Ledger, population: PopulationRecord) -> tuple[ProjectRecord, float] | None:
+def find_largest_return(
+    ledger: Ledger, population: PopulationRecord
+) -> tuple[ProjectRecord, float] | None:
     """Return the project that, closed, returns most to the cap, and the share of the cap."""
     best = last = None
     while found := ledger.projects(last, PAGE):
@@ -132,15 +132,17 @@ def gives_back(ledger: Ledger, population: PopulationRecord) -> tuple[ProjectRec
     return best
 
 
-def advice(ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms) -> str:
+def suggest_room(
+    ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms
+) -> str:
     """Say what still fits under a cap that has no room for a project, and what would make room."""
-    epsilon = epsilon_that_fits(ensemble, mechanism, terms)
+    epsilon = max_fitting_epsilon(ensemble, mechanism, terms)
     fits = (
         "Nothing like it fits"
         if epsilon is None
         else f"With up to about ε = {epsilon:g} it would fit"
     )
-    found = gives_back(ledger, ensemble.population)
+    found = find_largest_return(ledger, ensemble.population)
     if found is None:
         return f"{fits}; closing a project would give nothing back."
     record, share = found
@@ -151,14 +153,14 @@ def advice(ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms
 
 
 @contextmanager
-def explained(
+def _with_suggestion(
     ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms
 ) -> Iterator[None]:
-    """Add this advice to a `CapExceeded` that is raised within."""
+    """Add what would make room to a `CapExceeded` that is raised within."""
     try:
         yield
     except CapExceeded as error:
-        why = f"{error.detail} {advice(ledger, ensemble, mechanism, terms)}"
+        why = f"{error.detail} {suggest_room(ledger, ensemble, mechanism, terms)}"
         raise CapExceeded(why, **error.extras) from error
 
 
@@ -282,7 +284,7 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
     Also raises `Conflict` (name taken) and `CapExceeded`.
     """
     quoted = quote_project(ledger, request)
-    with explained(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+    with _with_suggestion(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
         return ledger.open_project(quoted.project(request), by)
 
 
@@ -573,7 +575,7 @@ def approve(
         "purpose": terms.purpose or request.purpose,
     }
     project = quoted.project(terms.model_copy(update=words))
-    with explained(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+    with _with_suggestion(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
         decided, opened, made = ledger.approve_request(id, project, new, by)
     return ApprovedRequest(decided, opened, None if made is None else shown_once(made, secret))
 
