@@ -127,6 +127,13 @@ def _options(given: dict[str, str | None]) -> list[object]:
 
 @with_json
 def quickstart(
+    private: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PRIVATE", help="Private records, in a format that `ensemble train` reads."
+        ),
+    ] = None,
+    *,
     public: Annotated[
         Path,
         typer.Option(
@@ -135,12 +142,6 @@ def quickstart(
             "labels, they forecast what the project buys.",
         ),
     ],
-    private: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PRIVATE", help="Private records, in a format that `ensemble train` reads."
-        ),
-    ] = None,
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
     ] = None,
@@ -310,7 +311,7 @@ def _dry_run(
     from terrine_server.owner.operations import open_ledger
 
     joined = ledger = None
-    if settings.secret_key_path.exists():
+    if private is not None and settings.secret_key_path.exists():
         ledger = open_ledger(settings)
         _, joined = _find_population(ledger, register)
     with TemporaryDirectory() as scratch:
