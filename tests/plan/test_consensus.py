@@ -15,9 +15,9 @@ from terrine_server.planning.consensus import (
     NoiseModel,
     Votes,
     expected_outcomes,
-    gaussian,
-    laplace,
-    wins,
+    gaussian_noise,
+    laplace_noise,
+    win_probability,
 )
 from terrine_server.privacy import ParameterError, VoteOutcome, build_mechanism
 
@@ -78,7 +78,7 @@ def test_a_forecast_agrees_with_what_the_mechanism_releases(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_small_votes_agree_with_exact_enumeration_ties_included(kind: str) -> None:
-    noise = gaussian(0.8) if kind == "gaussian" else laplace(1.5)
+    noise = gaussian_noise(0.8) if kind == "gaussian" else laplace_noise(1.5)
     reach = np.arange(-noise.reach, noise.reach + 1)
     mass = np.diff(noise.cdf[:-1])
     keep = mass > 1e-9
@@ -88,7 +88,7 @@ def test_small_votes_agree_with_exact_enumeration_ties_included(kind: str) -> No
         winner = np.argmax(counts + np.array([value for value, _ in draws]))
         chances[winner] += np.prod([weight for _, weight in draws])
     votes = Votes.observed(np.tile(counts, (3, 1)), np.arange(3), teachers=8)
-    assert wins(votes, noise) == pytest.approx(chances, abs=1e-6)
+    assert win_probability(votes, noise) == pytest.approx(chances, abs=1e-6)
 
 
 def at_every_vote(noise: NoiseModel) -> NoiseModel:
@@ -102,9 +102,11 @@ def at_every_vote(noise: NoiseModel) -> NoiseModel:
 
 def test_coarse_nodes_lose_nothing_that_a_plan_could_notice() -> None:
     votes = Votes.synthetic([Consensus(c) for c in (0.4, 0.7)], teachers=5000, classes=10)
-    for noise, error in ((gaussian(400.0), 1e-9), (laplace(1 / 300), 1e-3)):
+    for noise, error in ((gaussian_noise(400.0), 1e-9), (laplace_noise(1 / 300), 1e-3)):
         assert len(noise.nodes) < noise.reach
-        assert wins(votes, noise) == pytest.approx(wins(votes, at_every_vote(noise)), abs=error)
+        assert win_probability(votes, noise) == pytest.approx(
+            win_probability(votes, at_every_vote(noise)), abs=error
+        )
 
 
 # ------------------------------------------------------------------------- votes, good and bad

@@ -289,9 +289,9 @@ def test_rows_that_stand_in_for_private_ones_do_not_vote_on_themselves() -> None
     pool = PublicData.declare("pool", SAMPLE.inputs)
     placed = PublicStandIns.place_records(SAMPLE, pool, near=400, units=4_000)
     rows, own = SAMPLE.inputs[:50], np.arange(50)
-    everyone, others = placed.counts(rows)[0], placed.counts(rows, excluded=own)[0]
+    everyone, others = placed.cast_votes(rows)[0], placed.cast_votes(rows, excluded=own)[0]
     assert np.array_equal(everyone - others, np.eye(2)[SAMPLE.labels[:50]])
-    half = placed.counts(rows, one_in=2)
+    half = placed.cast_votes(rows, one_in=2)
     assert half[0].sum() < 0.7 * everyone.sum()
     assert not half[1][1::2].any()
 

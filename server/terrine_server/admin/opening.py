@@ -44,7 +44,11 @@ from terrine_server.planning.first_project import (
     plan_neighbours,
     sigma_for_rows,
 )
-from terrine_server.planning.opening import EXPECTED_STUDENT, MIN_ANSWERS_PER_CLASS, max_queries
+from terrine_server.planning.opening import (
+    EXPECTED_STUDENT_ACCURACY,
+    MIN_ANSWERS_PER_CLASS,
+    max_queries,
+)
 from terrine_server.planning.plan import plan
 from terrine_server.privacy import Account, ParameterError
 from terrine_server.privacy.parameters import check_epsilon
@@ -362,7 +366,9 @@ def _expected_votes(
     """Return votes of teachers that agree as far as is expected."""
     teachers, classes = ensemble.facts.teachers, len(ensemble.facts.classes)
     votes = Votes.synthetic(consensus, teachers=teachers, classes=classes)
-    return votes.with_student(EXPECTED_STUDENT) if mechanism == "interactive_gnmax" else votes
+    return (
+        votes.with_student(EXPECTED_STUDENT_ACCURACY) if mechanism == "interactive_gnmax" else votes
+    )
 
 
 requests_router = APIRouter(prefix=f"{ROOT}/requests")

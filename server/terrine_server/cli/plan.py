@@ -534,7 +534,7 @@ def _ensembles(
 
 def _plan_one(text: str, ensembles: list[Votes], epsilon: float, delta: float, rows: int) -> Plan:
     """Return the plan of one mechanism, with the parameters that are stated."""
-    from terrine_server.planning.opening import EXPECTED_STUDENT
+    from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY
     from terrine_server.planning.plan import plan as make_plan
     from terrine_server.planning.plan import plan_counts
 
@@ -544,7 +544,7 @@ def _plan_one(text: str, ensembles: list[Votes], epsilon: float, delta: float, r
     if name == "noisy_votes" and not stated:
         return plan_counts(ensembles, epsilon=epsilon, delta=delta, rows=rows)
     if name == "interactive_gnmax":
-        ensembles = [each.with_student(EXPECTED_STUDENT) for each in ensembles]
+        ensembles = [each.with_student(EXPECTED_STUDENT_ACCURACY) for each in ensembles]
     values = {parameter: [float(value)] for parameter, value in stated.items()}
     return make_plan(name, ensembles, epsilon=epsilon, delta=delta, grid=lambda _: values)
 

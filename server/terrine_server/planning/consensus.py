@@ -37,10 +37,10 @@ from terrine_server.privacy.parameters import (
 
 Floats = NDArray[np.float64]
 
-NODES = 16
+NODES_PER_DEVIATION = 16
 """Points at which noise is integrated, per standard deviation (per scale, for Laplace)."""
 
-_CELLS = 1 << 21
+_MAX_CELLS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -183,27 +183,27 @@ def expected_outcomes(mechanism: Mechanism, votes: Votes) -> ExpectedOutcomes:
     reinforced: tuple[Floats, Floats] | None = None
     match mechanism:
         case GNMax(sigma=sigma) | NoisyVotes(sigma=sigma):
-            passed, right = always, wins(votes, gaussian(sigma))
+            passed, right = always, win_probability(votes, gaussian_noise(sigma))
         case LNMax(gamma=gamma):
-            passed, right = always, wins(votes, laplace(gamma))
+            passed, right = always, win_probability(votes, laplace_noise(gamma))
         case Immutable(gamma=None, sigma=float(sigma), c=c):
-            passed, right = always, wins(votes, gaussian(sigma), c)
+            passed, right = always, win_probability(votes, gaussian_noise(sigma), c)
         case Immutable(gamma=float(gamma), c=c):
-            passed, right = always, wins(votes, laplace(gamma), c)
+            passed, right = always, win_probability(votes, laplace_noise(gamma), c)
         case ConfidentGNMax(threshold=threshold, sigma1=sigma1, sigma2=sigma2):
-            passed = gaussian(sigma1).at_least(threshold - counts.max(axis=1))
-            right = wins(votes, gaussian(sigma2))
+            passed = gaussian_noise(sigma1).at_least(threshold - counts.max(axis=1))
+            right = win_probability(votes, gaussian_noise(sigma2))
         case StableArgmax(sigma=sigma):
             distance = distance_to_instability(counts)
-            passed = gaussian(sigma).at_least(mechanism.threshold - distance)
+            passed = gaussian_noise(sigma).at_least(mechanism.threshold - distance)
             right = (counts.argmax(axis=1) == labels).astype(np.float64)
         case InteractiveGNMax(threshold=threshold, sigma1=sigma1, sigma2=sigma2):
             student = votes.probabilities
             if student is None:
                 raise ParameterError("interactive_gnmax needs a student: say how accurate it is.")
             difference = (counts - mechanism.canonical_baseline(student)).max(axis=1)
-            passed = gaussian(sigma1).at_least(threshold - difference)
-            right = wins(votes, gaussian(sigma2))
+            passed = gaussian_noise(sigma1).at_least(threshold - difference)
+            right = win_probability(votes, gaussian_noise(sigma2))
             sure = (1 - passed) * (student.max(axis=1) > mechanism.confidence)
             reinforced = sure, sure * (student.argmax(axis=1) == labels)
         case _:
@@ -237,14 +237,14 @@ class NoiseModel:
 
 
 @lru_cache(maxsize=64)
-def gaussian(sigma: float) -> NoiseModel:
+def gaussian_noise(sigma: float) -> NoiseModel:
     """Return N_Z(0, sigma²)."""
     support = np.arange(-math.ceil(9 * sigma), math.ceil(9 * sigma) + 1)
     return _noise(support, -(support.astype(np.float64) ** 2) / (2 * sigma**2), sigma)
 
 
 @lru_cache(maxsize=64)
-def laplace(gamma: float) -> NoiseModel:
+def laplace_noise(gamma: float) -> NoiseModel:
     """Return the discrete Laplace noise of scale 1/gamma."""
     support = np.arange(-math.ceil(37 / gamma), math.ceil(37 / gamma) + 1)
     return _noise(support, -gamma * np.abs(support), 1 / gamma)
@@ -254,20 +254,20 @@ def _noise(support: NDArray[np.int64], log_mass: Floats, scale: float) -> NoiseM
     mass = np.exp(log_mass)
     cdf = np.concatenate([[0.0], np.cumsum(mass) / mass.sum(), [1.0]])
     reach = len(support) // 2
-    stride = max(1, int(scale / NODES))
+    stride = max(1, int(scale / NODES_PER_DEVIATION))
     picked = (support % stride == 0) & (mass > 1e-12)
     return NoiseModel(reach, cdf, support[picked], mass[picked] / mass[picked].sum())
 
 
 @lru_cache(maxsize=64)
-def wins(votes: Votes, noise: NoiseModel, boost: int = 0) -> Floats:
+def win_probability(votes: Votes, noise: NoiseModel, boost: int = 0) -> Floats:
     """Return Pr[the labelled class is the noisy maximum], float[B]; ties go to the lowest class.
 
     `boost`: votes added to the winner before the noise.
     """
     counts, classes = votes.counts.copy(), votes.counts.shape[1]
     counts[np.arange(len(counts)), counts.argmax(axis=1)] += boost
-    rows = max(1, _CELLS // (len(noise.nodes) * classes))
+    rows = max(1, _MAX_CELLS // (len(noise.nodes) * classes))
     result = np.empty(len(counts))
     for start in range(0, len(counts), rows):
         here = slice(start, start + rows)

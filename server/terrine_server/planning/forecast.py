@@ -78,7 +78,7 @@ class PublicStandIns:
         denser = settings.near / count * units / near
         return cls(ensemble, Units.of(ensemble.units, ensemble.labels, count), denser)
 
-    def counts(
+    def cast_votes(
         self,
         asked: NDArray[np.generic],
         allowance: int = UNLIMITED,
@@ -100,12 +100,12 @@ class PublicStandIns:
             cast.append(counts)
         return np.concatenate(cast), accounts
 
-    def spent(self, asked: NDArray[np.generic]) -> NDArray[np.float64]:
+    def mean_spending(self, asked: NDArray[np.generic]) -> NDArray[np.float64]:
         """Return ‖v‖² that a unit with the records of each casts on one of `asked`, on average.
 
         Without accounts, and as many near a query as of the private units.
         """
-        return self.counts(asked)[1] / (len(asked) * self.denser)
+        return self.cast_votes(asked)[1] / (len(asked) * self.denser)
 
     def _weights(
         self, asked: NDArray[np.generic], excluded: NDArray[np.int64] | None, one_in: int
@@ -266,7 +266,7 @@ def _find_neighbour_project(
     )
     try:
         plan = plan_neighbours(
-            stand_ins.spent(_drop_repeated(sample.inputs[asked[:MAX_TESTED_ROWS]])[0]),
+            stand_ins.mean_spending(_drop_repeated(sample.inputs[asked[:MAX_TESTED_ROWS]])[0]),
             units=setting.units,
             near=near,
             queries=setting.rows,
@@ -343,7 +343,7 @@ class _Poll:
     """Votes [K, m] of stand-ins on K rows, and what they are divided by for shares."""
 
     votes: NDArray[np.int64]
-    of: float
+    divisor: float
     stand_ins: int
     matches_prior: bool
 
@@ -461,16 +461,16 @@ class _Draw:
     def learn_counts(self, poll: _Poll, first: FirstProject) -> _TestedStudent:
         """Return a student of the votes with noise. Equal rows have one answer."""
         random = np.random.default_rng(self.seed)
-        of, rows = max(1.0, poll.of), int(self.task.inputs.max()) + 1
+        divisor, rows = max(1.0, poll.divisor), int(self.task.inputs.max()) + 1
         votes = poll.votes
-        sigma = max(MIN_SIGMA, first.fitted_noise * of * rows**0.5)
+        sigma = max(MIN_SIGMA, first.fitted_noise * divisor * rows**0.5)
         noise = discrete_gaussian(sigma).sample((rows, votes.shape[1]), random.bytes)
         answers = Answers.of_counts(
             votes + noise[self.task.inputs],
-            teachers=max(1, round(of)),
+            teachers=max(1, round(divisor)),
             sigma=sigma,
             matches_prior=poll.matches_prior,
-            voting=min(1.0, of / poll.stand_ins),
+            voting=min(1.0, divisor / poll.stand_ins),
         )
         return self.learn(answers, poll.stand_ins)
 
@@ -528,9 +528,10 @@ def _simulate(
     draws = [_Draw.of(sample, seed) for seed in range(DRAWS)]
     options, by_teachers, polls = list[_Taught](), list[_Taught](), list[_Poll | None]()
     if neighbours is not None:
+        asked = [_ask_units(draw, pool, neighbours) for draw in draws]
         every, half = (
-            [draw.learn_counts(_ask_units(draw, pool, neighbours, n), neighbours) for draw in draws]
-            for n in (1, 2)
+            [draw.learn_counts(poll, neighbours) for draw, poll in zip(draws, by, strict=True)]
+            for by in zip(*asked, strict=True)
         )
         options.append(_Taught(neighbours, every, half))
     for first in trained:
@@ -618,19 +619,24 @@ def _ask_teachers(draw: _Draw, first: FirstProject) -> _Poll | None:
     return _Poll(votes[: len(draw.learned)], teachers, teachers, matches_prior)
 
 
-def _ask_units(draw: _Draw, pool: PublicData, first: FirstProject, one_in: int = 1) -> _Poll:
-    """Let each row, or person, vote on all other rows; or only one in so many of them."""
+def _ask_units(draw: _Draw, pool: PublicData, first: FirstProject) -> tuple[_Poll, _Poll]:
+    """Let each row, or person, vote on all other rows; and then only every second of them."""
     plan = first.neighbours
     if plan is None:
         raise ValueError("this option trains teachers")
     own = _select(draw.sample, draw.own)
-    stand_in = PublicStandIns.place_records(own, pool, near=plan.near, units=first.units)
+    stand_ins = PublicStandIns.place_records(own, pool, near=plan.near, units=first.units)
     rows, which = _drop_repeated(own.inputs[: len(draw.learned)])
     units = np.arange(len(own)) if own.groups is None else own.groups
-    asked = np.unique(which, return_index=True)[1]
-    allowance = round(plan.allowance * stand_in.denser * len(rows) / plan.queries)
-    votes = stand_in.counts(rows, max(1, allowance), excluded=units[asked], one_in=one_in)[0][which]
-    return _Poll(votes, float(votes.sum(1).mean()), stand_in.units.count, matches_prior=True)
+    excluded = units[np.unique(which, return_index=True)[1]]
+    allowance = max(1, round(plan.allowance * stand_ins.denser * len(rows) / plan.queries))
+
+    def poll(one_in: int) -> _Poll:
+        votes = stand_ins.cast_votes(rows, allowance, excluded, one_in)[0][which]
+        mean = float(votes.sum(1).mean())
+        return _Poll(votes, mean, stand_ins.units.count, matches_prior=True)
+
+    return poll(1), poll(2)
 
 
 def _drop_repeated(inputs: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.int64]]:

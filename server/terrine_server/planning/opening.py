@@ -60,7 +60,7 @@ buy. It is not a multiple of what is charged: then a better bound on what a labe
 every pair of prices that was sound remains so, would forbid some of them, and buy fewer answers.
 """
 
-SHARES = tuple(
+ANSWER_SHARES = tuple(
     float(f"{share:.3g}") for share in np.geomspace(MAX_OUTCOME_COST, MIN_ANSWER_SHARE, 36)
 )
 
@@ -72,7 +72,7 @@ MAX_PRICE_RATIO = 4.0
 """What an outcome then costs at most, in those of the other. Prices that suit a guess could make an
 abstention four hundred times as dear as an answer, and a wrong guess cost ten times the queries."""
 
-EXPECTED_STUDENT = 0.9
+EXPECTED_STUDENT_ACCURACY = 0.9
 """The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
 
 TYPICAL_SIGMA = 5.0
@@ -152,7 +152,9 @@ def quotes(
     the budget does not pay for a single query.
     """
     found, problem = [], ParameterError("There is no rule to open this project under.")
-    for variant, rule in _variants(mechanism, epsilon, delta, cap_rule, pass_rate, order, guessed):
+    for variant, rule in _list_variants(
+        mechanism, epsilon, delta, cap_rule, pass_rate, order, guessed
+    ):
         try:
             terms = quote(variant, epsilon, delta, cap_rule=cap_rule, rule=rule)
         except ParameterError as error:
@@ -211,12 +213,12 @@ def expected_pass_rate(mechanism: Mechanism) -> float:
         DEFAULT_CONSENSUS, teachers=mechanism.teachers, classes=mechanism.classes
     )
     if mechanism.needs_probabilities:
-        votes = votes.with_student(EXPECTED_STUDENT)
+        votes = votes.with_student(EXPECTED_STUDENT_ACCURACY)
     rate = expected_outcomes(mechanism, votes).shares[VoteOutcome.ANSWERED]
     return float(f"{min(max(rate, 0.001), 1.0):.3g}")
 
 
-def _variants(
+def _list_variants(
     mechanism: Mechanism,
     epsilon: float,
     delta: float,
@@ -237,16 +239,16 @@ def _variants(
     events = mechanism.events()
     conversion = split_delta(events.values(), delta).conversion
     if isinstance(mechanism, Thresholded):
-        shares = SHARES if given is None else (given,)
+        shares = ANSWER_SHARES if given is None else (given,)
         found = order or search_order(
             epsilon,
             conversion,
-            lambda a: _best_share(mechanism, a, pass_rate, shares, _rough_costs)[0],
+            lambda a: _find_best_share(mechanism, a, pass_rate, shares, _rough_costs)[0],
         )
         if guessed and given is None:
             share = _robust_share(mechanism, found)
         else:
-            share = _best_share(mechanism, found, pass_rate, shares, costs_by_share)[1]
+            share = _find_best_share(mechanism, found, pass_rate, shares, costs_by_share)[1]
         return [*variants, (replace(mechanism, answer_share=share), Rule("rdp", found))]
     rates = dict.fromkeys(events, 1 - pass_rate) | {VoteOutcome.ANSWERED: pass_rate}
 
@@ -291,7 +293,7 @@ def _rough_costs(
 
 
 @lru_cache(maxsize=1024)
-def _best_share(
+def _find_best_share(
     mechanism: Thresholded,
     order: float,
     pass_rate: float,
@@ -307,7 +309,7 @@ def _best_share(
 @lru_cache(maxsize=1024)
 def _robust_share(mechanism: Thresholded, order: float) -> float:
     """Return the share of an answer by which the wrong pass rate costs least: `PASS_RATES`."""
-    found = _allowed_costs(mechanism, order, SHARES, costs_by_share)
+    found = _allowed_costs(mechanism, order, ANSWER_SHARES, costs_by_share)
     if not found:
         return 1.0
     best = {rate: min(_mean_cost(each, rate) for each in found.values()) for rate in PASS_RATES}
