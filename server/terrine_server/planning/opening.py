@@ -70,7 +70,7 @@ cost is, at the worst of these rates, the least multiple of the best for that ra
 
 MAX_PRICE_RATIO = 4.0
 """What an outcome then costs at most, in those of the other. Prices that suit a guess could make an
-abstention four hundred times as dear as an answer, and a wrong guess cost ten times the queries."""
+abstention four hundred times as expensive as an answer, and a wrong guess cost ten times the queries."""
 
 EXPECTED_STUDENT_ACCURACY = 0.9
 """The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
@@ -316,9 +316,9 @@ def _robust_share(mechanism: Thresholded, order: float) -> float:
 
     def regret(share: float) -> tuple[bool, float]:
         costs = found[share]
-        dearer, cheaper = sorted((costs.abstention, costs.answer), reverse=True)
+        higher, lower = sorted((costs.abstention, costs.answer), reverse=True)
         worst = max(_mean_cost(costs, rate) / best[rate] for rate in PASS_RATES)
-        return dearer > MAX_PRICE_RATIO * cheaper, worst
+        return higher > MAX_PRICE_RATIO * lower, worst
 
     return min(found, key=regret)
 
