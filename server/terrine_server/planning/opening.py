@@ -70,7 +70,8 @@ cost is, at the worst of these rates, the least multiple of the best for that ra
 
 MAX_PRICE_RATIO = 4.0
 """What an outcome then costs at most, in those of the other. Prices that suit a guess could make an
-abstention four hundred times as expensive as an answer, and a wrong guess cost ten times the queries."""
+abstention four hundred times as expensive as an answer, and a wrong guess cost ten times as many
+queries."""
 
 EXPECTED_STUDENT_ACCURACY = 0.9
 """The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
