@@ -215,7 +215,7 @@ def test_no_sum_is_rounded() -> None:
     assert 1.5 * squares.max() < 2**24
 
 
-def test_what_public_rows_foretell_is_so(built: Path, digits: Dataset) -> None:
+def test_what_public_rows_forecast_is_so(built: Path, digits: Dataset) -> None:
     ensemble = NeighbourEnsemble.load(built)
     found = forecast_from_public(ensemble)
     real = ensemble.weights(digits.inputs[1300:]).sum(1)

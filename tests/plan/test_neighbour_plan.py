@@ -18,7 +18,7 @@ def spent(mean: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("epsilon", [0.03, 0.3, 3.0])
-def test_the_terms_that_open_are_those_that_were_foretold(epsilon: float) -> None:
+def test_the_terms_that_open_are_those_of_the_plan(epsilon: float) -> None:
     found = plan_neighbours(
         spent(0.002), units=60_000, near=120, queries=10_000, epsilon=epsilon, delta=1e-6
     )

@@ -142,7 +142,7 @@ class NeighbourTeachers(TeacherKind):
     kind: Literal["neighbours"] = "neighbours"
     features: FeatureSpec
     near: Annotated[int, Field(ge=1)]
-    """Units within a query's radius, as public rows foretell."""
+    """Units within a query's radius, as public rows forecast."""
     rank: Annotated[int, Field(ge=1)]
     """Which of a query's nearest public points is at the radius."""
     points: Annotated[int, Field(ge=1)]

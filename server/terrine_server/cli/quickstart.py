@@ -44,7 +44,7 @@ MAX_NOTES = 6
 """Lines that are printed below the first five, unless all are wanted."""
 
 
-class _SessionLog:
+class _Notes:
     """What is printed besides the five lines: notes below them, and details if wanted."""
 
     def __init__(self, *, verbose: bool) -> None:
@@ -255,7 +255,7 @@ def quickstart(
     check_epsilon(epsilon)
     # Before anything is made.
     register = EnsembleRegister(name=name, population=population, disjoint=disjoint)
-    settings, log = Settings(), _SessionLog(verbose=verbose)
+    settings, log = Settings(), _Notes(verbose=verbose)
     if dry_run:
         _dry_run(private, units, given, settings, register, epsilon, log, anyway=anyway)
         return
@@ -303,7 +303,7 @@ def _dry_run(
     settings: Settings,
     register: EnsembleRegister,
     epsilon: float,
-    log: _SessionLog,
+    log: _Notes,
     *,
     anyway: bool,
 ) -> None:
@@ -340,7 +340,7 @@ def _dry_run(
 
 
 def _read_public(
-    units: int, given: DataOptions, out: Path, log: _SessionLog
+    units: int, given: DataOptions, out: Path, log: _Notes
 ) -> tuple[_Rows, DataOptions]:
     """Read labelled public rows, in place of private ones too, of which there are so many units."""
     from terrine_models.data.arrays import DataError
@@ -365,7 +365,7 @@ def _read_public(
 
 
 def _read(
-    private: Path, given: DataOptions, out: Path, log: _SessionLog, *, yes: bool
+    private: Path, given: DataOptions, out: Path, log: _Notes, *, yes: bool
 ) -> tuple[_Rows, DataOptions]:
     """Read private and public records. `out`: the schema of a table, made if there is none."""
     from terrine_models.teachers.shards import unit_count
@@ -416,7 +416,7 @@ def _open(
     settings: Settings,
     register: EnsembleRegister,
     epsilon: float,
-    log: _SessionLog,
+    log: _Notes,
     *,
     yes: bool,
     anyway: bool,
@@ -567,7 +567,7 @@ def _schema_file(settings: Settings, name: str) -> Path:
 
 
 def _find_schema(
-    data: Path, given: DataOptions, out: Path, log: _SessionLog, *, yes: bool
+    data: Path, given: DataOptions, out: Path, log: _Notes, *, yes: bool
 ) -> tuple[Path | None, DataOptions]:
     """Return the schema of a table, which is proposed, and written to `out`, if there is none yet.
 
@@ -596,9 +596,7 @@ def _find_schema(
     return out, given
 
 
-def _propose(
-    given: DataOptions, log: _SessionLog, *, yes: bool
-) -> tuple[SchemaProposal, DataOptions]:
+def _propose(given: DataOptions, log: _Notes, *, yes: bool) -> tuple[SchemaProposal, DataOptions]:
     """Propose a schema; and the options with what was asked of a column that may name people.
 
     Whom the project protects is not guessed: without an answer, it is a row.
@@ -703,7 +701,7 @@ def _is_unlabelled(given: DataOptions) -> bool:
 
 
 def _show_forecast(
-    forecast: Forecast, rows: _Rows, joined: PopulationRecord | None, log: _SessionLog
+    forecast: Forecast, rows: _Rows, joined: PopulationRecord | None, log: _Notes
 ) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
     from terrine_server.planning.first_project import max_guess_accuracy
