@@ -594,5 +594,5 @@ def forecast_from_public(ensemble: NeighbourEnsemble, norm: int = 1) -> Neighbou
         busiest=float(np.quantile(per_unit, 0.99)),
         spent=(np.minimum(near, norm).astype(np.float64) ** 2).mean(0),
         people=ensemble.by_person,
-        group_column=partition and (partition.group_column or "group"),
+        group_column=None if partition is None else partition.group_column or "group",
     )
