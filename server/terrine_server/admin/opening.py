@@ -38,11 +38,10 @@ from terrine_server.owner.sign_in import Session
 from terrine_server.planning.consensus import DEFAULT_CONSENSUS, Consensus, Votes, expected_outcomes
 from terrine_server.planning.first_project import (
     NeighbourPlan,
+    Setting,
     default_delta,
-    drowns_votes,
     max_guess_accuracy,
     plan_neighbours,
-    sigma_for_rows,
 )
 from terrine_server.planning.opening import (
     EXPECTED_STUDENT_ACCURACY,
@@ -51,7 +50,6 @@ from terrine_server.planning.opening import (
 )
 from terrine_server.planning.plan import plan
 from terrine_server.privacy import Account, ParameterError
-from terrine_server.privacy.parameters import check_epsilon
 
 router = APIRouter(prefix=f"{ROOT}/open")
 
@@ -291,40 +289,46 @@ def _choose_parameters(
 
 
 def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
-    """Return the terms that `terrine quickstart` opens a project of this ensemble with: noisy
-    counts of every public row. Raises `ParameterError` where that would teach nothing.
+    """Return the terms that `terrine quickstart` opens a project of this ensemble with.
+
+    Noisy counts of every public row. Raises `ParameterError` where that would teach nothing.
     """
     ensemble = services.ledger.ensemble(given.get("ensemble", ""))
-    facts, rows, budget = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
-    classes, delta = len(facts.classes), default_delta(ensemble.units)
+    facts, rows, epsilon = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
+    classes = len(facts.classes)
     least = MIN_ANSWERS_PER_CLASS * classes
     if not isinstance(rows, int) or not least <= rows <= MAX_PUBLIC_ROWS:
         raise ParameterError(
             "Public rows: give how many different rows students will ask about, as a whole number "
             f"of at least {least:,}, ten for each class, and at most {MAX_PUBLIC_ROWS:,}."
         )
-    wanted = number(budget)
+    wanted = number(epsilon)
     if isinstance(wanted, str):
         raise ParameterError("ε: give a number, such as 1.")
-    epsilon = check_epsilon(float(wanted))
+    setting = Setting.of(
+        units=ensemble.units,
+        rows=rows,
+        classes=classes,
+        epsilon=float(wanted),
+        joined=ensemble.population.limit,
+    )
     if facts.kind == NEIGHBOURS:
-        found = _plan_for_units(services, ensemble, rows, epsilon, delta)
-        votes, sigma, chosen = found.votes, found.sigma, {"queries": str(rows)}
-        chosen |= {"votes": f"{votes:,.0f}", "retired": f"{found.retired:.0%}"}
+        found = _plan_for_units(services, ensemble, rows, setting.epsilon, setting.delta)
+        first, chosen = setting.of_neighbours(found), {"queries": str(rows)}
+        chosen |= {"votes": f"{found.votes:,.0f}", "retired": f"{found.retired:.0%}"}
     else:
-        votes, chosen = facts.teachers, {}
-        sigma = sigma_for_rows(rows, facts.teachers, classes, epsilon, delta)
-    if drowns_votes(rows, votes, sigma):
+        first, chosen = setting.of_teachers(facts.teachers), {}
+    if first.too_noisy:
         raise ParameterError(
-            f"At ε = {epsilon:g} noise would drown {votes:,.0f} votes on a row: a student would "
-            "learn little or nothing. It needs a larger ε, or more records."
+            f"At ε = {first.epsilon:g} noise would drown {first.votes:,.0f} votes on a row: a "
+            "student would learn little or nothing. It needs a larger ε, or more records."
         )
     return {
-        "mechanism": NEIGHBOURS if facts.kind == NEIGHBOURS else "noisy_votes",
-        "sigma": repr(sigma),
-        "delta": f"{delta:g}",
+        "mechanism": str(first.spec["name"]),
+        "sigma": repr(first.sigma),
+        "delta": f"{first.delta:g}",
         "name": given.get("name") or _find_free_name(services.ledger, ensemble.name),
-        "right": f"{max_guess_accuracy(epsilon, delta):.1%}",
+        "right": f"{max_guess_accuracy(first.epsilon, first.delta):.1%}",
         **chosen,
     }
 

@@ -88,11 +88,6 @@ MAX_FITTED_NOISE = 0.25
 this noise, students of 120 teachers of digits are right on about 7 of 10."""
 
 
-def drowns_votes(rows: int, votes: float, sigma: float) -> bool:
-    """Return whether so much noise is left, fitted to few features, that little is learned."""
-    return fitted_noise(rows, votes, sigma, FITTED_FEATURES) > MAX_FITTED_NOISE
-
-
 LASTING_SHARE = 0.5
 """Share of the stand-ins that vote until the last query. That the others are exhausted before costs
 nothing: those that are near most queries are first (docs/privacy/neighbours.md)."""
@@ -386,5 +381,6 @@ class FirstProject(Setting):
 
     @property
     def too_noisy(self) -> bool:
-        """Whether noise would drown its votes."""
-        return drowns_votes(self.rows, self.votes, self.sigma)
+        """Whether so much noise is left, fitted to few features, that little is learned."""
+        noise = fitted_noise(self.rows, self.votes, self.sigma, FITTED_FEATURES)
+        return noise > MAX_FITTED_NOISE
