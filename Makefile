@@ -73,7 +73,7 @@ test-all: venv ## Run every test, as the nightly workflow does: Docker, Ray, not
 	$(PYTEST) --hypothesis-profile=exploring $(ARGS)
 
 WORDING := tests/test_wording.py \
-	tests/walk/test_quickstart.py::test_a_student_of_pictures_is_as_good_as_was_foretold
+	tests/walk/test_quickstart.py::test_a_student_of_pictures_is_as_good_as_was_forecast
 
 wording: venv ## Write tests/wording.txt: what refusals and the promise say, which the tests compare
 	$(BIN)/pytest -n 0 $(WORDING) --write-wording

@@ -38,7 +38,7 @@ from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.planning.forecast import sigma_for_rows
+from terrine_server.planning.first_project import sigma_for_rows
 from terrine_server.planning.opening import choose, expected_pass_rate, quick_quote
 from terrine_server.privacy import ParameterError, VoteOutcome
 from terrine_server.privacy.budget import Account, Rule

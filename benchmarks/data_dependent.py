@@ -26,8 +26,8 @@ from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.errors import BudgetExhausted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, connect, upgrade
 from terrine_server.ledger.accounts import meter_of
-from terrine_server.planning.forecast import Consensus, Votes
-from terrine_server.planning.publishing import propose
+from terrine_server.planning.consensus import Consensus, Votes
+from terrine_server.planning.publishing import choose_schedule
 from terrine_server.privacy import GaussianNoisyMax, VoteOutcome, build_mechanism, cap, quote
 from terrine_server.privacy.published import Meter
 
@@ -54,7 +54,7 @@ def main() -> None:
         print(f"\n{spec['name']} ({terms}), ε = {epsilon:g}, δ = {DELTA:g}, order {order:g}")
         mechanism = build_mechanism(spec, teachers=1000, classes=10)
         expected = Votes.synthetic(EXPECTED, teachers=1000, classes=10)
-        publishing = propose(spec, expected, epsilon=epsilon, delta=DELTA, order=order)
+        publishing = choose_schedule(spec, expected, epsilon=epsilon, delta=DELTA, order=order)
         with tempfile.TemporaryDirectory() as directory:
             ledger = new_ledger(Path(directory), order)
             rule = ledger.ensemble("mnist").population.rule

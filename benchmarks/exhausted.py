@@ -1,7 +1,7 @@
 """What is left where public rows say that a query of neighbours is exhausted.
 
 MNIST: 60,000 private images, 10,000 public ones asked once in a random order, 240 near each,
-ε = 0.1, δ = 1e-5; with the noise that public rows foretell, and with half of it, which drains most
+ε = 0.1, δ = 1e-5; with the noise that public rows forecast, and with half of it, which drains most
 regions. It looks at private accounts to say which share of those near could still vote.
 
     python benchmarks/exhausted.py MNIST_DIRECTORY [--sigma 272]

@@ -18,7 +18,7 @@ from itertools import product
 import numpy as np
 
 from reference.data import recorded
-from terrine_server.planning.forecast import Votes, forecast
+from terrine_server.planning.consensus import Votes, expected_outcomes
 from terrine_server.planning.opening import Quote, choose, quotes
 from terrine_server.privacy import Rule, VoteOutcome, build_mechanism, cap_order, quote
 from terrine_server.privacy.mechanisms import ConfidentGNMax
@@ -67,7 +67,7 @@ def candidates(votes: Votes, right: float) -> list[tuple[ConfidentGNMax, float]]
     for t, s1, s2 in product(THRESHOLDS, SIGMA1, SIGMA2):
         n = votes.teachers
         mechanism = ConfidentGNMax(n, votes.counts.shape[1], round(t * n), s1 * n, s2 * n)
-        expected = forecast(mechanism, votes)
+        expected = expected_outcomes(mechanism, votes)
         if expected.accuracy >= right and expected.answered > 0:
             found.append((mechanism, expected.shares[VoteOutcome.ANSWERED]))
     return found

@@ -2,7 +2,7 @@
 
 Terrine enforces a tighter rule (`privacy/budget.py`). This one is no filter: if students
 adapt, the order must be fixed beforehand. Google's accountants are asked through
-`terrine_server.planning.dp_events`.
+`tests/support/dp_events.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from terrine_experiments.sources import Source
 from terrine_models.features.maps import PublicData
-from terrine_server.planning.forecast import sigma_for_rows
+from terrine_server.planning.first_project import sigma_for_rows
 
 Protocol = Literal["folds", "last-1000", "rest"]
 Selling = Literal["noisy_votes", "confident_gnmax", "lnmax", "neighbours"]

@@ -15,17 +15,19 @@ from refusals import holds, says
 from server import GNMAX, installed
 from visitor import Visitor, text_of
 
-from terrine_models.teachers.neighbours import RECORDS
+from terrine_models.teachers.neighbours import RECORDS, NeighbourEnsemble, forecast_from_public
 from terrine_models.teachers.people import name_digests
-from terrine_protocol import ProjectStatus, Role
-from terrine_server.admin.opening import SPECS
+from terrine_protocol import MECHANISM_SPECS, ProjectStatus, Role
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger
 from terrine_server.owner import editions
-from terrine_server.owner.ways import neighbours_of
-from terrine_server.planning.first_project import delta_for, plan_neighbours, right_at_most
-from terrine_server.planning.forecast import sigma_for_rows
-from terrine_server.planning.opening import most_queries, too_few
+from terrine_server.planning.first_project import (
+    default_delta,
+    max_guess_accuracy,
+    plan_neighbours,
+    sigma_for_rows,
+)
+from terrine_server.planning.opening import max_queries, small_budget_warning
 from terrine_server.privacy import Account, build_mechanism, quote
 
 TERMS = {
@@ -56,10 +58,10 @@ def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Vis
     for price in terms.prices.values():
         assert f"{price.cost:,}" in said
     holds(said, f"{terms.affordable(account):,}", "least")
-    holds(said, f"{most_queries(terms, account):,}", "most")
+    holds(said, f"{max_queries(terms, account):,}", "most")
     taken = (cap.population.reserved + terms.cap_budget) / cap.population.cap
     holds(said, f"{taken:.1%}", "cap")
-    assert says(said, "student", "little") == (too_few(terms, 10) is not None)
+    assert says(said, "student", "little") == (small_budget_warning(terms, 10) is not None)
     rich = {"mechanism": "gnmax", "sigma": "40", "epsilon": "20"}
     other = admin.post("/admin/open", action="price", name="rich", **TERMS | rich)
     assert 'name="action" value="open"' in other.text
@@ -113,9 +115,9 @@ def test_a_project_is_proposed_as_quickstart_does_and_opened_with_one_confirmati
     asked = {"action": "suggest", "ensemble": "digits", "rows": "700", "epsilon": "6"}
     page = admin.post("/admin/open", **asked)
     said = text_of(page)
-    sigma = sigma_for_rows(700, facts.facts.teachers, 10, 6.0, delta_for(facts.units))
-    assert f"ε = 6, δ = {delta_for(facts.units):g}" in said
-    holds(said, f"{right_at_most(6.0, delta_for(facts.units)):.1%}")
+    sigma = sigma_for_rows(700, facts.facts.teachers, 10, 6.0, default_delta(facts.units))
+    assert f"ε = 6, δ = {default_delta(facts.units):g}" in said
+    holds(said, f"{max_guess_accuracy(6.0, default_delta(facts.units)):.1%}")
     assert f"σ = {sigma:.4g}" in said
     holds(said, "record", f"{facts.units:,}")
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.text))
@@ -156,20 +158,20 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         opened = admin.post("/admin/open", **hidden, name="proposed", action="open")
         assert opened.status_code == 303, text_of(opened)
         record = house.ledger.project("proposed")
-        foretold = neighbours_of(people.directory)[1]
+        forecast = forecast_from_public(NeighbourEnsemble.load(people.directory))
         found = plan_neighbours(
-            foretold.spent,
+            forecast.spent,
             units=PEOPLE,
-            near=round(foretold.near),
+            near=forecast.near,
             queries=400,
             epsilon=4.0,
-            delta=delta_for(PEOPLE),
+            delta=default_delta(PEOPLE),
         )
         spec = {"name": "neighbours", "sigma": found.sigma, "queries": 400, "norm": 1}
         assert record.mechanism == spec
         holds(text_of(page), f"{found.retired:.0%}", "spent")
         terms = {"ensemble": name, "name": "by-hand", "mechanism": "neighbours", "queries": "400"}
-        terms |= {"epsilon": "4", "delta": f"{delta_for(PEOPLE):g}"}
+        terms |= {"epsilon": "4", "delta": f"{default_delta(PEOPLE):g}"}
         proposed = admin.post("/admin/open", **terms, action="propose")
         assert f'value="{found.sigma!r}"' in proposed.text
         reply = admin.post("/admin/open", **(asked | {"epsilon": "0.01"}))
@@ -231,8 +233,8 @@ def test_what_is_wrong_with_terms_is_said_beside_what_was_entered(
 
 
 def test_every_mechanism_has_a_form_for_all_that_it_needs(house: House, admin: Visitor) -> None:
-    assert len(SPECS) == 8
-    for name, spec in SPECS.items():
+    assert len(MECHANISM_SPECS) == 8
+    for name, spec in MECHANISM_SPECS.items():
         page = admin.get(f"/admin/open?ensemble=digits&mechanism={name}").text
         for field, described in spec.model_fields.items():
             if described.is_required() and field != "name":
@@ -403,5 +405,5 @@ def test_most_queries_is_what_fits_if_all_are_cheap() -> None:
         cheap = min(terms.prices.values(), key=lambda price: price.cost)
         while terms.admits(account):
             account, paid = account.plus(cheap), paid + 1
-        assert most_queries(terms, Account()) == paid
+        assert max_queries(terms, Account()) == paid
         assert terms.affordable(Account()) <= paid

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import rows
-from terrine_server.planning.opening import most_queries
+from terrine_server.planning.opening import max_queries
 
 
 def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: str) -> None:
@@ -117,4 +117,4 @@ def test_a_published_figure_replaces_what_its_queries_had_cost(database_url: str
     figure = published.figure + terms.schedule.price.cost
     assert spent[now.charges] == figure + 40 * each == now.spent
     assert sum(day.get(Outcome.PUBLISHED, 0) for day in found.days.values()) == 1
-    assert most_queries(terms, now.account) is not None, "its δ limits it"
+    assert max_queries(terms, now.account) is not None, "its δ limits it"

@@ -20,7 +20,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
 from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, connect
 from terrine_server.ledger.schema import ensembles
-from terrine_server.owner.operations import find_largest_reclaimable
+from terrine_server.owner.operations import find_largest_return
 from terrine_server.privacy import Cap, Terms, cap
 
 GROUPED = FACTS.model_copy(update={"group_column": "patient"})
@@ -68,7 +68,7 @@ def test_everything_in_a_ledger_shares_one_cap_unless_its_owner_says_otherwise(
     assert {name: each.reserved for name, each in found.items()} == {"people": reserved, "staff": 0}
     with refuses(CapExceeded, "people"):
         open_part(ledger, "c", "second", 3)
-    back = find_largest_reclaimable(ledger, found["people"])
+    back = find_largest_return(ledger, found["people"])
     assert back is not None
     assert back[0].name == "a", "of another ensemble, whose cap it is"
     ledger.set_status("a", ProjectStatus.CLOSED)

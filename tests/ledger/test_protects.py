@@ -17,7 +17,7 @@ from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server import views
 from terrine_server.errors import CapExceeded
 from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import largest_fitting_epsilon, open_project, register_ensemble
+from terrine_server.owner.operations import max_fitting_epsilon, open_project, register_ensemble
 from terrine_server.privacy import cap
 from terrine_server.settings import Settings
 
@@ -80,6 +80,6 @@ def test_a_full_cap_says_what_would_fit_and_that_fits(tmp_path: Path) -> None:
     epsilon = float(said.partition("up to about ε = ")[2].partition(" ")[0])
     holds(said, "first", "0.0%")
     open_project(ledger, wanted.model_copy(update={"name": "second", "epsilon": epsilon}))
-    found = largest_fitting_epsilon(ledger.ensemble("flights"))
+    found = max_fitting_epsilon(ledger.ensemble("flights"))
     assert found is None or found < 0.3 * epsilon
     engine.dispose()

@@ -31,7 +31,7 @@ from terrine_models.teachers.neighbours import (
     NeighbourSettings,
     NeighbourTeachers,
     build,
-    foresee,
+    forecast_from_public,
     mapped,
     whole,
 )
@@ -215,9 +215,9 @@ def test_no_sum_is_rounded() -> None:
     assert 1.5 * squares.max() < 2**24
 
 
-def test_what_public_rows_foretell_is_so(built: Path, digits: Dataset) -> None:
+def test_what_public_rows_forecast_is_so(built: Path, digits: Dataset) -> None:
     ensemble = NeighbourEnsemble.load(built)
-    found = foresee(ensemble)
+    found = forecast_from_public(ensemble)
     real = ensemble.weights(digits.inputs[1300:]).sum(1)
     assert found.fewest < found.near < found.most
     assert found.near == pytest.approx(real.mean(), rel=0.4)
@@ -249,12 +249,12 @@ def test_people_of_the_pool_stand_for_people_with_all_their_rows(tmp_path: Path)
     assert (np.abs(counted - found.weights) > 0).mean() < 0.01
     assert found.weights.max() > 1
     assert (found.near_wider == found.weights).all()
-    once, twice = foresee(ensemble), foresee(ensemble, norm=2)
+    once, twice = forecast_from_public(ensemble), forecast_from_public(ensemble, norm=2)
     assert once.people
     assert once.spent.sum() < twice.spent.sum()
     alone = tmp_path / "alone"
     build(people(3), alone, name="alone", public=POOL, settings=settings)
-    assert not foresee(NeighbourEnsemble.load(alone)).people
+    assert not forecast_from_public(NeighbourEnsemble.load(alone)).people
     single = tmp_path / "single"
     build(replace(people(3), groups=None, group_column=None), single, name="s", public=known)
     assert NeighbourEnsemble.load(single).shadows == 400, "each row is a unit"

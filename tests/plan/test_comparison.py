@@ -8,7 +8,7 @@ import pytest
 from commands import Terrine
 from refusals import holds
 
-from terrine_server.planning.forecast import Consensus, Votes
+from terrine_server.planning.consensus import Consensus, Votes
 from terrine_server.planning.opening import choose
 from terrine_server.planning.plan import compare, plan, plan_counts
 from terrine_server.privacy import Account, ParameterError, Rule, build_mechanism, cap_order
@@ -20,7 +20,7 @@ SMALL = ("--teachers", "100", "--epsilon", "2")
 @pytest.fixture(autouse=True)
 def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search over less noise and more, of which any parameters will do."""
-    monkeypatch.setattr("terrine_server.planning.forecast.SPREADS", (0.02, 0.06, 0.2))
+    monkeypatch.setattr("terrine_server.planning.plan.NOISE_SHARES", (0.02, 0.06, 0.2))
 
 
 def test_each_mechanism_takes_part_with_its_own_best_plan() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from refusals import holds, refuses
 
-from terrine_server.planning.forecast import fitted_noise, sigma_for_rows
+from terrine_server.planning.first_project import fitted_noise, sigma_for_rows
 from terrine_server.privacy import Account, ParameterError, build_mechanism, gdp_budget, quote
 
 

@@ -9,9 +9,9 @@ from refusals import refuses
 
 from terrine_server.planning.first_project import (
     Setting,
-    delta_for,
-    right_at_most,
-    teachers_for,
+    default_delta,
+    default_teachers,
+    max_guess_accuracy,
 )
 from terrine_server.privacy import Account, NoisyVotes, ParameterError, quote
 
@@ -24,7 +24,7 @@ from terrine_server.privacy import Account, NoisyVotes, ParameterError, quote
 def test_teachers_are_about_as_many_as_measurements_favour(
     units: int, classes: int, teachers: int
 ) -> None:
-    assert teachers_for(units, classes) == teachers
+    assert default_teachers(units, classes) == teachers
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_teacher_has_a_unit_for_each_class_however_small_epsilon_is() -> None:
 @pytest.mark.parametrize("classes", [2, 10, 40])
 @pytest.mark.parametrize("mu", [math.inf, 0.2, 0.02])
 def test_more_units_never_make_fewer_teachers_and_each_has_a_unit(classes: int, mu: float) -> None:
-    numbers = [teachers_for(units, classes, mu) for units in range(1, 100_000, 37)]
+    numbers = [default_teachers(units, classes, mu) for units in range(1, 100_000, 37)]
     assert numbers == sorted(numbers)
     assert all(
         1 <= n <= max(1, units) for n, units in zip(numbers, range(1, 100_000, 37), strict=True)
@@ -64,7 +64,7 @@ def test_more_units_never_make_fewer_teachers_and_each_has_a_unit(classes: int, 
 
 @pytest.mark.parametrize("units", [1, 99, 100, 101, 3_990, 10_000, 99_999_999])
 def test_delta_is_the_largest_power_of_ten_below_a_tenth_of_one_over_the_units(units: int) -> None:
-    delta = delta_for(units)
+    delta = default_delta(units)
     assert delta <= 1 / (10 * units) * (1 + 1e-12) < 10 * delta
 
 
@@ -100,7 +100,7 @@ def test_noise_is_too_much_where_few_teachers_have_little_to_spend() -> None:
 
 
 def test_odds_are_those_that_committees_are_told() -> None:
-    assert [f"{right_at_most(epsilon, 1e-5):.1%}" for epsilon in (0.1, 1, 4)] == [
+    assert [f"{max_guess_accuracy(epsilon, 1e-5):.1%}" for epsilon in (0.1, 1, 4)] == [
         "52.5%",
         "73.1%",
         "98.2%",

@@ -1,199 +1,379 @@
-"""The real mechanisms do what a forecast says."""
+"""The forecast: what a first project would buy, and by which option, on public records alone."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from refusals import refuses
 
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_server.planning import forecast
+from terrine_server.planning.first_project import Setting
 from terrine_server.planning.forecast import (
-    Consensus,
-    NoiseModel,
-    Votes,
-    forecast,
-    gaussian,
-    laplace,
-    wins,
+    Forecast,
+    Option,
+    PublicStandIns,
+    _ask_teachers,
+    _auc_lead,
+    _Draw,
+    _is_above_chance,
+    _is_clearly_better,
+    _scale_votes,
+    _summarize,
+    _Taught,
+    _TestedStudent,
+    compare_options,
 )
-from terrine_server.privacy import ParameterError, VoteOutcome, build_mechanism
+from terrine_server.planning.opening import choose
+from terrine_server.privacy import ParameterError
+from terrine_server.privacy.quoting import cap
 
-TEACHERS, CLASSES, DRAWS = 200, 5, 6000
-
-SPECS: dict[str, dict[str, Any]] = {
-    "gnmax": {"name": "gnmax", "sigma": 30.0},
-    "noisy-votes": {"name": "noisy_votes", "sigma": 30.0},
-    "little-noise": {"name": "gnmax", "sigma": 1.0},
-    "lnmax": {"name": "lnmax", "gamma": 0.03},
-    "confident": {"name": "confident_gnmax", "threshold": 120, "sigma1": 40.0, "sigma2": 25.0},
-    "interactive": {
-        "name": "interactive_gnmax",
-        "threshold": 70,
-        "sigma1": 30.0,
-        "sigma2": 25.0,
-        "confidence": 0.9,
-    },
-    "stable": {"name": "stable", "sigma": 12.0, "delta_per_query": 1e-4},
-    "immutable": {"name": "immutable", "c": 10, "sigma": 40.0},
-    "immutable-laplace": {"name": "immutable", "c": 10, "gamma": 0.03},
-}
-
-KINDS = np.array(
-    [[120, 40, 20, 20, 0], [0, 200, 0, 0, 0], [60, 60, 40, 40, 0], [40, 40, 40, 40, 40]]
-)
-LABELS = np.array([0, 1, 1, 4])
+SETTING = Setting.of(units=4_000, rows=1_000, classes=2, epsilon=1)
+FIRST = SETTING.of_teachers(1_000)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_a_forecast_agrees_with_what_the_mechanism_releases(name: str) -> None:
-    mechanism = build_mechanism(SPECS[name], teachers=TEACHERS, classes=CLASSES)
-    votes = Votes.observed(KINDS, LABELS, teachers=TEACHERS)
-    if mechanism.needs_probabilities:
-        votes = votes.with_student(0.7)
-    expected, source = forecast(mechanism, votes), np.random.default_rng(3)
-    for row, counts in enumerate(votes.counts):
-        many = np.tile(counts, (DRAWS, 1))
-        student = None
-        if votes.probabilities is not None:
-            student = np.tile(votes.probabilities[row], (DRAWS, 1))
-        released = mechanism.release(many, student, source.bytes)
-        for outcome in (VoteOutcome.ANSWERED, VoteOutcome.REINFORCED, VoteOutcome.ABSTAINED):
-            here = released.outcomes == outcome
-            predicted = expected.probability.get(outcome, np.zeros(len(votes.counts)))[row]
-            assert (
-                abs(here.mean() - predicted)
-                < 5 * (predicted * (1 - predicted) / DRAWS) ** 0.5 + 1e-3
-            )
-            if outcome is not VoteOutcome.ABSTAINED:
-                right = (here & (released.labels == votes.labels[row])).mean()
-                predicted = expected.right.get(outcome, np.zeros(len(votes.counts)))[row]
-                assert (
-                    abs(right - predicted) < 5 * (predicted * (1 - predicted) / DRAWS) ** 0.5 + 1e-3
-                )
-    assert sum(expected.shares.values()) == pytest.approx(1, abs=1e-12)
+def public(rows: int, people: int | None = None) -> Dataset:
+    """Points [2] of two classes, three in ten of the second, an accuracy of some 95 % apart."""
+    random = np.random.default_rng(0)
+    labels = (random.random(rows) < 0.3).astype(np.int64)
+    points = 0.35 + 0.3 * labels[:, None] + random.normal(0, 0.12, (rows, 2))
+    spec = InputSpec(shape=(2,), dtype="float32", low=0, high=1)
+    groups = None if people is None else np.arange(rows) % people
+    inputs = np.clip(points, 0, 1).astype(np.float32)
+    return Dataset(inputs, labels, ("no", "yes"), spec, groups)
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
-def test_small_votes_agree_with_exact_enumeration_ties_included(kind: str) -> None:
-    noise = gaussian(0.8) if kind == "gaussian" else laplace(1.5)
-    reach = np.arange(-noise.reach, noise.reach + 1)
-    mass = np.diff(noise.cdf[:-1])
-    keep = mass > 1e-9
-    counts, chances = np.array([3, 3, 2]), np.zeros(3)
-    drawn = list(zip(reach[keep], mass[keep], strict=True))
-    for draws in product(drawn, repeat=3):
-        winner = np.argmax(counts + np.array([value for value, _ in draws]))
-        chances[winner] += np.prod([weight for _, weight in draws])
-    votes = Votes.observed(np.tile(counts, (3, 1)), np.arange(3), teachers=8)
-    assert wins(votes, noise) == pytest.approx(chances, abs=1e-6)
+def chosen(
+    sample: Dataset, setting: Setting = SETTING, *, labelled: bool = True, people: bool = False
+) -> Forecast:
+    pool = PublicData.declare("pool", sample.inputs)
+    return compare_options(setting, sample, pool, labelled=labelled, people=people)
 
 
-def at_every_vote(noise: NoiseModel) -> NoiseModel:
-    """The same noise, integrated over every integer."""
-    return replace(
-        noise,
-        nodes=np.arange(-noise.reach, noise.reach + 1),
-        node_weights=np.diff(noise.cdf[:-1]),
-    )
+def by_name(found: Forecast) -> dict[str, Option]:
+    return {each.first.option: each for each in found.options}
 
 
-def test_coarse_nodes_lose_nothing_that_a_plan_could_notice() -> None:
-    votes = Votes.synthetic([Consensus(c) for c in (0.4, 0.7)], teachers=5000, classes=10)
-    for noise, error in ((gaussian(400.0), 1e-9), (laplace(1 / 300), 1e-3)):
-        assert len(noise.nodes) < noise.reach
-        assert wins(votes, noise) == pytest.approx(wins(votes, at_every_vote(noise)), abs=error)
+SAMPLE = public(600)
 
 
-# ------------------------------------------------------------------------- votes, good and bad
+@pytest.fixture(scope="module")
+def simulated() -> Callable[..., Any]:
+    """The simulation of `SAMPLE`, made once: it takes longest."""
+    simulate, kept = forecast._simulate, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "_simulate", lambda *given: kept.append(simulate(*given)))
+        chosen(SAMPLE)
+    return lambda *_: kept[0]
 
 
-@pytest.mark.parametrize("agreement", [0.1, 0.25, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("runner_up", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize(("teachers", "classes"), [(1, 10), (2, 10), (250, 10), (251, 150)])
-def test_consensus_makes_votes_that_the_teachers_could_have_cast(
-    agreement: float, runner_up: float, teachers: int, classes: int
+@pytest.fixture
+def found(simulated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Forecast:
+    """The forecast of some hundred rows."""
+    monkeypatch.setattr(forecast, "_simulate", simulated)
+    return chosen(SAMPLE)
+
+
+def test_clear_classes_are_learned_by_every_option_and_the_ranges_say_so(
+    found: Forecast,
 ) -> None:
-    level = Consensus(agreement, 1.0, runner_up)
-    votes = Votes.synthetic([level], teachers=teachers, classes=classes)
-    counts = votes.counts[0]
-    assert counts.sum() == teachers
-    assert counts.min() >= 0
-    assert counts.argmax() == 0
-    assert counts[0] == max(counts)
-    assert counts[1] == max(counts[1:])
-    assert counts[0] >= agreement * teachers - 1e-6
+    assert set(by_name(found)) == {"trained teachers", "neighbours", "confident answers"}
+    for each in found.options:
+        assert each.forecast is not None
+        assert each.forecast.accuracy[0] > 0.7
+        assert 0.75 < each.forecast.balanced_accuracy[0] <= each.forecast.balanced_accuracy[1] <= 1
+        assert not each.forecast.useless
+        assert each.forecast.above_chance
+        assert each.forecast.auc is not None
+        assert 0.8 < each.forecast.auc[0] <= each.forecast.auc[1] <= 1
+    assert found.students is found.options[0].forecast
+    assert found.truth is not None
+    assert found.truth.balanced_accuracy[1] > 0.85
 
 
-def test_two_classes_leave_all_dissent_to_the_other() -> None:
-    votes = Votes.synthetic([Consensus(0.8, runner_up=0.0)], teachers=10, classes=2)
-    assert votes.counts.tolist() == [[8, 2]]
+def test_the_chosen_option_comes_first_and_then_the_better_students(found: Forecast) -> None:
+    _, *others = found.options
+    known = [each.forecast.balanced_accuracy for each in others if each.forecast is not None]
+    assert all(sum(one) + 0.1 > sum(other) for one, other in pairwise(known))
 
 
-def test_levels_weigh_as_their_shares() -> None:
-    levels = [Consensus(0.9, 6), Consensus(0.5, 3), Consensus(0.4, 0)]
-    assert Votes.synthetic(levels, teachers=50, classes=3).weights == pytest.approx(
-        [2 / 3, 1 / 3, 0]
-    )
+def test_confident_answers_are_of_the_price_and_the_budget_of_the_project(
+    found: Forecast,
+) -> None:
+    first = by_name(found)["confident answers"].first
+    assert first.spec["name"] == "confident_gnmax"
+    assert first.cap.rule.name == "rdp", "where a test and its maximum have one price"
+    assert first.terms.cap_budget <= first.cap.budget
+    opened = choose(first.mechanism, first.epsilon, first.delta, cap_rule=first.cap.rule)
+    assert first.terms == opened.terms
+    assert 0 < first.share <= 1
+    poor = replace(FIRST, epsilon=0.001, delta=1e-9, cap=cap(0.003, 1e-9))
+    with refuses(ParameterError, "epsilon"):
+        poor.of_confident(first.spec)
+
+
+def test_noise_that_drowns_the_votes_of_teachers_is_forecast_and_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noisy = replace(FIRST, sigma=50 * FIRST.sigma)
+    monkeypatch.setattr(forecast, "_list_teacher_projects", lambda _: [noisy])
+    found = chosen(public(600))
+    trained = by_name(found)["trained teachers"]
+    assert trained.forecast is not None
+    assert trained.forecast.useless or trained.forecast.balanced_accuracy[0] < 0.5, "only luck"
+    assert trained.worse
+    assert found.first.option != "trained teachers"
 
 
 @pytest.mark.parametrize(
-    ("level", "message"),
+    ("leads", "way"),
     [
-        (Consensus(0.05), "10 classes"),
-        (Consensus(1.2), "consensus 1.2"),
-        (Consensus(float("nan")), "finite"),
-        (Consensus(0.9, runner_up=2.0), "runner-up 2"),
-        (Consensus(0.9, share=-1.0), "share"),
-        (Consensus(0.9, share=0.0), "share 0"),
+        ((False, False), "neighbours"),
+        ((True, False), "trained teachers"),
+        ((False, True), "confident answers"),
+        pytest.param((True, True), "confident answers", marks=pytest.mark.nightly),
     ],
 )
-def test_an_impossible_consensus_is_explained(level: Consensus, message: str) -> None:
-    with refuses(ParameterError, *message.split()):
-        Votes.synthetic([level], teachers=100, classes=10)
+def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
+    leads: tuple[bool, bool],
+    way: str,
+    simulated: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = list(leads)
+    monkeypatch.setattr(forecast, "_simulate", simulated)
+    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: left.pop(0) if left else False)
+    assert chosen(SAMPLE).first.option == way
+
+
+def test_of_several_numbers_of_teachers_the_better_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = replace(FIRST, sigma=50 * FIRST.sigma)
+    monkeypatch.setattr(
+        forecast, "_list_teacher_projects", lambda _: [replace(FIRST, teachers=400), noisy]
+    )
+    assert by_name(chosen(SAMPLE))["trained teachers"].first.teachers == 400
+
+
+def test_an_option_that_is_better_than_a_guess_goes_before_one_that_is_not(
+    simulated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, *others), truth = simulated()
+    guessing = [
+        replace(each, said=np.zeros_like(each.said), scores=np.zeros(len(each.said)))
+        for each in first.students
+    ]
+    worse = [replace(first, students=guessing), *others]
+    monkeypatch.setattr(forecast, "_simulate", lambda *_: (worse, truth))
+    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: False)
+    assert chosen(SAMPLE).first.option == others[0].first.option
+
+
+def test_where_a_class_is_rare_the_ranking_tells_what_a_threshold_does_not() -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(400) % 20 == 0).astype(np.int64)
+    rows = random.random((3, 400))
+
+    def of(lead: float) -> list[_TestedStudent]:
+        scores = 0.7 * rows + 0.3 * random.random(rows.shape) + lead * labels
+        return [_TestedStudent((each > 0.5).astype(np.int64), labels, 5, each) for each in scores]
+
+    good, poor = of(0.6), of(0.4)
+    assert _is_clearly_better(good, poor)
+    assert not _is_clearly_better(poor, good)
+    unranked = [[replace(each, scores=None) for each in way] for way in (good, poor)]
+    assert not _is_clearly_better(*unranked), "of twenty, few lie between two thresholds"
+
+
+def test_the_lead_of_an_auc_is_as_uncertain_as_draws_show() -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(400) % 10 == 0).astype(np.int64)
+
+    def drawn() -> tuple[float, float]:
+        one, other = (random.normal(0, 1, 400) + lead * labels for lead in (1.2, 0.8))
+        found = [_TestedStudent(labels, labels, 5, each) for each in (one, other)]
+        lead, variance = _auc_lead(*found)
+        assert lead == pytest.approx(found[0].auc[0] - found[1].auc[0])
+        return lead, variance
+
+    leads, variances = np.transpose([drawn() for _ in range(400)])
+    assert np.std(leads) == pytest.approx(np.sqrt(np.mean(variances)), rel=0.15)
+
+
+def test_better_by_less_than_two_standard_errors_is_not_is_clearly_better() -> None:
+    labels = np.arange(1_000) % 2
+
+    def of(right: int) -> list[_TestedStudent]:
+        return [_TestedStudent(np.where(np.arange(1_000) < right, labels, 1 - labels), labels, 5)]
+
+    assert _is_clearly_better(of(600), of(500))
+    assert not _is_clearly_better(of(500), of(600))
+    assert not _is_clearly_better(of(502), of(500)), "two rows of a thousand"
 
 
 @pytest.mark.parametrize(
-    ("counts", "labels", "message"),
+    ("rows", "right", "above"),
     [
-        ([[5, 4]], None, "sum 10"),
-        ([[10, 0], [11, -1]], None, "negative"),
-        ([[10]], None, "m 2"),
-        ([[5.0, 5.0]], None, "integers"),
-        (np.zeros((0, 2), dtype=np.int64), None, "votes"),
-        ([[5, 5]], [0, 1], "1 integers"),
-        ([[5, 5]], [2], "0 1"),
-        ([[5, 5]], [0.5], "integers"),
+        (1_000, 500, False),
+        pytest.param(1_000, 400, False, id="worse than guesses"),
+        pytest.param(200, 105, False, id="less than two standard errors"),
+        pytest.param(100_000, 51_500, False, id="less than two points"),
+        pytest.param(100_000, 53_000, True, id="more than both"),
+        (1_000, 600, True),
     ],
 )
-def test_votes_that_ten_teachers_did_not_cast_are_refused(
-    counts: Any, labels: Any, message: str
+def test_above_chance_is_by_two_standard_errors_and_two_points(
+    rows: int, right: int, above: bool
 ) -> None:
-    with refuses(ParameterError, *message.split()):
-        Votes.observed(np.array(counts), labels, teachers=10)
+    labels = np.arange(rows) % 2
+    said = np.where(np.arange(rows) < right, labels, 1 - labels)
+    tested = [_TestedStudent(said, labels, 5)]
+    assert _is_above_chance(tested) is above
+    found = _summarize(tested)
+    assert found.above_chance is above
+    assert found.chance == 0.5
+    assert found.balanced_accuracy[0] >= 0.5, "no range falls below chance"
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(
-    "counts", [[[40] * 5], [[200, 0, 0, 0, 0]], [[0, 0, 0, 0, 200]]], ids=["tied", "first", "last"]
-)
-def test_tied_and_unanimous_votes_have_finite_forecasts(name: str, counts: list[list[int]]) -> None:
-    mechanism = build_mechanism(SPECS[name], teachers=TEACHERS, classes=CLASSES)
-    votes = Votes.observed(np.array(counts), teachers=TEACHERS).with_student(0.5)
-    found = forecast(mechanism, votes)
-    assert 0 <= found.answered <= 1 + 1e-12
-    assert 0 <= found.accuracy <= 1 + 1e-12
+def test_who_ranks_well_is_above_chance_though_all_are_called_the_larger_class() -> None:
+    labels = (np.arange(1_000) % 10 == 0).astype(np.int64)
+    constant = np.zeros(1_000, np.int64)
+    random = np.random.default_rng(0).random(1_000)
+    ranked, mixed = (
+        [_TestedStudent(constant, labels, 5, random + lead * labels)] for lead in (0.5, 0.0)
+    )
+    assert _is_above_chance(ranked)
+    assert not _is_above_chance(mixed)
+    assert _summarize(mixed).balanced_accuracy[0] == 0.5
+    auc = _summarize(ranked).auc
+    assert auc is not None
+    pairs = random[labels == 0] < (random + 0.5)[labels == 1][:, None]
+    assert auc[0] < pairs.mean() < auc[1]
 
 
-def test_a_single_teacher_can_be_forecast() -> None:
-    mechanism = build_mechanism({"name": "gnmax", "sigma": 0.5}, teachers=1, classes=2)
-    votes = Votes.synthetic([Consensus(1.0)], teachers=1, classes=2)
-    assert 0.5 < forecast(mechanism, votes).accuracy < 1
+def test_neighbours_may_be_better_by_what_more_of_them_would_add() -> None:
+    labels = np.arange(1_000) % 2
+
+    def of(right: int) -> list[_TestedStudent]:
+        said = np.where(np.arange(1_000) < right, labels, 1 - labels)
+        return [_TestedStudent(said, labels, 1_000)]
+
+    few = _summarize(of(700))
+    for half, gain in ((650, 0.05), (700, 0), (720, 0)):
+        way = _Taught(replace(FIRST, units=4_000), of(700), of_half=of(half))
+        found = _summarize(of(700), way)
+        for measure in ("accuracy", "balanced_accuracy"):
+            (low, high), (least, most) = getattr(found, measure), getattr(few, measure)
+            assert low == least
+            # A quarter of the units is known: 1 - 1/2 remains, where 1/√2 - 1/2 was gained.
+            assert high - most == pytest.approx(gain * 0.5 / (2**0.5 - 1))
 
 
-def test_an_interactive_mechanism_asks_for_its_student() -> None:
-    mechanism = build_mechanism(SPECS["interactive"], teachers=TEACHERS, classes=CLASSES)
-    with refuses(ParameterError, "accurate"):
-        forecast(mechanism, Votes.observed(KINDS, teachers=TEACHERS))
+def test_a_range_is_wide_where_few_rows_of_a_class_test_it() -> None:
+    def width(every: int) -> float:
+        labels = (np.arange(1_000) % every == 0).astype(np.int64)
+        said = np.where(np.arange(1_000) % 3 == 0, 1 - labels, labels)
+        low, high = _summarize([_TestedStudent(said, labels, 5)]).balanced_accuracy
+        return high - low
+
+    assert width(50) > 3 * width(2)
+
+
+def test_rows_that_stand_in_for_private_ones_do_not_vote_on_themselves() -> None:
+    pool = PublicData.declare("pool", SAMPLE.inputs)
+    placed = PublicStandIns.place_records(SAMPLE, pool, near=400, units=4_000)
+    rows, own = SAMPLE.inputs[:50], np.arange(50)
+    everyone, others = placed.cast_votes(rows)[0], placed.cast_votes(rows, excluded=own)[0]
+    assert np.array_equal(everyone - others, np.eye(2)[SAMPLE.labels[:50]])
+    half = placed.cast_votes(rows, one_in=2)
+    assert half[0].sum() < 0.7 * everyone.sum()
+    assert not half[1][1::2].any()
+
+
+def test_every_row_is_asked_about_by_as_many_stand_ins_for_teachers() -> None:
+    draw = _Draw.of(SAMPLE, 0)
+    poll = _ask_teachers(draw, FIRST)
+    assert poll is not None
+    assert poll.votes.sum(axis=1).tolist() == [poll.stand_ins] * len(draw.learned)
+    assert not set(draw.tested.tolist()) & set(draw.own.tolist())
+    assert (poll.votes.argmax(axis=1) == SAMPLE.labels[draw.learned]).mean() > 0.8, "in their order"
+
+
+def test_votes_of_few_stand_ins_are_those_of_all_teachers() -> None:
+    votes = np.array([[3, 2, 2], [7, 0, 0]])
+    full = _scale_votes(votes, 100)
+    assert full.sum(axis=1).tolist() == [100, 100]
+    assert full.argmax(axis=1).tolist() == [0, 0]
+    assert np.abs(full / 100 - votes / 7).max() < 0.03
+
+
+def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() -> None:
+    few = replace(SETTING, rows=100)
+    for found in (
+        chosen(public(100), few),
+        chosen(public(1_000), labelled=False),
+        chosen(public(1_000), people=True),
+    ):
+        assert found.truth is found.students is None
+        assert [(each.first.option, each.worse) for each in found.options] == [
+            ("trained teachers", False),
+            ("neighbours", False),
+        ], "√(4,000 · 133) votes against 1,000 teachers"
+    many = Setting.of(units=1_000_000, rows=20_000, classes=2, epsilon=1)
+    assert chosen(public(1_000), many, labelled=False).first.neighbours is not None
+
+
+def test_without_labels_what_noise_drowns_by_every_option_is_refused_and_told_what_would_do() -> (
+    None
+):
+    few = Setting.of(units=341, rows=1_000, classes=2, epsilon=1)
+    with refuses(ParameterError, "small") as refused:
+        chosen(public(1_000), few, labelled=False)
+    told = re.search(
+        r"about ([\d,]+) units at this ε, or an ε of about ([\d.]*\d)", str(refused.value)
+    )
+    assert told is not None, str(refused.value)
+    enough, epsilon = int(told[1].replace(",", "")), float(told[2])
+    assert 341 < enough < 700
+    assert 1 < epsilon < 2
+    for more in (
+        replace(few, units=enough),
+        Setting.of(units=341, rows=1_000, classes=2, epsilon=epsilon),
+    ):
+        assert chosen(public(1_000), more, labelled=False).students is None
+
+
+def test_with_labels_nothing_is_refused_that_students_learn_from() -> None:
+    small = Setting.of(units=341, rows=600, classes=2, epsilon=0.5)
+    assert small.of_teachers(small.numbers_of_teachers[-1]).too_noisy
+    assert chosen(SAMPLE, small).students is not None
+
+
+def test_where_the_noise_of_teachers_cannot_be_drawn_neighbours_vote() -> None:
+    many = Setting.of(units=1_000_000, rows=50_000, classes=2, epsilon=0.1)
+    with refuses(ParameterError, "rows"):
+        many.of_teachers(8_000)
+    assert [each.first.option for each in chosen(SAMPLE, many).options] == ["neighbours"]
+
+
+def test_what_is_not_labelled_does_not_matter() -> None:
+    sample = public(400)
+    flipped = replace(sample, labels=1 - sample.labels)
+    both = [chosen(each, labelled=False).options for each in (sample, flipped)]
+    assert both[0] == both[1]
+
+
+def test_people_stand_in_with_all_their_records() -> None:
+    alone = by_name(chosen(public(1_200), labelled=False))["neighbours"].first.neighbours
+    found = by_name(chosen(public(1_200, people=300), people=True))["neighbours"]
+    assert found.forecast is not None
+    of_people = found.first.neighbours
+    assert alone is not None
+    assert of_people is not None
+    assert of_people.allowance > 2 * alone.allowance, "whoever has four records is near more often"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from terrine_server.planning.first_project import near_for, plan_neighbours, quieter
+from terrine_server.planning.first_project import default_near, has_less_noise, plan_neighbours
 from terrine_server.privacy import ParameterError, build_mechanism, quote
 
 
@@ -18,7 +18,7 @@ def spent(mean: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("epsilon", [0.03, 0.3, 3.0])
-def test_the_terms_that_open_are_those_that_were_foretold(epsilon: float) -> None:
+def test_the_terms_that_open_are_those_of_the_plan(epsilon: float) -> None:
     found = plan_neighbours(
         spent(0.002), units=60_000, near=120, queries=10_000, epsilon=epsilon, delta=1e-6
     )
@@ -42,17 +42,17 @@ def test_about_half_last_and_the_others_vote_until_then() -> None:
 
 
 def test_smaller_budgets_ask_more_units_and_never_more_than_are_local() -> None:
-    asked = [near_for(60_000, 10_000, epsilon, 1e-6) for epsilon in (3, 1, 0.3, 0.1, 0.03)]
+    asked = [default_near(60_000, 10_000, epsilon, 1e-6) for epsilon in (3, 1, 0.3, 0.1, 0.03)]
     assert asked == sorted(asked)
     assert asked[0] == 100
     assert asked[-1] == 960
-    assert near_for(3_000, 20_000, 0.1, 1e-5) == 100
-    assert near_for(5, 20_000, 0.1, 1e-5) == 1
+    assert default_near(3_000, 20_000, 0.1, 1e-5) == 100
+    assert default_near(5, 20_000, 0.1, 1e-5) == 1
 
 
 def test_many_units_have_quieter_votes_than_teachers_and_few_do_not() -> None:
-    assert quieter(60_000, 120, 2_000), "MNIST"
-    assert not quieter(3_300, 110, 825), "aircraft"
+    assert has_less_noise(60_000, 120, 2_000), "MNIST"
+    assert not has_less_noise(3_300, 110, 825), "aircraft"
 
 
 def test_what_no_noise_allows_is_refused() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refusals import refuses
 
 from terrine_server.planning.opening import (
-    MOST_EXPENSIVE,
+    MAX_OUTCOME_COST,
     Quote,
     choose,
     expected_answers,
@@ -98,7 +98,7 @@ def test_any_expectation_leaves_a_third_of_the_queries_certain(
     monkeypatch.setattr(joint, "gaussian_argmax_rdp", lambda sigma, order: math.inf)
     flat = confident(threshold=threshold, answer_share=1.0)
     one_price = quote(flat, 1.0, DELTA, cap_rule=CAP, rule=quoted.terms.rule)
-    assert certain >= int(one_price.affordable(Account()) / MOST_EXPENSIVE)
+    assert certain >= int(one_price.affordable(Account()) / MAX_OUTCOME_COST)
 
 
 @pytest.mark.parametrize(

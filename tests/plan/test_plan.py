@@ -10,14 +10,8 @@ import pytest
 from refusals import refuses
 
 from reference.sensitivity import Charged, secret_spend
-from terrine_server.planning.forecast import (
-    Consensus,
-    Votes,
-    default_grid,
-    forecast,
-    specifications,
-)
-from terrine_server.planning.plan import Plan, plan
+from terrine_server.planning.consensus import Consensus, Votes
+from terrine_server.planning.plan import Plan, default_grid, plan, specifications
 from terrine_server.planning.publishing import DataDependent, PublishingPlan
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
 from terrine_server.privacy.curves import rdp_budget
@@ -33,7 +27,7 @@ DELTA = 1e-5
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search over less noise and more, of which any parameters will do."""
-    monkeypatch.setattr("terrine_server.planning.forecast.SPREADS", (0.02, 0.06, 0.2))
+    monkeypatch.setattr("terrine_server.planning.plan.NOISE_SHARES", (0.02, 0.06, 0.2))
 
 
 def synthetic(teachers: int, *levels: Consensus, classes: int = 10) -> Votes:
@@ -164,7 +158,7 @@ def published(
 ) -> PublishingPlan | None:
     mechanism = build_mechanism({"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10)
     votes = synthetic(teachers, Consensus(agreement))
-    return DataDependent(mechanism, votes, forecast(mechanism, votes), delta=DELTA).plan(epsilon)
+    return DataDependent(mechanism, votes, delta=DELTA).plan(epsilon)
 
 
 @pytest.mark.slow
@@ -246,10 +240,9 @@ def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
 def test_more_publications_help_where_they_are_cheap() -> None:
     mechanism = build_mechanism({"name": "gnmax", "sigma": 100.0}, teachers=5000, classes=10)
     votes = synthetic(5000, Consensus(0.8))
-    expected = forecast(mechanism, votes)
     reached = []
     for count in (1, 4):
-        model = DataDependent(mechanism, votes, expected, delta=DELTA, publications=(count,))
+        model = DataDependent(mechanism, votes, delta=DELTA, publications=(count,))
         found = model.plan(2.0)
         assert found is not None
         assert len(found.schedule) == count

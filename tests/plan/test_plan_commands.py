@@ -18,7 +18,7 @@ def terrine(terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     Plans search over less noise and more, of which any parameters will do.
     """
-    monkeypatch.setattr("terrine_server.planning.forecast.SPREADS", (0.02, 0.06, 0.2))
+    monkeypatch.setattr("terrine_server.planning.plan.NOISE_SHARES", (0.02, 0.06, 0.2))
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return terrine
@@ -199,65 +199,7 @@ def test_a_file_that_is_not_an_npz_is_refused(terrine: Terrine, tmp_path: Path) 
     holds(terrine(*given).refused.replace("\n", " "), ".npz")
 
 
-# ------------------------------------------------------------------------------- for a model
-
-
-@pytest.fixture
-def survey(tmp_path: Path) -> Path:
-    """400 public rows; those who are ill are older."""
-    random = np.random.default_rng(0)
-    ill = random.random(400) < 0.3
-    age = np.clip(random.normal(40 + 25 * ill, 10), 0, 100).round(1)
-    lines = [f"{a},{'yes' if i else 'no'}" for a, i in zip(age, ill, strict=True)]
-    path = tmp_path / "survey.csv"
-    path.write_text("\n".join(["age,ill", *lines]) + "\n")
-    return path
-
-
-def test_ways_are_ranked_by_what_their_students_will_be(terrine: Terrine, survey: Path) -> None:
-    given = ("plan", "--public", "survey.csv", "--label", "ill", "--units", 4_000)
-    said = terrine(*given).fine
-    for named in ("neighbours", "trained teachers", "confident answers", "true labels", "largest"):
-        holds(said, *named.split())
-    holds(said, "4,000", 400)
-    command = "terrine quickstart PRIVATE --public survey.csv --label ill --epsilon 1"
-    assert command in said
-    found = json.loads(terrine("--json", *given).fine)
-    assert found["command"] == command
-    assert {each["way"] for each in found["ways"]} == {
-        "neighbours",
-        "trained teachers",
-        "confident answers",
-    }
-    for each in [*found["ways"], {"forecast": found["true_labels"]}]:
-        low, high = each["forecast"]["accuracy"]
-        assert 0.7 < low < high <= 1
-    assert not list(survey.parent.glob("*schema.json")), "a plan writes nothing"
-
-
-def test_without_public_labels_it_says_so_and_what_it_ranks_by(
-    terrine: Terrine, tmp_path: Path
-) -> None:
-    np.savez(tmp_path / "pool.npz", x=np.zeros((50, 4), np.uint8))
-    given = ("plan", "--public", "pool.npz", "--units", 4_000, "--classes", "a,b")
-    said = terrine(*given, "--consensus", "0.8").fine
-    holds(said, "foreseen", "labels", "--consensus")
-    holds(said, "one", "by")
-    assert "--mechanism confident_gnmax" in said
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("--public", "survey.csv", "--label", "ill"), "--units"),
-        (("--public", "nowhere.csv", "--units", "9"), "nowhere.csv"),
-        (("--public", "survey.csv", "--units", "4000"), "--label"),
-        (("gnmax", "--public", "survey.csv", "--units", "4000"), "MECHANISM"),
-        (("--units", "4000"), "--public"),
-        (("--teachers", "100", "--rows", "500"), "--rows"),
-    ],
-)
-def test_a_plan_for_a_model_says_what_it_needs(
-    terrine: Terrine, survey: Path, given: tuple[str, ...], message: str
-) -> None:
-    holds(terrine("plan", *given).refused, message)
+def test_options_that_went_to_quickstart_are_named_there(terrine: Terrine) -> None:
+    given = ("--public", "survey.csv", "--label", "ill", "--units", "4000")
+    holds(terrine("plan", *given).refused, "--public", "quickstart", "--dry-run")
+    holds(terrine("plan", "--teachers", "100", "--rows", "500").refused, "--rows")

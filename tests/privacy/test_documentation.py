@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from terrine_server.planning.first_project import delta_for
+from terrine_server.planning.first_project import default_delta
 from terrine_server.privacy import epsilon_from_gdp, gdp_budget
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -60,4 +60,4 @@ def test_the_delta_that_committees_are_told_is_the_one_that_quickstart_chooses()
     found = re.search(r"for\s+([\d,]+)\s+people\s+([\d.]+);", page)
     assert found is not None
     people, delta = found.groups()
-    assert f"{delta_for(int(people.replace(',', ''))):.6f}" == delta
+    assert f"{default_delta(int(people.replace(',', ''))):.6f}" == delta

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from books import FACTS
 from dp_accounting.pld import PLDAccountant
+from dp_events import dp_event, dp_events
 from migrated import SECRET_KEY, migrated
 from pydantic import TypeAdapter, ValidationError
 from refusals import holds, refuses
@@ -20,7 +21,6 @@ from terrine_server.labeling import strategies
 from terrine_server.labeling.strategies import mechanism_of
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, verify_project
-from terrine_server.planning.dp_events import dp_event, dp_events
 from terrine_server.planning.opening import simulate
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, cap
 

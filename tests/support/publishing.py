@@ -11,8 +11,8 @@ from migrated import SECRET_KEY, migrated
 
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal
 from terrine_server.ledger.accounts import meter_of
-from terrine_server.planning.forecast import Consensus, Votes
-from terrine_server.planning.publishing import propose
+from terrine_server.planning.consensus import Consensus, Votes
+from terrine_server.planning.publishing import choose_schedule
 from terrine_server.privacy import Terms, VoteOutcome, build_mechanism, cap, quote
 
 TEACHERS, CLASSES, ORDER = 1000, 10, 10.0
@@ -26,7 +26,7 @@ CONSENSUS = (Consensus(0.95, 7), Consensus(0.8, 2), Consensus(0.5, 1))
 def published_terms(epsilon: float = EPSILON) -> Terms:
     """Terms of GNMax, with the release and the schedule that suit the expected consensus."""
     votes = Votes.synthetic(CONSENSUS, teachers=TEACHERS, classes=CLASSES)
-    publishing = propose(GNMAX, votes, epsilon=epsilon, delta=DELTA, order=ORDER)
+    publishing = choose_schedule(GNMAX, votes, epsilon=epsilon, delta=DELTA, order=ORDER)
     return quote(
         build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASSES),
         epsilon,

@@ -26,8 +26,8 @@ from wording import Wording
 
 from terrine_models.teachers.kinds import load_manifest
 from terrine_server.ledger import Ledger, connect
-from terrine_server.owner import ways
 from terrine_server.owner.sign_in import load_secret_key
+from terrine_server.planning import forecast
 from terrine_server.privacy import Account
 
 EPSILON = 3
@@ -104,7 +104,7 @@ def follow_the_readme(machine: Machine, token: str, x: np.ndarray) -> np.ndarray
     return predicted
 
 
-def test_a_student_of_pictures_is_as_good_as_was_foretold(
+def test_a_student_of_pictures_is_as_good_as_was_forecast(
     digits: Machine, wording: Wording
 ) -> None:
     said = digits.run(*DIGITS, "--yes").fine
@@ -144,21 +144,21 @@ def test_a_student_of_pictures_whose_class_is_their_colour_is_right_nearly_alway
     assert learned(machine, said, "own.npz")["accuracy"] > 0.97
 
 
-def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
+def test_a_student_of_a_table_of_people_is_as_good_as_was_forecast(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "_clearly_better", lambda *_: False)  # noisy counts
+    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: False)  # noisy counts
     header, *rows = Path("survey.csv").read_text().splitlines()
     Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
     said = table.run(*TABLE, "--group", "patient", "--yes", "--verbose").fine
     holds(said, "patient", 500)  # people, not rows
     holds(said, "votes", 800, "different")  # each is paid for once
     holds(said, "true", "labels")  # all ways were simulated
-    foretold = re.search(r"right on ([\d.]+)% to ([\d.]+)%, balanced accuracy ([\d.]+)%", said)
-    assert foretold is not None, said
+    promised = re.search(r"right on ([\d.]+)% to ([\d.]+)%, balanced accuracy ([\d.]+)%", said)
+    assert promised is not None, said
     report = learned(table, said, "own.csv")
     chance = 2 * (0.05 / 400) ** 0.5  # two standard errors of 400 rows
-    assert report["accuracy"] > max(float(foretold[1]) / 100 - chance, 0.8)
+    assert report["accuracy"] > max(float(promised[1]) / 100 - chance, 0.8)
     assert load_manifest(table.data / "ensembles" / "visits").units == 500
     answered, exhausted = (report["outcomes"].get(each, 0) for each in ("answered", "exhausted"))
     assert answered + exhausted == 1600
@@ -168,12 +168,12 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_foretold(
     assert report["epsilon_spent"] <= EPSILON
 
 
-# By day tests/plan/test_ways.py shows when they are chosen.
+# By day tests/plan/test_forecast.py shows when they are chosen.
 @pytest.mark.nightly
 def test_confident_answers_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "_clearly_better", lambda *_: True)
+    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: True)
     said = table.run(*TABLE, "--yes", "--verbose").fine
     assert "--rule rdp" in said
     assert "--mechanism confident_gnmax:" in said
@@ -423,8 +423,8 @@ def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) ->
     near = ("neighbours", "build", "visits.csv", "--public", "survey.csv", "--name", "near")
     table.run(*near, "--schema", "visits-schema.json").fine  # noqa: B018 - asserts
     assert load_manifest(table.data / "ensembles" / "near").units == 500
-    plan = ("plan", "--public", "survey.csv", "--label", "ill", "--group", "Personalnummer")
-    holds(table.run(*plan, "--units", 500).fine, "survey.csv", "Personalnummer")
+    rehearsed = ("quickstart", "--dry-run", *TABLE[2:], "--group", "Personalnummer")
+    holds(table.run(*rehearsed, "--units", 500).fine, "Protects", "Personalnummer")
 
 
 def test_a_quantity_is_cut_into_classes_in_all_files(machine: Machine) -> None:
@@ -455,8 +455,8 @@ def test_a_quantity_is_cut_into_classes_in_all_files(machine: Machine) -> None:
     again = (*given[:-4], "--name", "third", "--yes", "--bins")
     Path("third-schema.json").write_text(Path("flats-schema.json").read_text())
     holds(machine.run(*again, "600").err, "third-schema.json", "--bins", 600)
-    plan = ("plan", "--public", "offers.csv", "--label", "rent", "--bins", "500,1000")
-    holds(machine.run(*plan, "--units", 2000).fine, "quickstart", "--bins", "500,1000")
+    rehearsed = ("quickstart", "--dry-run", *given[2:5], "rent", "--bins", "500,1000")
+    holds(machine.run(*rehearsed, "--units", 2000).fine, "quickstart", "--bins", "500,1000")
 
 
 def test_what_was_done_of_unlabelled_rows_can_be_done_by_hand(

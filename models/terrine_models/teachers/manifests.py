@@ -122,8 +122,6 @@ class TeacherKind(Record):
     """Whether some of the teachers may vote in one process and the others in another."""
     salted: ClassVar[bool] = True
     """Whether files of equal teachers differ (see `save_tensors`)."""
-    previewed: ClassVar[bool] = True
-    """Whether stand-ins are trained quickly enough to be tried first."""
 
     def check(self, plan: EnsemblePlan) -> None:
         """Raise ValueError unless the rest of the manifest suits these teachers."""

@@ -142,7 +142,7 @@ class NeighbourTeachers(TeacherKind):
     kind: Literal["neighbours"] = "neighbours"
     features: FeatureSpec
     near: Annotated[int, Field(ge=1)]
-    """Units within a query's radius, as public rows foretell."""
+    """Units within a query's radius, as public rows forecast."""
     rank: Annotated[int, Field(ge=1)]
     """Which of a query's nearest public points is at the radius."""
     points: Annotated[int, Field(ge=1)]
@@ -546,8 +546,9 @@ def placed(
 
 @record(frozen=True)
 class NeighbourForecast:
-    """What public rows, as stand-ins for private records, foretell. It is public."""
+    """What the public rows of an ensemble, as stand-ins for its units, forecast. It is public."""
 
+    units: int
     near: float
     """Units near a query: mean, 10th and 90th percentile."""
     fewest: float
@@ -559,9 +560,11 @@ class NeighbourForecast:
     """‖v‖² of each stand-in in a query, on average."""
     people: bool
     """Whether a stand-in is a person with all records, where units are; else it is one row."""
+    group_column: str | None
+    """What names the people, if units are people."""
 
 
-def foresee(ensemble: NeighbourEnsemble, norm: int = 1) -> NeighbourForecast:
+def forecast_from_public(ensemble: NeighbourEnsemble, norm: int = 1) -> NeighbourForecast:
     """Ask about some of the public points, and let others stand for private units.
 
     `norm`: how long a unit's vote is at most. Records of a stand-in count as of one class, as
@@ -571,8 +574,9 @@ def foresee(ensemble: NeighbourEnsemble, norm: int = 1) -> NeighbourForecast:
     kept, place = ensemble.owners % every == 0, ensemble.owners // every
     asked, own = kept & (place % 2 == 0), kept & (place % 2 == 1)
     own = own if own.any() else asked
+    manifest, partition = ensemble.manifest, ensemble.manifest.partition
     stand_ins = NeighbourEnsemble(
-        ensemble.manifest,
+        manifest,
         ensemble.features,
         ensemble.public,
         ensemble.public[own],
@@ -580,8 +584,9 @@ def foresee(ensemble: NeighbourEnsemble, norm: int = 1) -> NeighbourForecast:
         np.arange(own.sum(), dtype=np.int32),
     )
     near = together(stand_ins.near(ensemble.public[asked]), place[own])
-    per_query, per_unit = (near > 0).mean(1) * ensemble.manifest.units, (near > 0).mean(0)
+    per_query, per_unit = (near > 0).mean(1) * manifest.units, (near > 0).mean(0)
     return NeighbourForecast(
+        units=manifest.units,
         near=float(per_query.mean()),
         fewest=float(np.quantile(per_query, 0.1)),
         most=float(np.quantile(per_query, 0.9)),
@@ -589,4 +594,5 @@ def foresee(ensemble: NeighbourEnsemble, norm: int = 1) -> NeighbourForecast:
         busiest=float(np.quantile(per_unit, 0.99)),
         spent=(np.minimum(near, norm).astype(np.float64) ** 2).mean(0),
         people=ensemble.by_person,
+        group_column=None if partition is None else partition.group_column or "group",
     )

@@ -199,7 +199,6 @@ class NetworkTeachers(ShardTeachers):
     """Whether every epoch distorts each image anew."""
     settings = Networks
     per_file = 10
-    previewed = False
 
     def train(self, shards: Shards, run: range) -> Trained:
         """Parameters of a run of k networks, each stacked along axis 0."""

@@ -272,3 +272,36 @@ def read_partition(path: Path) -> PartitionFile:
             f"{path} is not a partition as `terrine ensemble split` writes it: "
             f"{first_problem(error)}."
         ) from None
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What each teacher would be trained on: private, for the eyes of the owner alone."""
+
+    records: int
+    people: int | None
+    """None if each record counts as one person."""
+    rows: tuple[int, int, int]
+    """In the smallest, the middle and the largest shard."""
+    classes: tuple[int, int, int]
+    """Classes that occur, likewise."""
+    lacking: dict[str, int]
+    """Teachers without a record of a class, where there are any."""
+
+    @classmethod
+    def of(cls, data: Dataset, teachers: int, seed: int) -> ShardSummary:
+        """Deal the records as training will. Raises TrainingError, as it does."""
+        shards, _ = partition_records(data, teachers, seed)
+        seen = np.array([np.bincount(data.labels[s], minlength=len(data.classes)) for s in shards])
+        lacking = (seen == 0).sum(axis=0).tolist()
+        return cls(
+            records=len(data),
+            people=None if data.groups is None else unit_count(data),
+            rows=_spread(seen.sum(axis=1)),
+            classes=_spread((seen > 0).sum(axis=1)),
+            lacking={name: n for name, n in zip(data.classes, lacking, strict=True) if n},
+        )
+
+
+def _spread(values: NDArray[np.int64]) -> tuple[int, int, int]:
+    return int(values.min()), int(np.median(values)), int(values.max())

@@ -33,13 +33,9 @@ from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role
 from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import (
-    LocalOwner,
-    open_project,
-    register_ensemble,
-)
-from terrine_server.owner.ways import choose_way
-from terrine_server.planning.first_project import FirstProject, Setting, right_at_most
+from terrine_server.owner.operations import LocalOwner, open_project, register_ensemble
+from terrine_server.planning.first_project import FirstProject, Setting, max_guess_accuracy
+from terrine_server.planning.forecast import compare_options
 from terrine_server.progress import teachers_bar
 
 START_SECONDS = 90.0
@@ -180,14 +176,14 @@ class Demo:
         self._step("The owner lets the records vote, and opens projects with a budget")
         ledger = self.owner.prepare()
         ways = self._ways()
-        names = [PROJECT, *(f"{PROJECT}-{first.way.replace(' ', '-')}" for first in ways[1:])]
+        names = [PROJECT, *(f"{PROJECT}-{first.option.replace(' ', '-')}" for first in ways[1:])]
         tokens = [self._open(ledger, first, name) for first, name in zip(ways, names, strict=True)]
         auditor_token = self.owner.token(ledger, Role.AUDITOR, "demo")
         made = dict[str, Distilled]()
         with running_server(self.settings.data_dir, self.out / "server.log") as url:
             self._say(f"The server runs at {url}; its log is {self.out}/server.log.")
             for first, name, token in zip(ways, names, tokens, strict=True):
-                self._step(f"A student asks {first.way}, and learns")
+                self._step(f"A student asks {first.option}, and learns")
                 with Client(url, token) as client:
                     made[name] = self._distil(client, name)
             self._step("New questions, and old ones")
@@ -207,11 +203,11 @@ class Demo:
         students = [each.student.accuracy(m.held_out, m.held_out_labels) for each in made.values()]
         figures = DemoReport(
             data=m.name,
-            ways=dict(zip((first.way for first in ways), students, strict=True)),
+            ways=dict(zip((first.option for first in ways), students, strict=True)),
             epsilon=report.epsilon,
             delta=report.delta,
             epsilon_spent=epsilon_spent,
-            right_at_most=right_at_most(report.epsilon, report.delta),
+            right_at_most=max_guess_accuracy(report.epsilon, report.delta),
             asked=sum(report.outcomes.values()),
             student=students[0],
             without_privacy=self._without_privacy(made[PROJECT]),
@@ -236,9 +232,9 @@ class Demo:
         )
         unknown = np.zeros(len(m.public), np.int64)
         sample = Dataset(m.public, unknown, m.private.classes, m.private.spec)
-        found = choose_way(setting, sample, self._pool(), labelled=False, people=False)
-        first, *others = (each.first for each in found.ways)
-        return [first, next(each for each in others if each.way != first.way)]
+        found = compare_options(setting, sample, self._pool(), labelled=False, people=False)
+        first, *others = (each.first for each in found.options)
+        return [first, next(each for each in others if each.option != first.option)]
 
     def _pool(self) -> PublicData:
         return PublicData.declare("the student's public images", self.material.public)

@@ -207,7 +207,8 @@ def _utility(facts: Facts) -> Iterator[AssessedBlock]:
         "Answers that are too noisy for their use",
         RequirementState.OWNER,
         facts.told["choices.utility"],
-        "`terrine student train` reports accuracy on held-out answers; `terrine plan` foretells.",
+        "`terrine student train` reports accuracy on held-out answers; `terrine quickstart "
+        "--dry-run` forecasts it.",
     )
     yield AssessedBlock(
         "Bias (3)",

@@ -42,7 +42,7 @@ from terrine_server.formats import parameters
 from terrine_server.ledger import Action, EnsembleRecord, Ledger, ProjectRecord
 from terrine_server.owner.checkpoints import load_checkpoint_key, log_state, own_policy
 from terrine_server.owner.operations import verify_log, verify_project
-from terrine_server.planning.first_project import caught_at_most, right_at_most
+from terrine_server.planning.first_project import max_detection_rate, max_guess_accuracy
 from terrine_server.privacy import Rule
 from terrine_server.settings import Settings
 
@@ -169,7 +169,7 @@ class AttackerOdds:
     @classmethod
     def at(cls, of: str, epsilon: float, delta: float) -> AttackerOdds:
         """Compute them."""
-        right, caught = right_at_most(epsilon, delta), caught_at_most(epsilon, delta)
+        right, caught = max_guess_accuracy(epsilon, delta), max_detection_rate(epsilon, delta)
         return cls(of, epsilon, delta, right, caught)
 
 

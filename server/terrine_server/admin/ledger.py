@@ -15,7 +15,7 @@ from terrine_server.api.services import NameCursor, ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state, own_policy
-from terrine_server.owner.operations import find_largest_reclaimable
+from terrine_server.owner.operations import find_largest_return
 
 router = APIRouter(prefix=ROOT)
 
@@ -29,7 +29,7 @@ def ensembles(request: Request, services: ServicesDep, reader: Reader) -> Respon
     found = [
         (
             cap,
-            find_largest_reclaimable(services.ledger, cap.population),
+            find_largest_return(services.ledger, cap.population),
             [
                 (each, views.ensemble_account(each, services.available(each)))
                 for each in cap.ensembles

@@ -29,41 +29,42 @@ from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger, RequestRec
 from terrine_server.owner import operations
 from terrine_server.owner.operations import (
     ProjectQuote,
-    describe_room,
-    largest_fitting_epsilon,
+    max_fitting_epsilon,
     open_project,
     quote_project,
+    suggest_room,
 )
 from terrine_server.owner.sign_in import Session
+from terrine_server.planning.consensus import DEFAULT_CONSENSUS, Consensus, Votes, expected_outcomes
 from terrine_server.planning.first_project import (
-    FEATURES,
-    TOO_NOISY,
     NeighbourPlan,
-    delta_for,
+    Setting,
+    default_delta,
+    max_guess_accuracy,
     plan_neighbours,
-    right_at_most,
 )
-from terrine_server.planning.forecast import (
-    DEFAULT_CONSENSUS,
-    Consensus,
-    Votes,
-    fitted_noise,
-    forecast,
-    sigma_for_rows,
+from terrine_server.planning.opening import (
+    EXPECTED_STUDENT_ACCURACY,
+    MIN_ANSWERS_PER_CLASS,
+    max_queries,
 )
-from terrine_server.planning.opening import EXPECTED_STUDENT, FEW, most_queries
 from terrine_server.planning.plan import plan
 from terrine_server.privacy import Account, ParameterError
-from terrine_server.privacy.parameters import check_epsilon
 
 router = APIRouter(prefix=f"{ROOT}/open")
 
-SPECS = MECHANISM_SPECS
-"""By name: how each mechanism is specified."""
-MOST_ROWS = 10_000_000
+MAX_PUBLIC_ROWS = 10_000_000
 """Public rows that a form may propose a project for."""
-WORDS = ("title", "purpose")
-TERMS = ("name", "ensemble", "epsilon", "delta", "accounting", "expected_pass_rate", *WORDS)
+TEXT_FIELDS = ("title", "purpose")
+TERM_FIELDS = (
+    "name",
+    "ensemble",
+    "epsilon",
+    "delta",
+    "accounting",
+    "expected_pass_rate",
+    *TEXT_FIELDS,
+)
 STATUSES = {"conflict": 409, "cap-exceeded": 409, "not-found": 404, "forbidden": 403}
 
 
@@ -85,8 +86,8 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class TermsPreview:
-    """What a project would be: its terms, what they are expected to buy, and the cap afterwards.
+class TermsOutlook:
+    """What a project would be: its terms, what they should buy, and the cap afterwards.
 
     `answered`, `right`: the expected share of queries that get a label, and of labels that agree
     with most teachers; None where there is no forecast.
@@ -97,16 +98,16 @@ class TermsPreview:
     most: int | None
     answered: float | None
     right: float | None
-    advice: str
+    suggestion: str
     """What would fit, if it does not."""
 
 
 @dataclass(frozen=True)
-class RefusedForm:
-    """A form that is shown again: what was entered or proposed, its price, and what is wrong."""
+class TermsForm:
+    """What the form shows: what was entered or suggested, what it means, and what is wrong."""
 
     given: Fields
-    preview: TermsPreview | None = None
+    outlook: TermsOutlook | None = None
     problems: Sequence[str] = ()
     status: int = 200
 
@@ -123,7 +124,7 @@ def form(
     known = services.ledger.ensembles()
     only = known[0].name if len(known) == 1 else ""
     given = {"ensemble": ensemble or only, "mechanism": mechanism}
-    return _form(request, services, reader, RefusedForm(given))
+    return _form(request, services, reader, TermsForm(given))
 
 
 @router.post("")
@@ -134,29 +135,29 @@ def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
         record = open_project(services.ledger, wanted, sent.session.actor)
         return see_other(request, f"/projects/{record.name}", sent.session)
 
-    done = tried(services, sent.fields, opened)
-    return _form(request, services, sent.session, done) if isinstance(done, RefusedForm) else done
+    done = try_terms(services, sent.fields, opened)
+    return _form(request, services, sent.session, done) if isinstance(done, TermsForm) else done
 
 
-def tried(
+def try_terms(
     services: Services, fields: Fields, opened: Callable[[ProjectOpen], Response]
-) -> RefusedForm | Response:
+) -> TermsForm | Response:
     """Propose parameters, show what the terms would mean, or do what opens the project."""
-    given, preview, problems, status = dict(fields), None, list[str](), 200
+    given, outlook, problems, status = dict(fields), None, list[str](), 200
     ledger = services.ledger
     try:
         if given.get("action") == "choose":
-            return RefusedForm(given)
+            return TermsForm(given)
         if given.get("action") == "suggest":
-            given |= _suggested(services, given)
-            preview = _preview(ledger, _request(given), DEFAULT_CONSENSUS)
+            given |= _suggest_terms(services, given)
+            outlook = _price_terms(ledger, _parse_request(given), DEFAULT_CONSENSUS)
         elif given.get("action") == "propose":
-            given |= _proposed(services, ledger.ensemble(given.get("ensemble", "")), given)
+            given |= _choose_parameters(services, ledger.ensemble(given.get("ensemble", "")), given)
         else:
-            wanted = _request(given)
+            wanted = _parse_request(given)
             if given.get("action") == "open":
                 return opened(wanted)
-            preview = _preview(ledger, wanted, _expected(given))
+            outlook = _price_terms(ledger, wanted, _parse_consensus(given))
     except ValidationError as error:
         problems, status = spoken(error), 422
     except ParameterError as error:
@@ -167,32 +168,32 @@ def tried(
         if error.problem not in STATUSES:
             raise
         problems, status = [error.detail], STATUSES[error.problem]
-    return RefusedForm(given, preview, problems, status)
+    return TermsForm(given, outlook, problems, status)
 
 
-def terms_form(ledger: Ledger, done: RefusedForm) -> dict[str, Any]:
-    """Return what the templates of the form and of its preview show."""
+def terms_form(ledger: Ledger, done: TermsForm) -> dict[str, Any]:
+    """Return what the templates of the form and of its outlook show."""
     ensemble, mechanism = done.given.get("ensemble", ""), done.given.get("mechanism", "")
-    spec = SPECS.get(mechanism)
+    spec = MECHANISM_SPECS.get(mechanism)
     chosen = next((each for each in ledger.ensembles() if each.name == ensemble), None)
     return {
         "given": {"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **done.given},
         "chosen": chosen,
-        "suggested_epsilon": "" if chosen is None else _likely_epsilon(chosen),
-        "likely_delta": None if chosen is None else delta_for(chosen.units),
+        "suggested_epsilon": "" if chosen is None else _initial_epsilon(chosen),
+        "likely_delta": None if chosen is None else default_delta(chosen.units),
         "mechanisms": {
             name: (each.__doc__ or "").partition("\n")[0]
-            for name, each in SPECS.items()
+            for name, each in MECHANISM_SPECS.items()
             if chosen is None or (name == NEIGHBOURS) == (chosen.facts.kind == NEIGHBOURS)
         },
         "mechanism": mechanism if spec else "",
-        "parameters": list(_parameters(spec.model_fields)) if spec else [],
-        "preview": done.preview,
+        "parameters": list(_list_parameters(spec.model_fields)) if spec else [],
+        "outlook": done.outlook,
         "problems": done.problems,
     }
 
 
-def _form(request: Request, services: Services, reader: Session, done: RefusedForm) -> Response:
+def _form(request: Request, services: Services, reader: Session, done: TermsForm) -> Response:
     return page(
         request,
         "open.html",
@@ -203,58 +204,65 @@ def _form(request: Request, services: Services, reader: Session, done: RefusedFo
     )
 
 
-def _parameters(fields: Mapping[str, FieldInfo]) -> Iterator[Parameter]:
+def _list_parameters(fields: Mapping[str, FieldInfo]) -> Iterator[Parameter]:
     for name, field in fields.items():
         if name != "name":
             yield Parameter.of(name, field)
 
 
-def _request(given: Fields) -> ProjectOpen:
+def _parse_request(given: Fields) -> ProjectOpen:
     """Return the terms that a form asks for. Raises `ValidationError` or `ParameterError`."""
     name = given.get("mechanism", "")
     mechanism: dict[str, Any] = {"name": name}
-    if name in SPECS:
-        for parameter in _parameters(SPECS[name].model_fields):
+    if name in MECHANISM_SPECS:
+        for parameter in _list_parameters(MECHANISM_SPECS[name].model_fields):
             text = given.get(parameter.name, "")
             if text:
                 mechanism[parameter.name] = text if parameter.choices else number(text)
-    terms: dict[str, Any] = {key: given[key] for key in TERMS if given.get(key)}
-    terms |= {key: lines(terms[key]) for key in WORDS if key in terms}
+    terms: dict[str, Any] = {key: given[key] for key in TERM_FIELDS if given.get(key)}
+    terms |= {key: lines(terms[key]) for key in TEXT_FIELDS if key in terms}
     for key in ("epsilon", "delta", "expected_pass_rate"):
         if key in terms:
             terms[key] = number(terms[key])
     if given.get("consensus") and terms.get("accounting") == "data_dependent":
         terms["consensus"] = [
-            {"agreement": level.agreement, "share": level.share} for level in _expected(given)
+            {"agreement": level.agreement, "share": level.share}
+            for level in _parse_consensus(given)
         ]
     return ProjectOpen.model_validate({**terms, "mechanism": mechanism})
 
 
-def _expected(given: Fields) -> Sequence[Consensus]:
+def _parse_consensus(given: Fields) -> Sequence[Consensus]:
     """Return how far teachers are expected to agree. Raises `ParameterError`."""
     text = given.get("consensus", "")
     return Consensus.parse(text) if text else DEFAULT_CONSENSUS
 
 
-def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]) -> TermsPreview:
+def _price_terms(
+    ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
+) -> TermsOutlook:
     quoted = quote_project(ledger, wanted)
     mechanism, ensemble, terms = quoted.mechanism, quoted.ensemble, quoted.terms
     cap = next(c for c in caps(ledger) if c.population.id == ensemble.population.id)
     answered = right = None
     if terms.allowance is None:
-        expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
+        expected = expected_outcomes(
+            mechanism, _expected_votes(ensemble, wanted.mechanism.name, consensus)
+        )
         answered, right = expected.answered, expected.accuracy
-    return TermsPreview(
+    return TermsOutlook(
         quoted,
         replace(cap, added=terms.cap_budget),
-        most_queries(terms, Account()),
+        max_queries(terms, Account()),
         answered,
         right,
-        "" if quoted.fits else describe_room(ledger, ensemble, mechanism, terms),
+        "" if quoted.fits else suggest_room(ledger, ensemble, mechanism, terms),
     )
 
 
-def _proposed(services: Services, ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
+def _choose_parameters(
+    services: Services, ensemble: EnsembleRecord, given: Fields
+) -> dict[str, str]:
     """Return the parameters that `terrine plan` would choose for a budget. Raises `ParameterError`.
 
     Votes are synthetic, and people are public rows: nothing private is asked.
@@ -270,8 +278,8 @@ def _proposed(services: Services, ensemble: EnsembleRecord, given: Fields) -> di
         queries = number(given.get("queries", ""))
         if not isinstance(queries, int):
             raise ParameterError("To propose sigma, queries must be known: give a whole number.")
-        return {"sigma": repr(_lasting(services, ensemble, queries, epsilon, delta).sigma)}
-    votes = [_votes(ensemble, mechanism, _expected(given))]
+        return {"sigma": repr(_plan_for_units(services, ensemble, queries, epsilon, delta).sigma)}
+    votes = [_expected_votes(ensemble, mechanism, _parse_consensus(given))]
     found = plan(mechanism, votes, delta=delta, epsilon=epsilon, data_dependent=False)
     proposed = {key: value for key, value in found.chosen.spec.items() if key != "name"}
     return {
@@ -280,92 +288,98 @@ def _proposed(services: Services, ensemble: EnsembleRecord, given: Fields) -> di
     }
 
 
-def _suggested(services: Services, given: Fields) -> dict[str, str]:
-    """Return the terms that `terrine quickstart` opens a project of this ensemble with: noisy
-    counts of every public row. Raises `ParameterError` where that would teach nothing.
+def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
+    """Return the terms that `terrine quickstart` opens a project of this ensemble with.
+
+    Noisy counts of every public row. Raises `ParameterError` where that would teach nothing.
     """
     ensemble = services.ledger.ensemble(given.get("ensemble", ""))
-    facts, rows, budget = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
-    classes, delta = len(facts.classes), delta_for(ensemble.units)
-    if not isinstance(rows, int) or not FEW * classes <= rows <= MOST_ROWS:
+    facts, rows, epsilon = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
+    classes = len(facts.classes)
+    least = MIN_ANSWERS_PER_CLASS * classes
+    if not isinstance(rows, int) or not least <= rows <= MAX_PUBLIC_ROWS:
         raise ParameterError(
             "Public rows: give how many different rows students will ask about, as a whole number "
-            f"of at least {FEW * classes:,}, ten for each class, and at most {MOST_ROWS:,}."
+            f"of at least {least:,}, ten for each class, and at most {MAX_PUBLIC_ROWS:,}."
         )
-    wanted = number(budget)
+    wanted = number(epsilon)
     if isinstance(wanted, str):
         raise ParameterError("ε: give a number, such as 1.")
-    epsilon = check_epsilon(float(wanted))
+    setting = Setting.of(
+        units=ensemble.units,
+        rows=rows,
+        classes=classes,
+        epsilon=float(wanted),
+        joined=ensemble.population.limit,
+    )
     if facts.kind == NEIGHBOURS:
-        found = _lasting(services, ensemble, rows, epsilon, delta)
-        votes, sigma, chosen = found.votes, found.sigma, {"queries": str(rows)}
-        chosen |= {"votes": f"{votes:,.0f}", "retired": f"{found.retired:.0%}"}
+        found = _plan_for_units(services, ensemble, rows, setting.epsilon, setting.delta)
+        first, chosen = setting.of_neighbours(found), {"queries": str(rows)}
+        chosen |= {"votes": f"{found.votes:,.0f}", "retired": f"{found.retired:.0%}"}
     else:
-        votes, chosen = facts.teachers, {}
-        sigma = sigma_for_rows(rows, facts.teachers, classes, epsilon, delta)
-    if fitted_noise(rows, max(1, round(votes)), sigma, FEATURES) > TOO_NOISY:
+        first, chosen = setting.of_teachers(facts.teachers), {}
+    if first.too_noisy:
         raise ParameterError(
-            f"At ε = {epsilon:g} noise would drown {votes:,.0f} votes on a row: a student would "
-            "learn little or nothing. It needs a larger ε, or more records."
+            f"At ε = {first.epsilon:g} noise would drown {first.votes:,.0f} votes on a row: a "
+            "student would learn little or nothing. It needs a larger ε, or more records."
         )
     return {
-        "mechanism": NEIGHBOURS if facts.kind == NEIGHBOURS else "noisy_votes",
-        "sigma": repr(sigma),
-        "delta": f"{delta:g}",
-        "name": given.get("name") or _free_name(services.ledger, ensemble.name),
-        "right": f"{right_at_most(epsilon, delta):.1%}",
+        "mechanism": str(first.spec["name"]),
+        "sigma": repr(first.sigma),
+        "delta": f"{first.delta:g}",
+        "name": given.get("name") or _find_free_name(services.ledger, ensemble.name),
+        "right": f"{max_guess_accuracy(first.epsilon, first.delta):.1%}",
         **chosen,
     }
 
 
-def _lasting(
+def _plan_for_units(
     services: Services, ensemble: EnsembleRecord, queries: int, epsilon: float, delta: float
 ) -> NeighbourPlan:
-    """Return with which noise half of the public rows, in place of people, would last."""
-    from terrine_models.storage.manifests import StoreError
-    from terrine_server.owner.ways import neighbours_of  # PyTorch: not for an idle server
+    """Return the noise with which half of the units would vote to the end, by public rows."""
+    from terrine_models.storage.manifests import StoreError  # PyTorch: not for an idle server
+    from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
 
     try:
-        _, found = neighbours_of(services.settings.data_dir / ensemble.current.path)
+        known = NeighbourEnsemble.load(services.settings.data_dir / ensemble.current.path)
     except StoreError as error:
         raise ParameterError(
             f"The files of {ensemble.name} cannot be used; `terrine doctor` says why."
         ) from error
-    near = max(1, round(found.near))
+    by = forecast_from_public(known)
     return plan_neighbours(
-        found.spent,
-        units=ensemble.units,
-        near=near,
-        queries=queries,
-        epsilon=epsilon,
-        delta=delta,
+        by.spent, units=ensemble.units, near=by.near, queries=queries, epsilon=epsilon, delta=delta
     )
 
 
-def _likely_epsilon(ensemble: EnsembleRecord) -> str:
+def _initial_epsilon(ensemble: EnsembleRecord) -> str:
     """Return the ε that a form begins with: 1, or what fits."""
-    return f"{min(1.0, largest_fitting_epsilon(ensemble) or 1.0):g}"
+    return f"{min(1.0, max_fitting_epsilon(ensemble) or 1.0):g}"
 
 
-def _free_name(ledger: Ledger, name: str) -> str:
+def _find_free_name(ledger: Ledger, name: str) -> str:
     """Return the ensemble's name, as `terrine quickstart` does, or the next that is free."""
     taken = set(ledger.project_names())
     others = (f"{name[:58]}-{number}" for number in range(2, len(taken) + 3))
     return name if name not in taken else next(each for each in others if each not in taken)
 
 
-def _votes(ensemble: EnsembleRecord, mechanism: str, consensus: Sequence[Consensus]) -> Votes:
+def _expected_votes(
+    ensemble: EnsembleRecord, mechanism: str, consensus: Sequence[Consensus]
+) -> Votes:
     """Return votes of teachers that agree as far as is expected."""
     teachers, classes = ensemble.facts.teachers, len(ensemble.facts.classes)
     votes = Votes.synthetic(consensus, teachers=teachers, classes=classes)
-    return votes.with_student(EXPECTED_STUDENT) if mechanism == "interactive_gnmax" else votes
+    return (
+        votes.with_student(EXPECTED_STUDENT_ACCURACY) if mechanism == "interactive_gnmax" else votes
+    )
 
 
 requests_router = APIRouter(prefix=f"{ROOT}/requests")
 
-ROWS = 40
+REQUESTS_PER_PAGE = 40
 """Requests on a page."""
-DAYS = 90
+TOKEN_DAYS = 90
 """How long a token lasts that is made with an approval, unless the form says otherwise."""
 
 
@@ -378,14 +392,14 @@ def list_requests(
     status: Annotated[RequestStatus, Query()] = RequestStatus.OPEN,
 ) -> Response:
     """Show what waits for a decision, or what was decided."""
-    found = services.ledger.list_requests(None, status, cursor or None, ROWS + 1)
+    found = services.ledger.list_requests(None, status, cursor or None, REQUESTS_PER_PAGE + 1)
     return page(
         request,
         "requests.html",
         reader,
-        requests=found[:ROWS],
+        requests=found[:REQUESTS_PER_PAGE],
         labels=services.ledger.token_labels({each.token for each in found}),
-        next=found[ROWS - 1].id if len(found) > ROWS else None,
+        next=found[REQUESTS_PER_PAGE - 1].id if len(found) > REQUESTS_PER_PAGE else None,
         first=not cursor,
         only=status,
         statuses=list(RequestStatus),
@@ -401,14 +415,14 @@ def show(
 ) -> Response:
     """Show a request and, while it is open, what approving it as it was made would mean."""
     record = services.ledger.find_request(request_id)
-    given = _asked(record, reader)
-    done = RefusedForm(given)
+    given = _initial_fields(record, reader)
+    done = TermsForm(given)
     if record.status is RequestStatus.OPEN:
         # A price needs a name, which decides nothing about it.
         priced = {**given, "name": given["name"] or record.id, "action": "price"}
-        found = tried(services, priced, lambda _: Response())
-        if isinstance(found, RefusedForm):
-            done = RefusedForm(given, found.preview, found.problems)
+        found = try_terms(services, priced, lambda _: Response())
+        if isinstance(found, TermsForm):
+            done = TermsForm(given, found.outlook, found.problems)
     return _page(request, services, reader, record, done)
 
 
@@ -440,7 +454,7 @@ def decide(
         url = str(request.base_url).rstrip("/")
         return page(request, "token.html", session, made=done.token, url=url)
 
-    found = tried(services, given, approve)
+    found = try_terms(services, given, approve)
     if isinstance(found, Response):
         return found
     record = services.ledger.find_request(request_id)  # somebody else may have decided it
@@ -457,7 +471,7 @@ def refuse(
         refusal = RequestRefuse(reason=reason)
     except ValidationError as error:
         record = services.ledger.find_request(request_id)
-        done = RefusedForm(_asked(record, sent.session), None, spoken(error), 422)
+        done = TermsForm(_initial_fields(record, sent.session), None, spoken(error), 422)
         return _page(request, services, sent.session, record, done, reason)
     services.ledger.refuse_request(request_id, refusal.reason, sent.session.actor)
     return see_other(request, f"/requests/{request_id}", sent.session)
@@ -468,7 +482,7 @@ def _page(
     services: Services,
     reader: Session,
     record: RequestRecord,
-    done: RefusedForm,
+    done: TermsForm,
     reason: str = "",
 ) -> Response:
     return page(
@@ -483,11 +497,11 @@ def _page(
     )
 
 
-def _asked(record: RequestRecord, reader: Session) -> dict[str, str]:
+def _initial_fields(record: RequestRecord, reader: Session) -> dict[str, str]:
     """Return what the form says at first: what was asked for, and a name made of the title."""
     mechanism = {key: str(value) for key, value in record.asked["mechanism"].items()}
     name = re.sub(r"[^a-z0-9]+", "-", record.title.lower())[:64].strip("-")
-    days = min(DAYS, (reader.expires_at - datetime.now(UTC)).days)
+    days = min(TOKEN_DAYS, (reader.expires_at - datetime.now(UTC)).days)
     return {
         **mechanism,
         "mechanism": mechanism["name"],

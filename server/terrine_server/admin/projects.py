@@ -37,9 +37,9 @@ from terrine_server.ledger import (
     TokenRecord,
 )
 from terrine_server.owner import operations
-from terrine_server.owner.operations import largest_fitting_epsilon, verify_project
+from terrine_server.owner.operations import max_fitting_epsilon, verify_project
 from terrine_server.owner.sign_in import MAX_SESSION_LIFE, Session
-from terrine_server.planning.opening import most_queries
+from terrine_server.planning.opening import max_queries
 from terrine_server.privacy import Accounts
 
 overview_router = APIRouter(prefix=ROOT)
@@ -75,7 +75,7 @@ class CapUse:
     @property
     def room_in_words(self) -> str:
         """What ε of a further project fits."""
-        found = largest_fitting_epsilon(self.ensembles[0])
+        found = max_fitting_epsilon(self.ensembles[0])
         if found is None:
             return "Nothing more fits."
         return f"A further project of up to about ε = {found:g} fits."
@@ -98,7 +98,7 @@ class ProjectOverview:
     def of(cls, record: ProjectRecord, shadows: Accounts | None = None) -> ProjectOverview:
         """Return a project's public account, as the API returns it, and what is left."""
         account = views.budget(record, shadows)
-        return cls(record, account, most_queries(record.terms, record.account))
+        return cls(record, account, max_queries(record.terms, record.account))
 
 
 @overview_router.get("")
@@ -293,7 +293,7 @@ def _payers(
 
 
 def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
-    room = largest_fitting_epsilon(record.ensemble) if record.exhausted else None
+    room = max_fitting_epsilon(record.ensemble) if record.exhausted else None
     return {"record": record, "project": ProjectOverview.of(record, shadows), "room": room}
 
 

@@ -50,7 +50,7 @@ from terrine_server.errors import Forbidden
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
 from terrine_server.owner.sign_in import Principal
-from terrine_server.planning.opening import too_few
+from terrine_server.planning.opening import small_budget_warning
 
 router = APIRouter(tags=["owner"])
 
@@ -84,7 +84,7 @@ def open_project(
     """Open a project: fix its mechanism and prices, and reserve its budget under the cap."""
     record = operations.open_project(services.ledger, request, holder.actor)
     response.headers["Location"] = f"/projects/{record.name}"
-    warning = too_few(record.terms, len(record.ensemble.facts.classes))
+    warning = small_budget_warning(record.terms, len(record.ensemble.facts.classes))
     shown = views.project(record, services.available(record.ensemble))
     return shown.model_copy(update={"warning": warning})
 

@@ -495,7 +495,7 @@ P = ParamSpec("P")
 
 
 def _parse_consensus(text: str) -> list[dict[str, float]]:
-    from terrine_server.planning.forecast import Consensus
+    from terrine_server.planning.consensus import Consensus
 
     return [{"agreement": level.agreement, "share": level.share} for level in Consensus.parse(text)]
 

@@ -31,15 +31,14 @@ from terrine_server.cli.console import (
     with_json,
     writing,
 )
-from terrine_server.cli.plan import Bins, ensemble_directory, evaluate
+from terrine_server.cli.plan import by_stand_ins, ensemble_directory, evaluate
 from terrine_server.cli.reading import split
 from terrine_server.progress import stages_bar, teachers_bar
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
-    from terrine_models.teachers.manifests import Manifest, TeacherSettings
-    from terrine_models.teachers.preview import Preview
+    from terrine_models.teachers.manifests import Manifest
     from terrine_models.teachers.training import Trainer
 
 
@@ -47,15 +46,13 @@ LISTED = 5
 """Classes that are named."""
 OFTEN = 0.2
 """Share of the teachers that may lack a class."""
-AGREE, HALF = 0.8, 0.5
-"""Where fewer than half of the inputs find 80 % of the teachers agreed, most answers are dear."""
 
 
-def show_preview(data: Dataset, teachers: int, seed: int) -> Preview:
-    """Print what each teacher will see, and what stands against their agreement."""
-    from terrine_models.teachers.preview import Preview
+def show_shards(data: Dataset, teachers: int, seed: int) -> None:
+    """Print what each teacher will see, and warn of classes that many lack."""
+    from terrine_models.teachers.shards import ShardSummary
 
-    found = Preview.of(data, teachers, seed)
+    found = ShardSummary.of(data, teachers, seed)
     people = "" if found.people is None else f" of {found.people:,} people"
     smallest, middle, largest = found.rows
     fewest, usual, most = found.classes
@@ -74,7 +71,6 @@ def show_preview(data: Dataset, teachers: int, seed: int) -> Preview:
             f"Many teachers have no record of a class, and such a teacher never votes for it: "
             f"{', '.join(named)}{more}. Train fewer teachers, or merge rare classes."
         )
-    return found
 
 
 def private_rows(public: PublicData, private: Dataset) -> str:
@@ -88,33 +84,6 @@ def private_rows(public: PublicData, private: Dataset) -> str:
         "of private records as well. Nothing is left out or stored because of that: what a public "
         "row says of somebody is not protected."
     )
-
-
-def show_agreement(public: Dataset, found: Preview, config: TeacherSettings, seed: int) -> None:
-    """Train stand-ins on labelled public records, and print how far they agree."""
-    from terrine_models.teachers.preview import stand_in
-
-    rows = max(1, found.rows[1])
-    agreement = stand_in(public, rows, config, seed)
-    if agreement is None:
-        _say(
-            f"How far teachers will agree is not known: {len(public):,} public records are too few "
-            f"for stand-ins of {rows:,} each."
-        )
-        return
-    inside = [level for level in agreement.levels if level.agreement >= AGREE]
-    share = sum(level.inputs for level in inside) / agreement.inputs
-    _say(
-        f"From public records alone: {agreement.teachers} stand-ins of {rows:,} records each are "
-        f"right on {agreement.mean_teacher:.1%} of others, most of them on "
-        f"{agreement.plurality:.1%} (the largest class: {agreement.majority:.1%}); "
-        f"{AGREE:.0%} of them agree on {share:.1%}."
-    )
-    if share < HALF:
-        _warn(
-            "Teachers of so few records seldom agree: most queries will be abstained, or answered "
-            "with noise that outweighs the votes. Train fewer teachers."
-        )
 
 
 def _say(text: str) -> None:
@@ -214,7 +183,6 @@ def train(
     """
     from terrine_models.tables.loading import is_table
     from terrine_models.teachers.kinds import trainable
-    from terrine_models.teachers.manifests import KINDS
     from terrine_models.teachers.training import train_ensemble
     from terrine_server.owner.editions import records_key
     from terrine_server.owner.operations import make_directories
@@ -226,17 +194,15 @@ def train(
     if is_table(data):
         if classes or images:
             fail("--classes and --images are for images and arrays; a table has a schema.")
-        private, named_public, labelled = reading.load_table_data(data, schema, public)
+        private, named_public, _ = reading.load_table_data(data, schema, public)
     else:
         if schema:
             fail("--schema is for tables only.")
         options = reading.Arrays(public, classes, images)
-        private, named_public, labelled = reading.load_array_data(data, options)
+        private, named_public, _ = reading.load_array_data(data, options)
     if named_public is not None:
         reading.note(private_rows(named_public, private))
-    seen = show_preview(private, teachers, seed)
-    if labelled is not None and KINDS[config.kind].previewed:
-        show_agreement(labelled, seen, config, seed)
+    show_shards(private, teachers, seed)
     make_directories(own)
     key = records_key(own, make=True)
     with trainer(on) as where, teachers_bar(console, teachers) as on_trained:
@@ -491,7 +457,7 @@ def schema(
             "column then.",
         ),
     ] = None,
-    bins: Bins = None,
+    bins: reading.Bins = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -677,10 +643,9 @@ def build(
     from terrine_models.teachers.neighbours import (
         NeighbourEnsemble,
         NeighbourSettings,
-        foresee,
+        forecast_from_public,
     )
     from terrine_models.teachers.neighbours import build as place
-    from terrine_server.cli.plan import stand_ins
     from terrine_server.owner.editions import records_key
     from terrine_server.owner.operations import make_directories
     from terrine_server.settings import Settings
@@ -695,12 +660,14 @@ def build(
         settings = NeighbourSettings(near=near, backbone=backbone)
         manifest = place(private, out, name=name, public=pool, settings=settings, key=key)
     show_manifest(out, manifest)
-    found = foresee(NeighbourEnsemble.load(out))
-    of = stand_ins(manifest, found)
+    found = forecast_from_public(NeighbourEnsemble.load(out))
+    said = (
+        f"{found.near:,.0f} people near a query, {found.fewest:,.0f} to {found.most:,.0f} near "
+        f"four in five; one of them near {found.appearances:.2%} of the queries, the busiest "
+        f"hundredth near {found.busiest:.2%} or more."
+    )
     console.print(
-        f"By {of.who}: {found.near:,.0f} people near a query, {found.fewest:,.0f} to "
-        f"{found.most:,.0f} near four in five; one of them near {found.appearances:.2%} of the "
-        f"queries, the busiest hundredth near {found.busiest:.2%} or more.{of.but}\n"
+        f"{by_stand_ins(found, said)}\n"
         f"Next: terrine ensemble register {name} --epsilon ε --delta δ",
         soft_wrap=True,
         markup=False,

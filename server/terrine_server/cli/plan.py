@@ -1,9 +1,9 @@
-"""`terrine plan`: what a student will be, or how many answers are right, before it is spent."""
+"""`terrine plan`: how many answers are right, before a budget is spent; and how teachers agree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,6 @@ from terrine_server.cli import reading
 from terrine_server.cli.console import (
     SPEC,
     as_json,
-    command_text,
     console,
     errors,
     fail,
@@ -25,28 +24,23 @@ from terrine_server.cli.console import (
     print_json,
     with_json,
 )
-from terrine_server.cli.reading import class_names, edges, split
-from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_models.features.maps import PublicData
-    from terrine_models.tables.roles import SchemaProposal
+    from terrine_models.teachers.ensemble import Agreement
     from terrine_models.teachers.manifests import Manifest
     from terrine_models.teachers.neighbours import NeighbourForecast
-    from terrine_models.teachers.preview import Agreement
     from terrine_protocol.tables.columns import Note
-    from terrine_server.owner.ways import ForecastChoice, ForecastOption, StudentForecast
-    from terrine_server.planning.first_project import FirstProject, NeighbourPlan, Setting
-    from terrine_server.planning.forecast import Votes
+    from terrine_server.planning.consensus import Votes
+    from terrine_server.planning.first_project import NeighbourPlan
     from terrine_server.planning.plan import Candidate, Plan
 
 
-FEATURES = 150
+STUDENT_FEATURES = 150
 """Of public rows, that shares are fitted to: about as many as the default student has."""
 
 
-def show_plan_of_mechanism(found: Plan, rows: int) -> None:
+def show_plan(found: Plan, rows: int) -> None:
     """Print a plan. `rows`: public rows, of a plan for noisy counts."""
     chosen = found.chosen
     name = chosen.spec["name"]
@@ -105,78 +99,47 @@ def show_all(plans: Sequence[Plan]) -> None:
         )
     console.print(table)
     _say(
-        "To train a model, labelled public rows tell what it will be: terrine plan --public POOL "
-        "--units N."
+        "To train a model, labelled public rows forecast what it will be: terrine quickstart "
+        "--dry-run --public POOL --units N."
     )
     _say(f"To open a project with the first one:\n  {command(best)}")
     _say("More about one of them: terrine plan MECHANISM")
 
 
-def show_lasting(
-    found: NeighbourPlan, ensemble: str, of: DescribedStandIns, epsilon: float, delta: float
-) -> None:
-    """Print what public rows foretell of the units of an ensemble, and the command."""
-    from terrine_server.planning.first_project import near_for
-
-    _say(
-        f"[bold]neighbours: σ = {found.sigma:g}[/] for {found.queries:,} public rows, each asked "
-        f"once, at ε = {epsilon:g}, δ = {delta:g}."
-    )
-    _say(lasts(found, of))
-    suited = near_for(of.units, found.queries, epsilon, delta)
-    if not 0.5 <= suited / found.near <= 2:
-        _say(f"For this, --near {suited:,} would suit: `terrine neighbours build`.")
-    spec = {"name": "neighbours", "sigma": found.sigma, "queries": found.queries}
-    _say(
-        f"To open the project:\n  terrine project open NAME --ensemble {ensemble} --mechanism "
-        f"{mechanism_text(spec)} --epsilon {epsilon:g} --delta {delta:g}"
+def retirement_forecast(found: NeighbourPlan, by: NeighbourForecast) -> str:
+    """Say how many units vote, with how much noise, and how many are exhausted in the end."""
+    return by_stand_ins(
+        by,
+        f"some {found.votes:,.0f} vote on a query, on average over all, so the noise of one answer "
+        f"is {found.noise:.0%} of its votes; the allowance is {found.allowance:,}, and "
+        f"{found.retired:.0%} of the units will have spent theirs after {found.queries:,} queries.",
     )
 
 
-@dataclass(frozen=True)
-class DescribedStandIns:
-    """Who stands for the units of an ensemble of neighbours in what is foretold, in words."""
-
-    units: int
-    who: str
-    but: str = ""
-
-
-def stand_ins(manifest: Manifest, found: NeighbourForecast) -> DescribedStandIns:
-    """Say what is assumed of people with several records."""
+def by_stand_ins(found: NeighbourForecast, forecast: str) -> str:
+    """Say who stands in for the units of an ensemble in a forecast, and what that assumes."""
     if found.people:
-        return DescribedStandIns(manifest.units, "people of the public rows, with all of these")
-    if manifest.partition is None:
-        return DescribedStandIns(manifest.units, "public rows, of one record each")
-    return DescribedStandIns(
-        manifest.units,
-        "public rows, each as a person with one record",
-        f" The pool does not say whose its rows are ({manifest.partition.group_column}), so this "
-        "assumes that nobody has several records near a query. Whoever does has spent theirs "
-        "sooner.",
-    )
-
-
-def lasts(found: NeighbourPlan, of: DescribedStandIns) -> str:
-    """Say what public rows foretell of a project of neighbours."""
+        return f"By people of the public rows, with all of these: {forecast}"
+    if found.group_column is None:
+        return f"By public rows, of one record each: {forecast}"
     return (
-        f"By {of.who}: some {found.votes:,.0f} vote on a query, on average "
-        f"over all, so the noise of one answer is {found.noise:.0%} of its votes; the allowance is "
-        f"{found.allowance:,}, and {found.retired:.0%} of the units will have spent theirs after "
-        f"{found.queries:,} queries.{of.but}"
+        f"By public rows, each as a person with one record: {forecast} The pool does not say "
+        f"whose its rows are ({found.group_column}), so this assumes that nobody has several "
+        "records near a query. Whoever does has spent theirs sooner."
     )
 
 
 def _show_fitted(found: Plan, rows: int) -> None:
     """Print what the noise of counts is worth once shares are fitted to public features."""
-    from terrine_server.planning.forecast import fitted_noise
+    from terrine_server.planning.first_project import fitted_noise
 
     sigma, n = float(str(found.chosen.spec["sigma"])), found.chosen.teachers
+    fitted = fitted_noise(rows, n, sigma, STUDENT_FEATURES)
     _say(
         f"noisy_votes answers each of {rows:,} rows with noisy counts. The noise of one row's "
-        f"share is {sigma / n:.1%} of the {n:,} teachers; of shares that are fitted to {FEATURES} "
-        f"features over all rows, {fitted_noise(rows, n, sigma, FEATURES):.2%}, however many rows: "
-        "compare it with how far the votes of the classes lie apart."
+        f"share is {sigma / n:.1%} of the {n:,} teachers; of shares that are fitted to "
+        f"{STUDENT_FEATURES} features over all rows, {fitted:.2%}, however many rows: compare it "
+        "with how far the votes of the classes lie apart."
     )
 
 
@@ -234,297 +197,7 @@ def _say(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """What the command line says about the data."""
-
-    public: Path
-    label: str | None
-    group: str | None
-    columns: str | None
-    classes: str | None
-    images: str | None
-    ignore: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    bins: str | None = None
-
-    @property
-    def table(self) -> list[object]:
-        """The options that say what is in a table."""
-        named = {"--label": self.label, "--group": self.group, "--columns": self.columns}
-        named["--bins"] = self.bins
-        ignored = [word for name in self.ignore for word in ("--ignore", name)]
-        kept = [word for name in self.keep for word in ("--keep", name)]
-        return [*_options(named), *ignored, *kept]
-
-    @property
-    def formats(self) -> list[object]:
-        """The options that say how arrays and pictures are read."""
-        return _options({"--classes": self.classes, "--images": self.images})
-
-    def proposed(self, note: Say) -> SchemaProposal:
-        """Propose a schema for a table."""
-        from terrine_models.tables.roles import propose_schema
-
-        if self.images:
-            fail("--images is for folders of pictures; a table has a schema.")
-        if self.label is None:
-            fail("Which column is to be predicted? Name it with --label.")
-        with stages_bar(console, f"Reading {self.public.name}") as (progress,):
-            return propose_schema(
-                self.public,
-                label=self.label,
-                classes=class_names(self.classes),
-                bins=edges(self.bins),
-                group=self.group,
-                columns=split(self.columns),
-                ignore=self.ignore,
-                keep=self.keep,
-                note=note,
-                progress=progress,
-            )
-
-    def check_no_table(self) -> None:
-        """Refuse what is for tables alone."""
-        if self.table:
-            fail("--label, --bins, --group, --columns, --ignore and --keep are for tables.")
-
-
-Label = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
-]
-Bins = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B,…",
-        help="Of a table: cut the numbers of the column to predict into classes, at these edges, "
-        "all of it public: 100,250 makes three.",
-    ),
-]
-Group = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COLUMN", help="Of a table: the column that names whose a row is, if several."
-    ),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(metavar="A,B,…", help="Names of the columns of CSV files without a header."),
-]
-
-
-def _options(given: dict[str, str | None]) -> list[object]:
-    return [word for option, value in given.items() if value for word in (option, value)]
-
-
-def chosen(
-    setting: Setting, pool: PublicData, labelled: Dataset | None, like: Dataset
-) -> ForecastChoice:
-    """Choose how records are asked, from public rows. `like`: data with the private ones' kind."""
-    import numpy as np
-
-    from terrine_models.data.arrays import Dataset
-    from terrine_server.owner.ways import choose_way
-
-    sample = labelled
-    if sample is None:
-        unknown = np.zeros(len(pool.inputs), np.int64)
-        sample = Dataset(pool.inputs, unknown, like.classes, like.spec)
-    with console.status("Simulating each way on public rows"):
-        return choose_way(
-            setting, sample, pool, labelled=labelled is not None, people=like.groups is not None
-        )
-
-
-def way(first: FirstProject, unit: str) -> str:
-    """Say how the records are asked, which are those of so many `unit`, in the plural."""
-    noise = f"Random noise (σ = {first.sigma:g}) is added to the number of votes of each class."
-    if first.neighbours is not None:
-        return (
-            f"neighbours: the {unit} most similar to the row that is asked about vote, some "
-            f"{first.neighbours.near:,} of them. {noise} Each has a budget of its own, and stops "
-            f"voting when that is spent: {first.neighbours.retired:.0%} of them by the end."
-        )
-    teachers = (
-        f"{first.teachers:,} teachers: models, each trained on {first.units // first.teachers} or "
-        f"more {unit} that no other is trained on."
-    )
-    if first.confident is not None:
-        threshold = int(str(first.confident["threshold"])) / first.teachers
-        return (
-            f"{teachers} Where about {threshold:.0%} of them agree, by a count with noise, the "
-            "answer is their class, and else nothing."
-        )
-    return f"{teachers} {noise}"
-
-
-def why(made: ForecastChoice) -> str:
-    """Say why it is this way and no other."""
-    _, *others = made.ways
-    if made.forecast is None:
-        return f"Its votes have less noise than those of {_and(others)}; no way could be tried out."
-    said = []
-    if worse := [each for each in others if each.worse]:
-        said.append(f"clearly better than those of {_and(worse)}")
-    if alike := [each for each in others if not each.worse]:
-        said.append(f"about as good as those of {_and(alike)}")
-    measure = "balanced accuracy" if made.forecast.auc is None else "AUC"
-    return f"In trials on public rows its students were {', and '.join(said)} (by {measure})."
-
-
-def buys(made: ForecastChoice, labelled: Dataset | None) -> str:
-    """Say what is certain, and what else the project should buy."""
-    import numpy as np
-
-    from terrine_server.owner.ways import DRAWS
-
-    certain, found = f"for certain, {bought(made.first)}", made.forecast
-    if labelled is None:
-        return (
-            f"{certain}. How good a student becomes cannot be said: that would take labels of "
-            "public rows. A trial on private ones would tell something about them."
-        )
-    if found is None:
-        return (
-            f"{certain}. How good a student becomes cannot be said: {len(labelled):,} labelled "
-            "public rows are too few for a trial."
-        )
-    said = (
-        f"{certain}. In {DRAWS} trials on public rows, of which {found.stand_ins:,} stood in for "
-        f"private ones, students were right on {_percent(found.accuracy)}, balanced accuracy "
-        f"{_percent(found.balanced_accuracy)} (the average over the classes; a guess has "
-        f"{found.chance:.0%}). Expect the same if the private rows are like the public ones."
-    )
-    if found.useless:
-        ranked = ""
-        if found.auc is not None and found.above_chance:
-            ranked = f" They rank rows with an AUC of {found.auc[0]:.2f} to {found.auc[1]:.2f}."
-        return f"{said} That is next to nothing: more records or a larger ε would help.{ranked}"
-    largest = float(np.bincount(labelled.labels).max() / len(labelled))
-    if len(labelled.classes) == 2 and found.accuracy[1] < largest:
-        said += (
-            f" Always predicting the larger class would be right more often ({largest:.1%}), but "
-            "would never find the other. Who prefers accuracy trains with --threshold accuracy."
-        )
-    return said
-
-
-def check_above_chance(made: ForecastChoice, schema: Path | None, *, anyway: bool) -> None:
-    """Refuse a project whose simulated students are no better than a guess."""
-    found, first = made.forecast, made.first
-    if anyway or found is None or found.above_chance:
-        return
-    said = (
-        "Stopped before anything was made of the records, or spent: the simulated students are "
-        f"no better than chance, by whatever way the records are asked. Those of the best, "
-        f"{_named(first)}, have a balanced accuracy of {_percent(found.balanced_accuracy)}; a "
-        f"guess has {found.chance:.1%}."
-    )
-    if found.auc is not None:
-        said += f" Their AUC is {found.auc[0]:.2f} to {found.auc[1]:.2f}; that of a guess is 0.50."
-    if made.truth is not None and not made.truth.above_chance:
-        said += (
-            " Even the true labels of the same public rows teach no more: what is known of a row "
-            "may not tell its class."
-        )
-    fewer = "inputs of fewer features"
-    if schema is not None:
-        fewer = f'fewer columns (those that tell little get the role "ignored" in {schema})'
-    said += (
-        f" What would help: more people than these {first.units:,}; a larger ε than "
-        f"{first.epsilon:g}; {fewer}; or teachers that you have already (`terrine ensemble "
-        "import`)."
-    )
-    fail(f"{said} To open it all the same, add --anyway.")
-
-
-def bought(first: FirstProject) -> str:
-    """Say what a project buys, whatever teachers say."""
-    from terrine_server.privacy import Account
-
-    if first.confident is None:
-        said = f"noisy votes on all {first.rows:,} different public rows"
-        if first.neighbours is not None:
-            said += " (an empty one, and free, where all similar records have stopped voting)"
-        return said
-    queries = min(first.rows, first.terms.affordable(Account()))
-    return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
-
-
-def show_plan(made: ForecastChoice, labelled: Dataset, given: DataOptions) -> None:
-    """Print or write what each way would come to, and the command that opens the best."""
-    first = made.first
-    words = ["quickstart", "PRIVATE", "--public", given.public, *given.table, *given.formats]
-    command = command_text(*words, "--epsilon", f"{first.epsilon:g}")
-    if as_json():
-        ways = [
-            {"way": each.first.way, "mechanism": each.first.spec, **asdict(each)}
-            for each in made.ways
-        ]
-        print_json({"command": command, "ways": ways, "true_labels": made.truth})
-        return
-    unit = "records" if labelled.groups is None else "people, with all their records"
-    _say_as_is(
-        f"What ε = {first.epsilon:g}, δ = {first.delta:g} buys of {first.units:,} private {unit}, "
-        f"if they are like the {len(labelled):,} public rows ({first.rows:,} different ones)."
-    )
-    if made.forecast is not None:
-        show_ways(made, labelled)
-    _say_as_is(f"First: {way(first, unit)} {why(made)}")
-    _say_as_is(f"It buys {buys(made, labelled)}")
-    _say_as_is(f"To open it, with its questions:\n  {command}")
-    _say_as_is(
-        "Of labels that are used one by one, right answers count: terrine plan --teachers N."
-    )
-
-
-def show_ways(made: ForecastChoice, labelled: Dataset) -> None:
-    """Print what students would be by each way, and what there is to compare with."""
-    import numpy as np
-
-    measures = ["right on", "balanced accuracy", *(["AUC"] if len(labelled.classes) == 2 else [])]
-    table = Table("students of", *measures)
-    for each in made.ways:
-        name = _named(each.first)
-        _row(table, f"[bold]{name}[/]" if each is made.ways[0] else name, each.forecast)
-    _row(table, "(true labels of the same rows)", made.truth)
-    counts = np.bincount(labelled.labels)
-    table.add_row(
-        "(the largest class alone)",
-        f"{counts.max() / len(labelled):.1%}",
-        f"{1 / np.count_nonzero(counts):.1%}",
-        *(["0.50"] if len(labelled.classes) == 2 else []),
-    )
-    console.print(table)
-
-
-def _row(table: Table, name: str, found: StudentForecast | None) -> None:
-    if found is not None:
-        ranked = [] if found.auc is None else [f"{found.auc[0]:.2f} to {found.auc[1]:.2f}"]
-        table.add_row(name, _percent(found.accuracy), _percent(found.balanced_accuracy), *ranked)
-
-
-def _named(first: FirstProject) -> str:
-    """Name the way, with the number of teachers that are trained."""
-    return first.way if first.neighbours else f"{first.way} ({first.teachers:,})"
-
-
-def _percent(between: tuple[float, float]) -> str:
-    return f"{between[0]:.1%} to {between[1]:.1%}"
-
-
-def _and(ways: Sequence[ForecastOption]) -> str:
-    return " and of ".join(each.first.way for each in ways)
-
-
-def _say_as_is(text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-LARGEST_COUNT = 2**53
+MAX_COUNT = 2**53
 """Votes for a class: floating point has every whole number up to it."""
 
 
@@ -564,7 +237,7 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
     import numpy as np
 
     from terrine_models.data.arrays import read_arrays
-    from terrine_server.planning.forecast import Votes
+    from terrine_server.planning.consensus import Votes
 
     arrays = read_arrays(path)
     if not isinstance(arrays, dict):
@@ -582,8 +255,8 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
             f"{path}: counts must be [queries, classes], a row for each query; found shape "
             f"{list(counts.shape)}."
         )
-    if counts.dtype.kind == "f" and np.abs(counts).max() > LARGEST_COUNT:
-        fail(f"{path}: a count is larger than {LARGEST_COUNT:,}.")
+    if counts.dtype.kind == "f" and np.abs(counts).max() > MAX_COUNT:
+        fail(f"{path}: a count is larger than {MAX_COUNT:,}.")
     counts = counts.astype(np.int64)
     down, across = counts.sum(axis=0), counts.sum(axis=1)
     if np.ptp(across) and not np.ptp(down):
@@ -646,8 +319,7 @@ def evaluate(
     """
     import numpy as np
 
-    from terrine_models.teachers.ensemble import Ensemble
-    from terrine_models.teachers.preview import Agreement
+    from terrine_models.teachers.ensemble import Agreement, Ensemble
     from terrine_protocol.files import replacing
 
     check_origin(trained_on, "--trained-on")
@@ -722,8 +394,18 @@ def _share_as_text(share: float | None) -> str:
     return "–" if share is None else f"{share:.2%}"
 
 
-ROWS, CLASSES = 10_000, 10
-"""Public rows that are asked, and classes, if nothing is said."""
+MOVED_TO_QUICKSTART = (
+    "--public",
+    "--units",
+    "--label",
+    "--bins",
+    "--group",
+    "--columns",
+    "--images",
+)
+DEFAULT_ROWS = 10_000
+"""Public rows that are asked."""
+DEFAULT_CLASSES = 10
 
 
 @with_json
@@ -736,34 +418,12 @@ def plan(
             "searched for. Without one, the best plans of all are compared.",
         ),
     ] = None,
-    public: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="POOL",
-            help="For a model: public data, on all of which students will ask. With labels, they "
-            "foretell the student of each way.",
-        ),
-    ] = None,
-    units: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --public: private records, or people, that there are."),
-    ] = None,
-    label: Label = None,
-    bins: Bins = None,
-    group: Group = None,
-    columns: Columns = None,
     classes: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|A,B,…", help="Number of classes, or their names. Default: 10; --label's."
-        ),
+        typer.Option(metavar="N|A,B,…", help="Number of classes, or their names. Default: 10."),
     ] = None,
-    images: reading.Images = None,
     epsilon: Annotated[float, typer.Option(help="ε that may be spent.")] = 1.0,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="δ; below 1 / training records. Default: 1e-5; with --units, by these."),
-    ] = None,
+    delta: Annotated[float, typer.Option(help="δ; below 1 / training records.")] = 1e-5,
     teachers: Annotated[
         str | None,
         typer.Option(metavar="N,…", help="Number of teachers; several to compare ensembles."),
@@ -797,20 +457,19 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="For neighbours: the ensemble whose public rows foretell how long people last.",
+            help="For neighbours: the ensemble whose public rows forecast how long people vote.",
         ),
     ] = None,
+    moved: Annotated[str | None, typer.Option(*MOVED_TO_QUICKSTART, hidden=True)] = None,
 ) -> None:
-    """Plan a project: what will a student be, or how many answers are right, for which ε?
+    """Plan a project: how many answers are right, for which ε?
 
-    Nothing is spent and no teacher votes. For a model, give --public and --units: students of
-    public stand-ins are simulated. Of labels that are used one by one, right answers count: votes
-    are generated from levels of consensus, or read from a file and were cast by teachers trained on
-    public or synthetic data.
+    Nothing is spent and no teacher votes. Right answers count, of labels that are used one by one:
+    votes are generated from levels of consensus, or read from a file and were cast by teachers
+    trained on public or synthetic data. What a student will be, labelled public rows forecast:
+    `terrine quickstart --dry-run`.
 
     [bold]Examples[/bold]
-
-      terrine plan --public census-sample.csv --label income --units 32000
 
       terrine plan --teachers 1000 --epsilon 1 --consensus 0.95:6,0.8:3,0.5:1
 
@@ -820,22 +479,13 @@ def plan(
 
       terrine plan neighbours --ensemble digits --rows 8000 --epsilon 0.3
     """
-    if public is not None:
-        if units is None:
-            fail("How many private records, or people, are there? Say it with --units.")
-        if mechanism or delta or teachers or votes or votes_are or rows or ensemble:
-            fail(
-                "--public takes what `terrine quickstart` takes: no MECHANISM and no number but "
-                "--units and --epsilon, and for labels one by one --consensus."
-            )
-        given = DataOptions(public, label, group, columns, classes, images, bins=bins)
-        _for_a_model(given, units, epsilon, consensus)
-        return
-    if units or label or bins or group or columns or images:
-        fail("--units, --label, --bins, --group, --columns and --images go with --public.")
-    delta = 1e-5 if delta is None else delta
+    if moved is not None:
+        fail(
+            f"{', '.join(MOVED_TO_QUICKSTART)} are options of `terrine quickstart --dry-run`, "
+            "which forecasts what a student will be."
+        )
     if mechanism == "neighbours":
-        _neighbours(ensemble, rows or ROWS, epsilon, delta)
+        _plan_neighbours(ensemble, rows or DEFAULT_ROWS, epsilon, delta)
         return
     if ensemble is not None:
         fail("--ensemble goes with neighbours alone. Other plans take --teachers.")
@@ -844,60 +494,17 @@ def plan(
     ensembles = _ensembles(_sizes(teachers), _how_many(classes), consensus, votes, votes_are)
     origin = "assumed" if votes_are is None else votes_are.value
     if mechanism is None:
-        _compared(ensembles, epsilon, delta, origin)
+        _compare(ensembles, epsilon, delta, origin)
         return
-    rows = rows or ROWS
-    found = _one(mechanism, ensembles, epsilon, delta, rows)
+    rows = rows or DEFAULT_ROWS
+    found = _plan_one(mechanism, ensembles, epsilon, delta, rows)
     if as_json():
         print_json(document(found, origin))
     else:
-        show_plan_of_mechanism(found, rows)
+        show_plan(found, rows)
 
 
-def _for_a_model(given: DataOptions, units: int, epsilon: float, consensus: str) -> None:
-    """Rank the ways to ask by what students will be; without public labels, mechanisms."""
-    from terrine_models.data.arrays import DataError, distinct
-    from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import is_table
-    from terrine_server.planning.first_project import Setting, delta_for, teachers_for
-    from terrine_server.planning.forecast import Consensus, Votes
-
-    if not given.public.exists():
-        fail(f"There is no {given.public}.")
-    note = reading.note_aside if as_json() else reading.note
-    schema = given.proposed(note).schema if is_table(given.public) else None
-    try:
-        if schema is not None:
-            data = reading.labelled_rows(given.public, schema, note)
-        else:
-            given.check_no_table()
-            data, _, _ = reading.load_array_data(
-                given.public, reading.Arrays(given.public, given.classes, given.images)
-            )
-    except DataError as error:
-        note(
-            f"What students will be cannot be foreseen without public labels: {error} Below, "
-            "mechanisms are ranked by right answers, if teachers agree as --consensus says."
-        )
-        if schema is None:
-            many = _how_many(given.classes)
-        else:
-            many = sum(len(each.values or ()) for each in schema.columns if each.role == "label")
-        levels, teachers = Consensus.parse(consensus), teachers_for(units, many)
-        known = Votes.synthetic(levels, teachers=teachers, classes=many)
-        _compared([known], epsilon, delta_for(units), "assumed")
-        return
-    setting = Setting.of(
-        units=units,
-        rows=int(distinct(data.inputs).max()) + 1,
-        classes=len(data.classes),
-        epsilon=epsilon,
-    )
-    pool = PublicData.declare(given.public.name, data.inputs, labels=data.labels)
-    show_plan(chosen(setting, pool, data, data), data, given)
-
-
-def _compared(ensembles: list[Votes], epsilon: float, delta: float, origin: str) -> None:
+def _compare(ensembles: list[Votes], epsilon: float, delta: float, origin: str) -> None:
     """Rank mechanisms by right answers, for labels that are used one by one."""
     from terrine_server.planning.plan import compare
 
@@ -911,7 +518,7 @@ def _compared(ensembles: list[Votes], epsilon: float, delta: float, origin: str)
 def _ensembles(
     sizes: list[int], classes: int, consensus: str, votes: Path | None, votes_are: VoteSource | None
 ) -> list[Votes]:
-    from terrine_server.planning.forecast import Consensus, Votes
+    from terrine_server.planning.consensus import Consensus, Votes
 
     if votes is not None:
         check_origin(votes_are, "--votes-are")
@@ -924,9 +531,9 @@ def _ensembles(
     return [Votes.synthetic(levels, teachers=n, classes=classes) for n in sizes]
 
 
-def _one(text: str, ensembles: list[Votes], epsilon: float, delta: float, rows: int) -> Plan:
+def _plan_one(text: str, ensembles: list[Votes], epsilon: float, delta: float, rows: int) -> Plan:
     """Return the plan of one mechanism, with the parameters that are stated."""
-    from terrine_server.planning.opening import EXPECTED_STUDENT
+    from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY
     from terrine_server.planning.plan import plan as make_plan
     from terrine_server.planning.plan import plan_counts
 
@@ -936,36 +543,43 @@ def _one(text: str, ensembles: list[Votes], epsilon: float, delta: float, rows: 
     if name == "noisy_votes" and not stated:
         return plan_counts(ensembles, epsilon=epsilon, delta=delta, rows=rows)
     if name == "interactive_gnmax":
-        ensembles = [each.with_student(EXPECTED_STUDENT) for each in ensembles]
+        ensembles = [each.with_student(EXPECTED_STUDENT_ACCURACY) for each in ensembles]
     values = {parameter: [float(value)] for parameter, value in stated.items()}
     return make_plan(name, ensembles, epsilon=epsilon, delta=delta, grid=lambda _: values)
 
 
-def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> None:
+def _plan_neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> None:
     """Plan for the units of an ensemble, by its public rows alone."""
-    from terrine_server.owner.ways import neighbours_of
-    from terrine_server.planning.first_project import plan_neighbours
+    from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
+    from terrine_server.planning.first_project import default_near, plan_neighbours
 
     if name is None:
         fail("Which people are near depends on the data: name their ensemble with --ensemble.")
-    manifest, found = neighbours_of(ensemble_directory(name))
-    planned = plan_neighbours(
-        found.spent,
-        units=manifest.units,
-        near=max(1, round(found.near)),
-        queries=rows,
-        epsilon=epsilon,
-        delta=delta,
+    by = forecast_from_public(NeighbourEnsemble.load(ensemble_directory(name)))
+    found = plan_neighbours(
+        by.spent, units=by.units, near=by.near, queries=rows, epsilon=epsilon, delta=delta
     )
     if as_json():
-        print_json(asdict(planned))
-    else:
-        show_lasting(planned, name, stand_ins(manifest, found), epsilon, delta)
+        print_json(asdict(found))
+        return
+    _say(
+        f"[bold]neighbours: σ = {found.sigma:g}[/] for {rows:,} public rows, each asked once, at "
+        f"ε = {epsilon:g}, δ = {delta:g}."
+    )
+    _say(retirement_forecast(found, by))
+    suited = default_near(by.units, rows, epsilon, delta)
+    if not 0.5 <= suited / found.near <= 2:
+        _say(f"For this, --near {suited:,} would suit: `terrine neighbours build`.")
+    spec = {"name": "neighbours", "sigma": found.sigma, "queries": rows}
+    _say(
+        f"To open the project:\n  terrine project open NAME --ensemble {name} --mechanism "
+        f"{mechanism_text(spec)} --epsilon {epsilon:g} --delta {delta:g}"
+    )
 
 
 def _how_many(classes: str | None) -> int:
     names = reading.class_names(classes)
-    return CLASSES if names is None else len(names)
+    return DEFAULT_CLASSES if names is None else len(names)
 
 
 def _sizes(text: str | None) -> list[int]:

@@ -25,6 +25,7 @@ from terrine_server.cli.console import (
 if TYPE_CHECKING:
     from terrine_protocol import ApprovalInfo, ProjectInfo
     from terrine_server.ledger import ProjectRecord
+    from terrine_server.privacy.budget import Allowance
     from terrine_server.settings import Settings
 
 
@@ -48,12 +49,12 @@ def open_project(request: ProjectOpen) -> None:
           --mechanism confident_gnmax:threshold=600,sigma1=200,sigma2=120
     """
     from terrine_server.owner.operations import open_project
-    from terrine_server.planning.opening import too_few
+    from terrine_server.planning.opening import small_budget_warning
     from terrine_server.settings import Settings
 
     settings = Settings()
     record = open_project(opened_ledger(), request)
-    warning = too_few(record.terms, len(record.ensemble.facts.classes))
+    warning = small_budget_warning(record.terms, len(record.ensemble.facts.classes))
     info = _infos(settings, [record])[0].model_copy(update={"warning": warning})
     output(info, _for_people(record))
     if as_json():
@@ -61,35 +62,30 @@ def open_project(request: ProjectOpen) -> None:
     if warning is not None:
         errors.print(f"[bold yellow]Warning:[/] {warning}", soft_wrap=True)
     if record.terms.allowance is not None:
-        _say_how_long_units_last(settings, record)
+        _show_retirement(settings, record, record.terms.allowance)
     console.print(
         f"Opened. Next: terrine token create --role student --project {record.name}",
         soft_wrap=True,
     )
 
 
-def _say_how_long_units_last(settings: Settings, record: ProjectRecord) -> None:
-    from terrine_server.cli.plan import lasts, stand_ins
-    from terrine_server.owner.ways import neighbours_of
+def _show_retirement(settings: Settings, record: ProjectRecord, allowance: Allowance) -> None:
+    from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
+    from terrine_server.cli.plan import retirement_forecast
     from terrine_server.planning.first_project import forecast_neighbours
 
-    allowance = record.terms.allowance
-    if allowance is None:
-        return
-    directory = settings.data_dir / record.ensemble.current.path
-    manifest, found = neighbours_of(directory, allowance.norm)
-    lasting = forecast_neighbours(
-        found.spent,
-        units=manifest.units,
-        near=max(1, round(found.near)),
+    ensemble = NeighbourEnsemble.load(settings.data_dir / record.ensemble.current.path)
+    by = forecast_from_public(ensemble, allowance.norm)
+    found = forecast_neighbours(
+        by.spent,
+        units=by.units,
+        near=by.near,
         sigma=allowance.sigma,
         queries=allowance.queries,
         allowed=allowance.most,
         norm=allowance.norm,
     )
-    console.print(
-        lasts(lasting, stand_ins(manifest, found)), soft_wrap=True, markup=False, highlight=False
-    )
+    _say(retirement_forecast(found, by))
 
 
 @app.command("list")

@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 from terrine_protocol.base import normalize
-from terrine_server.cli import ensemble, plan, reading, serve
-from terrine_server.cli.console import command_text, console, fail
-from terrine_server.cli.plan import DataOptions
-from terrine_server.progress import teachers_bar
+from terrine_server.cli import ensemble, reading, serve
+from terrine_server.cli.console import (
+    as_json,
+    command_text,
+    console,
+    fail,
+    mechanism_text,
+    print_json,
+    with_json,
+)
+from terrine_server.progress import stages_bar, teachers_bar
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
@@ -24,61 +34,129 @@ if TYPE_CHECKING:
     from terrine_models.tables.roles import SchemaProposal
     from terrine_protocol import EnsembleRegister, ProjectOpen
     from terrine_server.ledger import Ledger, PopulationRecord, ProjectRecord
-    from terrine_server.owner.ways import ForecastChoice
     from terrine_server.planning.first_project import FirstProject
+    from terrine_server.planning.forecast import Forecast, Option, StudentForecast
     from terrine_server.settings import Settings
+
 
 LABEL = "quickstart"
 """Of the token, for the owner's records."""
-NOTES = 6
+MAX_NOTES = 6
 """Lines that are printed below the first five, unless all are wanted."""
 
 
-class _Said:
-    """What is said besides the five lines: what was noticed, below them, and details if wanted."""
+class _Notes:
+    """What is printed besides the five lines: notes below them, and details if wanted."""
 
     def __init__(self, *, verbose: bool) -> None:
         self.verbose = verbose
-        self.noticed: list[str] = []
+        self.notes: list[str] = []
 
-    def notice(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Keep what the owner should know, until the five lines are printed."""
-        self.noticed.append(text)
+        self.notes.append(text)
 
     def detail(self, text: str) -> None:
         """Print what only some want to know."""
         if self.verbose:
             _say(text)
 
-    def show_noticed(self) -> None:
+    def show_notes(self) -> None:
         """Print what was kept."""
-        shown = self.noticed if self.verbose else self.noticed[:NOTES]
+        shown = self.notes if self.verbose else self.notes[:MAX_NOTES]
         for text in shown:
             _say(f"- {text}")
-        if more := len(self.noticed) - len(shown):
+        if more := len(self.notes) - len(shown):
             _say(f"- {more} more: --verbose shows all.")
-        self.noticed = []
+        self.notes = []
 
 
+@dataclass(frozen=True)
+class DataOptions:
+    """What the command line says about the data."""
+
+    public: Path
+    label: str | None
+    group: str | None
+    columns: str | None
+    classes: str | None
+    images: str | None
+    bins: str | None
+    ignore: tuple[str, ...]
+    keep: tuple[str, ...]
+
+    @property
+    def table(self) -> list[object]:
+        """The options that say what is in a table."""
+        named = {"--label": self.label, "--group": self.group, "--columns": self.columns}
+        named["--bins"] = self.bins
+        ignored = [word for name in self.ignore for word in ("--ignore", name)]
+        kept = [word for name in self.keep for word in ("--keep", name)]
+        return [*_options(named), *ignored, *kept]
+
+    @property
+    def formats(self) -> list[object]:
+        """The options that say how arrays and pictures are read."""
+        return _options({"--classes": self.classes, "--images": self.images})
+
+    def propose_schema(self, note: Callable[[str], None]) -> SchemaProposal:
+        """Propose a schema for a table."""
+        from terrine_models.tables.roles import propose_schema
+
+        if self.images:
+            fail("--images is for folders of pictures; a table has a schema.")
+        if self.label is None:
+            fail("Which column is to be predicted? Name it with --label.")
+        with stages_bar(console, f"Reading {self.public.name}") as (progress,):
+            return propose_schema(
+                self.public,
+                label=self.label,
+                classes=reading.class_names(self.classes),
+                bins=reading.edges(self.bins),
+                group=self.group,
+                columns=reading.split(self.columns),
+                ignore=self.ignore,
+                keep=self.keep,
+                note=note,
+                progress=progress,
+            )
+
+
+def _options(given: dict[str, str | None]) -> list[object]:
+    return [word for option, value in given.items() if value for word in (option, value)]
+
+
+@with_json
 def quickstart(
     private: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="PRIVATE", help="Private records, in a format that `ensemble train` reads."
         ),
-    ],
+    ] = None,
+    *,
     public: Annotated[
         Path,
         typer.Option(
             metavar="POOL",
             help="Public data, on all of which students will ask: rows of the same kind. With "
-            "labels, they foretell what the project buys.",
+            "labels, they forecast what the project buys.",
         ),
     ],
-    label: plan.Label = None,
-    bins: plan.Bins = None,
-    group: plan.Group = None,
-    columns: plan.Columns = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
+    ] = None,
+    bins: reading.Bins = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Of a table: the column that names whose a row is, if several."
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Names of the columns of CSV files without a header."),
+    ] = None,
     ignore: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Of a table: a column to leave out. May be repeated."),
@@ -121,11 +199,23 @@ def quickstart(
             "--anyway", help="Go on although simulated students are no better than chance."
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Say what it would buy; ask nothing, make nothing, spend nothing."
+        ),
+    ] = False,
+    units: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --dry-run, in place of PRIVATE: how many records, or people, it has."
+        ),
+    ] = None,
     verbose: Annotated[
         bool,
         typer.Option(
             "--verbose",
-            help="Say more: why each column is read as it is, what each way to ask would buy, and "
+            help="Say more: why each column is read as it is, what each option would buy, and "
             "the commands that do the same step by step.",
         ),
     ] = False,
@@ -142,6 +232,8 @@ def quickstart(
       terrine quickstart patients.csv --public census-sample.csv --label income
 
       terrine quickstart scans.npz --public pool.npz --classes benign,malignant --epsilon 0.5
+
+      terrine quickstart --dry-run --units 32000 --public census-sample.csv --label income
     """
     from terrine_protocol import EnsembleRegister
     from terrine_server.errors import NotFound
@@ -149,27 +241,36 @@ def quickstart(
     from terrine_server.privacy.parameters import check_epsilon
     from terrine_server.settings import Settings
 
-    if not yes and not sys.stdin.isatty():
+    if (units is not None) != (private is None) or (private is None and not dry_run):
+        fail("Name the private records; or give --dry-run, and with --units how many there are.")
+    if as_json() and not dry_run:
+        fail("--json goes with --dry-run.")
+    if not (yes or dry_run) and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
     roles = tuple(ignore or ()), tuple(keep or ())
-    given = DataOptions(public, label, group, columns, classes, images, *roles, bins)
+    given = DataOptions(public, label, group, columns, classes, images, bins, *roles)
     for path in (private, public):
-        if not path.exists():
+        if path is not None and not path.exists():
             fail(f"There is no {path}.")
-    name = _name(private) if name is None else name
+    name = _ensemble_name(private or public) if name is None else name
     check_epsilon(epsilon)
     # Before anything is made.
     register = EnsembleRegister(name=name, population=population, disjoint=disjoint)
-    settings, said = Settings(), _Said(verbose=verbose)
+    settings, log = Settings(), _Notes(verbose=verbose)
+    if dry_run:
+        _dry_run(private, units, given, settings, register, epsilon, log, anyway=anyway)
+        return
+    if private is None:
+        raise RuntimeError("there are no private records")
     if not settings.data_dir.exists():
-        said.notice(f"New: {settings.data_dir}, with the ledger and its secret key.")
-    serve.prepare(settings, said.detail)
+        log.note(f"New: {settings.data_dir}, with the ledger and its secret key.")
+    serve.prepare(settings, log.detail)
     ledger = open_ledger(settings)
     try:
         record = ledger.project(name)
     except NotFound:
         record = _open(
-            private, given, ledger, settings, register, epsilon, said, yes=yes, anyway=anyway
+            private, given, ledger, settings, register, epsilon, log, yes=yes, anyway=anyway
         )
         _say(f"Project {name} is open.")
     else:
@@ -182,6 +283,133 @@ def quickstart(
     _finish(given, ledger, settings, record)
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The files, as a project would read them."""
+
+    like: Dataset
+    """The private records; public ones where a dry run has none."""
+    units: int
+    pool: PublicData
+    labelled: Dataset | None
+    schema: Path | None
+    rows_of_people: str
+    """That people have several rows, if none are named but a column seems to name them."""
+
+
+def _dry_run(
+    private: Path | None,
+    units: int | None,
+    given: DataOptions,
+    settings: Settings,
+    register: EnsembleRegister,
+    epsilon: float,
+    log: _Notes,
+    *,
+    anyway: bool,
+) -> None:
+    """Say what the project would buy, and what would open it."""
+    from terrine_server.owner.operations import open_ledger
+
+    joined = ledger = None
+    if private is not None and settings.secret_key_path.exists():
+        ledger = open_ledger(settings)
+        _, joined = _find_population(ledger, register)
+    with TemporaryDirectory() as scratch:
+        kept = _schema_file(settings, register.name)
+        out = kept if private is not None and kept.exists() else Path(scratch) / kept.name
+        if private is None:
+            rows, given = _read_public(units or 0, given, out, log)
+        else:
+            rows, given = _read(private, given, out, log, yes=True)
+        forecast = _forecast(rows, epsilon, joined)
+    if ledger is not None and joined is not None:
+        by_person = rows.like.groups is not None
+        _check_joining(ledger, register.name, joined, forecast.first, by_person=by_person)
+    words = ["quickstart", private or "PRIVATE", "--public", given.public]
+    command = command_text(*words, *given.table, *given.formats, "--epsilon", f"{epsilon:g}")
+    if as_json():
+        options = [
+            {"way": each.first.option, "mechanism": each.first.spec, **asdict(each)}
+            for each in forecast.options
+        ]
+        print_json({"command": command, "ways": options, "true_labels": forecast.truth})
+    else:
+        _show_forecast(forecast, rows, joined, log)
+        _say(f"Nothing was made or spent. To open it, with its questions:\n  {command}")
+    _check_above_chance(forecast, None, anyway=anyway)
+
+
+def _read_public(
+    units: int, given: DataOptions, out: Path, log: _Notes
+) -> tuple[_Rows, DataOptions]:
+    """Read labelled public rows, in place of private ones too, of which there are so many units."""
+    from terrine_models.data.arrays import DataError
+    from terrine_models.features.maps import PublicData
+    from terrine_models.tables.loading import read_schema
+
+    schema, given = _find_schema(given.public, given, out, log, yes=True)
+    try:
+        if schema is not None:
+            data = reading.labelled_rows(given.public, read_schema(schema), log.note)
+        else:
+            arrays = reading.Arrays(given.public, given.classes, given.images)
+            data, _, _ = reading.load_array_data(given.public, arrays)
+    except DataError as error:
+        fail(
+            f"What a student will be cannot be forecast without public labels: {error} With "
+            "PRIVATE in place of --units, this says what is certain. `terrine plan` ranks "
+            "mechanisms by right answers, if teachers agree as its --consensus says."
+        )
+    pool = PublicData.declare(given.public.name, data.inputs, labels=data.labels)
+    return _Rows(data, units, pool, data, schema, ""), given
+
+
+def _read(
+    private: Path, given: DataOptions, out: Path, log: _Notes, *, yes: bool
+) -> tuple[_Rows, DataOptions]:
+    """Read private and public records. `out`: the schema of a table, made if there is none."""
+    from terrine_models.teachers.shards import unit_count
+
+    schema, given = _find_schema(private, given, out, log, yes=yes)
+    read = list[str]()
+    records, pool, labelled = ensemble.loaded(
+        private, given.public, schema, None if schema else given.classes, given.images, read.append
+    )
+    log.notes += [ensemble.private_rows(pool, records), *read]
+    several = _rows_of_people(private, schema) if records.groups is None else ""
+    return _Rows(records, unit_count(records), pool, labelled, schema, several), given
+
+
+def _forecast(rows: _Rows, epsilon: float, joined: PopulationRecord | None) -> Forecast:
+    """Forecast what each way to ask the records would buy, from public rows."""
+    import numpy as np
+
+    from terrine_models.data.arrays import Dataset, distinct
+    from terrine_server.planning.first_project import Setting
+    from terrine_server.planning.forecast import compare_options
+
+    like, pool, sample = rows.like, rows.pool, rows.labelled
+    setting = Setting.of(
+        units=rows.units,
+        rows=int(distinct(pool.inputs).max()) + 1,
+        classes=len(like.classes),
+        epsilon=epsilon,
+        joined=None if joined is None else joined.limit,
+    )
+    if sample is None:
+        unknown = np.zeros(len(pool.inputs), np.int64)
+        sample = Dataset(pool.inputs, unknown, like.classes, like.spec)
+    with console.status("Simulating each option on public rows"):
+        return compare_options(
+            setting,
+            sample,
+            pool,
+            labelled=rows.labelled is not None,
+            people=like.groups is not None,
+        )
+
+
 def _open(
     data: Path,
     given: DataOptions,
@@ -189,37 +417,33 @@ def _open(
     settings: Settings,
     register: EnsembleRegister,
     epsilon: float,
-    said: _Said,
+    log: _Notes,
     *,
     yes: bool,
     anyway: bool,
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
-    from terrine_models.data.arrays import distinct
-    from terrine_models.teachers.shards import unit_count
     from terrine_protocol import ProjectOpen
     from terrine_server.ledger import DEFAULT_POPULATION
     from terrine_server.owner.operations import open_project, register_ensemble
-    from terrine_server.planning.first_project import Setting
 
     name = register.name
-    registered, joined = _population(ledger, register)
+    registered, joined = _find_population(ledger, register)
     directory = settings.ensembles_dir / name
-    read = list[str]()
-    schema, given = _schema(data, given, settings, name, said, yes=yes)
-    private, pool, labelled = ensemble.loaded(
-        data, given.public, schema, None if schema else given.classes, given.images, read.append
-    )
-    said.noticed += [ensemble.private_rows(pool, private), *read]
-    setting = Setting.of(
-        units=unit_count(private),
-        rows=int(distinct(pool.inputs).max()) + 1,
-        classes=len(private.classes),
-        epsilon=epsilon,
-        joined=None if joined is None else joined.limit,
-    )
-    chosen = plan.chosen(setting, pool, labelled, private)
-    first = chosen.first
+    schema = _schema_file(settings, name)
+    proposed = not schema.exists()
+    rows, given = _read(data, given, schema, log, yes=yes)
+    if rows.schema is not None and proposed:
+        log.notes.insert(
+            0,
+            f"{schema} says how the columns are read, and becomes public: names, ranges and "
+            f"categories, all taken from {given.public}. To change it, answer no below; then edit "
+            'it (a column to leave out has the role "ignored"), or remove it and use --ignore and '
+            "--keep; and run this again.",
+        )
+    private = rows.like
+    forecast = _forecast(rows, epsilon, joined)
+    first = forecast.first
     if joined is None:
         cap = {"epsilon": first.cap.epsilon, "delta": first.cap.delta, "rule": first.cap.rule.name}
         register = register.model_copy(update=cap)
@@ -228,16 +452,12 @@ def _open(
     opening = ProjectOpen(
         name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
     )
-    rows_of_people = _rows_of_people(data, schema) if private.groups is None else ""
-    _explain(private, labelled, chosen, joined, rows_of_people)
-    if labelled is not None and chosen.forecast is not None and said.verbose:
-        plan.show_ways(chosen, labelled)
-    said.show_noticed()
-    plan.check_above_chance(chosen, schema, anyway=anyway)
+    _show_forecast(forecast, rows, joined, log)
+    _check_above_chance(forecast, rows.schema, anyway=anyway)
     if directory.exists():
         _check_same(directory, private, first)
     else:
-        _made(private, pool, settings, directory, name, first, yes=yes)
+        _make_ensemble(private, rows.pool, settings, directory, name, first, yes=yes)
     if not registered:
         of = register.population or DEFAULT_POPULATION if joined is None else joined.name
         _ask(
@@ -249,12 +469,14 @@ def _open(
         )
         register_ensemble(ledger, settings, register)
     record = open_project(ledger, opening)
-    if said.verbose:
-        _by_hand(data, given, settings, schema, first, opening, register)
+    if log.verbose:
+        _show_commands(data, given, settings, rows.schema, first, opening, register)
     return record
 
 
-def _population(ledger: Ledger, register: EnsembleRegister) -> tuple[bool, PopulationRecord | None]:
+def _find_population(
+    ledger: Ledger, register: EnsembleRegister
+) -> tuple[bool, PopulationRecord | None]:
     """Return whether the ensemble is registered already, and the population that it joins.
 
     None if the population is new.
@@ -280,7 +502,7 @@ def _check_joining(
 ) -> None:
     """Refuse, before anything is made, what cannot be registered or opened under a cap."""
     from terrine_server.ledger import check_delta, check_unit
-    from terrine_server.owner.operations import describe_room
+    from terrine_server.owner.operations import suggest_room
 
     members = [each for each in ledger.ensembles() if each.population.id == joined.id]
     check_unit(name, joined.name, members, by_person=by_person)
@@ -294,11 +516,11 @@ def _check_joining(
         fail(
             f"The cap of the population {joined.name} (ε = {joined.epsilon:g}, "
             f"δ = {joined.delta:g}) has no room for a project of ε = {first.epsilon:g}. "
-            f"{describe_room(ledger, members[0], first.mechanism, terms)}"
+            f"{suggest_room(ledger, members[0], first.mechanism, terms)}"
         )
 
 
-def _made(
+def _make_ensemble(
     private: Dataset,
     pool: PublicData,
     settings: Settings,
@@ -313,8 +535,8 @@ def _made(
     from terrine_models.teachers.training import train_ensemble
     from terrine_server.owner.editions import records_key
 
-    lasting, key = first.neighbours, records_key(settings, make=True)
-    if lasting is not None:
+    plan, key = first.neighbours, records_key(settings, make=True)
+    if plan is not None:
         _ask(f"Copy the records, as points with labels, to {directory}?", yes)
         with console.status("Placing the records"):
             build(
@@ -322,7 +544,7 @@ def _made(
                 directory,
                 name=name,
                 public=pool,
-                settings=NeighbourSettings(near=lasting.near),
+                settings=NeighbourSettings(near=plan.near),
                 key=key,
             )
         return
@@ -339,10 +561,16 @@ def _made(
         )
 
 
-def _schema(
-    data: Path, given: DataOptions, settings: Settings, name: str, said: _Said, *, yes: bool
+def _schema_file(settings: Settings, name: str) -> Path:
+    beside = settings.data_dir.parent  # which a container may not write to
+    place = beside if os.access(beside, os.W_OK) else settings.data_dir
+    return place / f"{name}-schema.json"
+
+
+def _find_schema(
+    data: Path, given: DataOptions, out: Path, log: _Notes, *, yes: bool
 ) -> tuple[Path | None, DataOptions]:
-    """Return the schema of a table, which is proposed if there is none yet.
+    """Return the schema of a table, which is proposed, and written to `out`, if there is none yet.
 
     And the options, with the classes that were asked for, if the public rows have no labels.
     """
@@ -350,38 +578,31 @@ def _schema(
     from terrine_protocol.files import write_atomically
 
     if not is_table(data):
-        given.check_no_table()
+        if given.table:
+            fail("--label, --bins, --group, --columns, --ignore and --keep are for tables.")
         return None, given
-    beside = settings.data_dir.parent  # which a container may not write to
-    place = beside if os.access(beside, os.W_OK) else settings.data_dir
-    out = place / f"{name}-schema.json"
     if out.exists():
-        said.notice(f"The schema is {out}. To have another proposed, remove it.")
-        return out, _as_in_schema(given, out)
+        log.note(f"The schema is {out}. To have another proposed, remove it.")
+        return out, _check_against_schema(given, out)
     given = _with_classes(given, yes=yes)
-    _check_group(data, given)
-    proposal, given = _proposed(given, said, yes=yes)
+    if data != given.public:
+        _check_group(data, given)
+    proposal, given = _propose(given, log, yes=yes)
     write_atomically(out, proposal.to_json().encode(), public=True)
-    said.notice(
-        f"{out} says how the columns are read, and becomes public: names, ranges and categories, "
-        f"all taken from {given.public}. To change it, answer no below; then edit it (a column to "
-        'leave out has the role "ignored"), or remove it and use --ignore and --keep; and run this '
-        "again."
-    )
     for guess in proposal.guesses:
         if guess.doubt is not None:
-            said.notice(f"Column {guess.column.name} is {guess.column.role}: {guess.doubt}")
-    if said.verbose:
-        reading.show(proposal, given.public, out)
+            log.note(f"Column {guess.column.name} is {guess.column.role}: {guess.doubt}")
+    if log.verbose:
+        reading.show(proposal, given.public, out.name)
     return out, given
 
 
-def _proposed(given: DataOptions, said: _Said, *, yes: bool) -> tuple[SchemaProposal, DataOptions]:
+def _propose(given: DataOptions, log: _Notes, *, yes: bool) -> tuple[SchemaProposal, DataOptions]:
     """Propose a schema; and the options with what was asked of a column that may name people.
 
     Whom the project protects is not guessed: without an answer, it is a row.
     """
-    proposal = given.proposed(said.notice)
+    proposal = given.propose_schema(log.note)
     while (name := proposal.doubtful_group) is not None:
         why = next(each.why for each in proposal.guesses if each.column.name == name)
         question = (
@@ -390,12 +611,12 @@ def _proposed(given: DataOptions, said: _Said, *, yes: bool) -> tuple[SchemaProp
             "from it."
         )
         if yes:
-            said.notice(f"Column {name} may name people ({why}). Nobody was asked: it is left out.")
+            log.note(f"Column {name} may name people ({why}). Nobody was asked: it is left out.")
         if not yes and typer.confirm(question):
             given = replace(given, group=name)
         else:
             given = replace(given, ignore=(*given.ignore, name))
-        proposal = given.proposed(lambda sentence: None)  # it was said
+        proposal = given.propose_schema(lambda sentence: None)  # it was said
     return proposal, given
 
 
@@ -415,18 +636,17 @@ def _rows_of_people(data: Path, schema: Path | None) -> str:
     from terrine_models.tables.loading import read_schema
     from terrine_models.tables.roles import find_repeated_people
 
-    found = None if schema is None else find_repeated_people(data, read_schema(schema))
-    if found is None:
+    if schema is None or (found := find_repeated_people(data, read_schema(schema))) is None:
         return ""
     name, rows = found
     mean = "more than 1" if rows < 1.05 else f"{rows:,.1f}".removesuffix(".0")
     return (
         f" By the column {name}, {mean} rows a person on average: this protects one row, not one "
-        f"person. If {name} names people, remove {schema} and use --group {name}."
+        f"person. If {name} names people, use --group {name}, and remove {schema.name} before."
     )
 
 
-def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
+def _check_against_schema(given: DataOptions, path: Path) -> DataOptions:
     """Return the options with the classes of a schema, if nothing else tells them.
 
     What they say of columns must be in it.
@@ -481,30 +701,26 @@ def _is_unlabelled(given: DataOptions) -> bool:
     return given.label is not None and not has_column(given.public, given.label, columns)
 
 
-def _explain(
-    private: Dataset,
-    labelled: Dataset | None,
-    chosen: ForecastChoice,
-    joined: PopulationRecord | None,
-    rows_of_people: str,
+def _show_forecast(
+    forecast: Forecast, rows: _Rows, joined: PopulationRecord | None, log: _Notes
 ) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
-    from terrine_server.planning.first_project import right_at_most
+    from terrine_server.planning.first_project import max_guess_accuracy
 
-    first = chosen.first
+    first, like = forecast.first, rows.like
     unit, units = "record", "records"
     several = " If a person can have several, say which column names the person: --group."
-    if private.groups is not None:
-        unit = f"{private.group_column or 'person'}, with all its records"
+    if like.groups is not None:
+        unit = f"{like.group_column or 'person'}, with all its records"
         units, several = "people", ""
-    right = right_at_most(first.epsilon, first.delta)
+    right = max_guess_accuracy(first.epsilon, first.delta)
     lines = {
-        "Protects": f"each single {unit}, of {first.units:,}.{rows_of_people or several}",
+        "Protects": f"each single {unit}, of {first.units:,}.{rows.rows_of_people or several}",
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
         f"others, and guesses which of two equally likely versions of this one is there, is right "
         f"at most {right:.1%} of the time (50 % without any answer).",
-        "By what": f"{plan.way(first, units)} {plan.why(chosen)}",
-        "It buys": plan.buys(chosen, labelled),
+        "By what": f"{_describe_option(first, units)} {_explain_choice(forecast)}",
+        "It buys": _describe_purchase(forecast, rows.labelled),
         "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g}: what all projects "
         f"together may ever tell about these people. {int(1 / first.share)} like this one would "
         "fit, as several ε add up to less than their sum. The cap cannot be changed later.",
@@ -516,6 +732,166 @@ def _explain(
         )
     for heading, text in lines.items():
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+    if rows.labelled is not None and forecast.students is not None and log.verbose:
+        _show_options(forecast, rows.labelled)
+    log.show_notes()
+
+
+def _describe_option(first: FirstProject, unit: str) -> str:
+    """Say how the records are asked, which are those of so many `unit`, in the plural."""
+    noise = f"Random noise (σ = {first.sigma:g}) is added to the number of votes of each class."
+    if first.neighbours is not None:
+        return (
+            f"neighbours: the {unit} most similar to the row that is asked about vote, some "
+            f"{first.neighbours.near:,} of them. {noise} Each has a budget of its own, and stops "
+            f"voting when that is spent: {first.neighbours.retired:.0%} of them by the end."
+        )
+    teachers = (
+        f"{first.teachers:,} teachers: models, each trained on {first.units // first.teachers} or "
+        f"more {unit} that no other is trained on."
+    )
+    if first.confident is not None:
+        threshold = int(str(first.confident["threshold"])) / first.teachers
+        return (
+            f"{teachers} Where about {threshold:.0%} of them agree, by a count with noise, the "
+            "answer is their class, and else nothing."
+        )
+    return f"{teachers} {noise}"
+
+
+def _explain_choice(forecast: Forecast) -> str:
+    """Say why it is this option and no other."""
+    _, *others = forecast.options
+    if forecast.students is None:
+        return (
+            f"Its votes have less noise than those of {_join(others)}; nothing could be tried out."
+        )
+    said = []
+    if worse := [each for each in others if each.worse]:
+        said.append(f"clearly better than those of {_join(worse)}")
+    if alike := [each for each in others if not each.worse]:
+        said.append(f"about as good as those of {_join(alike)}")
+    measure = "balanced accuracy" if forecast.students.auc is None else "AUC"
+    return f"In trials on public rows its students were {', and '.join(said)} (by {measure})."
+
+
+def _describe_purchase(forecast: Forecast, labelled: Dataset | None) -> str:
+    """Say what is certain, and what else the project should buy."""
+    import numpy as np
+
+    from terrine_server.planning.forecast import DRAWS
+
+    certain, found = f"for certain, {_certain_answers(forecast.first)}", forecast.students
+    if labelled is None:
+        return (
+            f"{certain}. How good a student becomes cannot be said: that would take labels of "
+            "public rows. A trial on private ones would tell something about them."
+        )
+    if found is None:
+        return (
+            f"{certain}. How good a student becomes cannot be said: {len(labelled):,} labelled "
+            "public rows are too few for a trial."
+        )
+    said = (
+        f"{certain}. In {DRAWS} trials on public rows, of which {found.stand_ins:,} stood in for "
+        f"private ones, students were right on {_percent(found.accuracy)}, balanced accuracy "
+        f"{_percent(found.balanced_accuracy)} (the average over the classes; a guess has "
+        f"{found.chance:.0%}). Expect the same if the private rows are like the public ones."
+    )
+    if found.useless:
+        ranked = ""
+        if found.auc is not None and found.above_chance:
+            ranked = f" They rank rows with an AUC of {found.auc[0]:.2f} to {found.auc[1]:.2f}."
+        return f"{said} That is next to nothing: more records or a larger ε would help.{ranked}"
+    largest = float(np.bincount(labelled.labels).max() / len(labelled))
+    if len(labelled.classes) == 2 and found.accuracy[1] < largest:
+        said += (
+            f" Always predicting the larger class would be right more often ({largest:.1%}), but "
+            "would never find the other. Who prefers accuracy trains with --threshold accuracy."
+        )
+    return said
+
+
+def _check_above_chance(forecast: Forecast, schema: Path | None, *, anyway: bool) -> None:
+    """Refuse a project whose simulated students are no better than a guess."""
+    found, first = forecast.students, forecast.first
+    if anyway or found is None or found.above_chance:
+        return
+    said = (
+        "Stopped before anything was made of the records, or spent: the simulated students are "
+        f"no better than chance, however the records are asked. Those of the best option, "
+        f"{_name_option(first)}, have a balanced accuracy of {_percent(found.balanced_accuracy)}; "
+        f"a guess has {found.chance:.1%}."
+    )
+    if found.auc is not None:
+        said += f" Their AUC is {found.auc[0]:.2f} to {found.auc[1]:.2f}; that of a guess is 0.50."
+    if forecast.truth is not None and not forecast.truth.above_chance:
+        said += (
+            " Even the true labels of the same public rows teach no more: what is known of a row "
+            "may not tell its class."
+        )
+    fewer = "inputs of fewer features"
+    if schema is not None:
+        fewer = f'fewer columns (those that tell little get the role "ignored" in {schema})'
+    said += (
+        f" What would help: more people than these {first.units:,}; a larger ε than "
+        f"{first.epsilon:g}; {fewer}; or teachers that you have already (`terrine ensemble "
+        "import`)."
+    )
+    fail(f"{said} To open it all the same, add --anyway.")
+
+
+def _certain_answers(first: FirstProject) -> str:
+    """Say what a project buys, whatever teachers say."""
+    from terrine_server.privacy import Account
+
+    if first.confident is None:
+        said = f"noisy votes on all {first.rows:,} different public rows"
+        if first.neighbours is not None:
+            said += " (an empty one, and free, where all similar records have stopped voting)"
+        return said
+    queries = min(first.rows, first.terms.affordable(Account()))
+    return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
+
+
+def _show_options(forecast: Forecast, labelled: Dataset) -> None:
+    """Print what the students of each option would be, and what there is to compare with."""
+    import numpy as np
+
+    measures = ["right on", "balanced accuracy", *(["AUC"] if len(labelled.classes) == 2 else [])]
+    table = Table("students of", *measures)
+    for each in forecast.options:
+        name = _name_option(each.first)
+        chosen = each is forecast.options[0]
+        _add_row(table, f"[bold]{name}[/]" if chosen else name, each.forecast)
+    _add_row(table, "(true labels of the same rows)", forecast.truth)
+    counts = np.bincount(labelled.labels)
+    table.add_row(
+        "(the largest class alone)",
+        f"{counts.max() / len(labelled):.1%}",
+        f"{1 / np.count_nonzero(counts):.1%}",
+        *(["0.50"] if len(labelled.classes) == 2 else []),
+    )
+    console.print(table)
+
+
+def _add_row(table: Table, name: str, found: StudentForecast | None) -> None:
+    if found is not None:
+        ranked = [] if found.auc is None else [f"{found.auc[0]:.2f} to {found.auc[1]:.2f}"]
+        table.add_row(name, _percent(found.accuracy), _percent(found.balanced_accuracy), *ranked)
+
+
+def _name_option(first: FirstProject) -> str:
+    """Name the option, with the number of teachers that are trained."""
+    return first.option if first.neighbours else f"{first.option} ({first.teachers:,})"
+
+
+def _percent(between: tuple[float, float]) -> str:
+    return f"{between[0]:.1%} to {between[1]:.1%}"
+
+
+def _join(options: Sequence[Option]) -> str:
+    return " and of ".join(each.first.option for each in options)
 
 
 def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
@@ -540,7 +916,7 @@ def _ask(question: str, yes: bool) -> None:
         fail("Nothing further was done. Run the same command to continue.")
 
 
-def _by_hand(
+def _show_commands(
     data: Path,
     given: DataOptions,
     settings: Settings,
@@ -550,8 +926,6 @@ def _by_hand(
     registered: EnsembleRegister,
 ) -> None:
     """Print the commands that do the same."""
-    from terrine_server.cli.console import mechanism_text
-
     name, budget = registered.name, ["--delta", f"{first.delta:g}"]
     made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
     if first.neighbours is not None:
@@ -577,7 +951,7 @@ def _by_hand(
     ]
     _say("By hand, this was:")
     for act in acts:
-        _say(f"  {_typed(settings, *act)}")
+        _say(f"  {_command(settings, *act)}")
 
 
 def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
@@ -600,21 +974,21 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"
     _say("Now serve it:")
-    _say(f"  {_typed(settings, 'serve')}")
+    _say(f"  {_command(settings, 'serve')}")
     _say(f"The student learns by this line.{once}")
     _say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', pool)}")
     if pool.is_dir() and not is_table(pool) and any(path.is_dir() for path in pool.iterdir()):
         _say(f"The student's pictures lie in one flat folder: give it those of {pool} so.")
 
 
-def _typed(settings: Settings, *words: object) -> str:
+def _command(settings: Settings, *words: object) -> str:
     """Return a command as the owner types it."""
     default = settings.data_dir == type(settings).model_fields["data_dir"].default
     where = [] if default else ["--data-dir", settings.data_dir]
     return command_text(*where, *words)
 
 
-def _name(private: Path) -> str:
+def _ensemble_name(private: Path) -> str:
     """Return a name for the ensemble of a file or a folder."""
     stem = private.absolute().name.partition(".")[0].lower()
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or "private"

@@ -91,7 +91,7 @@ def load_table_data(
             return private, PublicData.declare(public.name, labelled.inputs, groups), labelled
         inputs = encode_table(public, schema, note, progress, accept_clipped=True)
     groups = load_groups(public, schema)
-    note(f"How far teachers will agree is not estimated, without public labels: {reason}")
+    note(f"What a student will be cannot be forecast without public labels: {reason}")
     return private, PublicData.declare(public.name, inputs, groups), None
 
 
@@ -240,6 +240,16 @@ Images = Annotated[
 ]
 
 
+Bins = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,…",
+        help="Of a table: cut the numbers of the column to predict into classes, at these edges, "
+        "all of it public: 100,250 makes three.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Arrays:
     """The options that say how arrays and pictures are read."""
@@ -324,7 +334,7 @@ def _public(
     try:
         return inputs, load_labelled(path, private)
     except DataError as error:
-        note(f"How far teachers will agree is not estimated, without public labels: {error}")
+        note(f"What a student will be cannot be forecast without public labels: {error}")
         return inputs, None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import secrets
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,9 +51,9 @@ from terrine_server.owner.sign_in import (
     make_secret_key,
     token_created,
 )
-from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
-from terrine_server.planning.opening import choose, too_few
-from terrine_server.planning.publishing import propose
+from terrine_server.planning.consensus import DEFAULT_CONSENSUS, Consensus, Votes
+from terrine_server.planning.opening import choose, small_budget_warning
+from terrine_server.planning.publishing import choose_schedule
 from terrine_server.privacy import (
     Account,
     BoundRelease,
@@ -76,15 +76,15 @@ if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
 
 
-SEARCH_RATIO = 512.0
-"""The cap's ε is at most so many times that of the smallest project that is looked for."""
-SEARCH_STEPS = 8
-"""Halvings of that range: ε is found to a fortieth."""
+EPSILONS = tuple(
+    float(f"{digits}e{exponent}") for exponent in range(-5, 2) for digits in range(10, 100)
+)
+"""Of further projects that are looked for: with two digits, which are easy to type."""
 
 PAGE_ITEMS = 100
 
 
-def largest_fitting_epsilon(
+def max_fitting_epsilon(
     ensemble: EnsembleRecord, mechanism: Mechanism | None = None, terms: Terms | None = None
 ) -> float | None:
     """Return about the largest ε of a further project, rounded down; None if the cap is full.
@@ -101,31 +101,27 @@ def largest_fitting_epsilon(
     else:
         most, delta = min(terms.epsilon, population.epsilon), terms.delta
         rate = terms.choice.pass_rate if terms.choice else None
-
     like = mechanism
 
-    def fits(epsilon: float, *, surely: bool = False) -> bool:
+    def fits(epsilon: float) -> bool | None:
+        """None: it pays for nothing, so it is too little, and not too much."""
         try:
             of = choose(like, epsilon, delta, cap_rule=population.rule, pass_rate=rate).terms
         except ParameterError:
-            return not surely  # it pays for nothing: too little, and not too much
+            return None
         return (
             population.reserved + of.cap_budget <= population.cap
             and population.delta_reserved + of.delta_budget <= population.delta_cap
         )
 
-    if fits(most, surely=True):
+    if fits(most):
         return most
-    low, high = most / SEARCH_RATIO, most
-    for _ in range(SEARCH_STEPS):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    step = 10.0 ** (math.floor(math.log10(low)) - 1)
-    found = float(f"{math.floor(low / step) * step:.2g}")
-    return found if fits(found, surely=True) else None
+    below = bisect_left(EPSILONS, most)
+    place = bisect_left(EPSILONS, True, hi=below, key=lambda epsilon: fits(epsilon) is False)
+    return EPSILONS[place - 1] if place and fits(EPSILONS[place - 1]) else None
 
 
-def find_largest_reclaimable(
+def find_largest_return(
     ledger: Ledger, population: PopulationRecord
 ) -> tuple[ProjectRecord, float] | None:
     """Return the project that, closed, returns most to the cap, and the share of the cap."""
@@ -147,17 +143,17 @@ def every_project(ledger: Ledger) -> Iterator[ProjectRecord]:
         last = found[-1].name
 
 
-def describe_room(
+def suggest_room(
     ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms
 ) -> str:
     """Say what still fits under a cap that has no room for a project, and what would make room."""
-    epsilon = largest_fitting_epsilon(ensemble, mechanism, terms)
+    epsilon = max_fitting_epsilon(ensemble, mechanism, terms)
     fits = (
         "Nothing like it fits"
         if epsilon is None
         else f"With up to about ε = {epsilon:g} it would fit"
     )
-    found = find_largest_reclaimable(ledger, ensemble.population)
+    found = find_largest_return(ledger, ensemble.population)
     if found is None:
         return f"{fits}; closing a project would give nothing back."
     record, share = found
@@ -168,14 +164,14 @@ def describe_room(
 
 
 @contextmanager
-def with_cap_advice(
+def _with_suggestion(
     ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms
 ) -> Iterator[None]:
-    """Add this advice to a `CapExceeded` that is raised within."""
+    """Add what would make room to a `CapExceeded` that is raised within."""
     try:
         yield
     except CapExceeded as error:
-        why = f"{error.detail} {describe_room(ledger, ensemble, mechanism, terms)}"
+        why = f"{error.detail} {suggest_room(ledger, ensemble, mechanism, terms)}"
         raise CapExceeded(why, **error.extras) from error
 
 
@@ -278,8 +274,8 @@ class ProjectQuote:
 
     @property
     def warning(self) -> str | None:
-        """What is wrong if it buys too few answers; else None."""
-        return too_few(self.terms, len(self.ensemble.facts.classes))
+        """That it buys too few answers."""
+        return small_budget_warning(self.terms, len(self.ensemble.facts.classes))
 
     def project(self, request: ProjectOpen) -> NewProject:
         """Return the project that a request asks for."""
@@ -333,7 +329,7 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
     Also raises `Conflict` (name taken) and `CapExceeded`.
     """
     quoted = quote_project(ledger, request)
-    with with_cap_advice(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+    with _with_suggestion(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
         return ledger.open_project(quoted.project(request), by)
 
 
@@ -387,7 +383,7 @@ def _publishing(
         classes=len(ensemble.facts.classes),
     )
     budget = {"epsilon": request.epsilon, "delta": request.delta}
-    return propose(spec, votes, **budget, order=population.rdp_order)
+    return choose_schedule(spec, votes, **budget, order=population.rdp_order)
 
 
 def register_ensemble(
@@ -597,7 +593,7 @@ def approve_request(
         "purpose": terms.purpose or request.purpose,
     }
     project = quoted.project(terms.model_copy(update=words))
-    with with_cap_advice(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
+    with _with_suggestion(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
         decided, opened, made = ledger.approve_request(id, project, new, by)
     return ApprovedRequest(decided, opened, None if made is None else token_created(made, secret))
 

@@ -1,4 +1,4 @@
-"""What a first project is opened with, if nobody wants to choose: from public figures alone.
+"""What a first project is opened with by default: chosen from public numbers alone.
 
     setting = Setting.of(units=32_561, rows=13_000, classes=2, epsilon=1)
     first = setting.of_teachers(setting.numbers_of_teachers[0])
@@ -6,25 +6,26 @@
     first.of_confident(spec)
     setting.of_neighbours(plan)
 
-Noisy counts of the whole public pool, from trained teachers or from neighbours: of all mechanisms
-those whose student depends least on how far teachers agree (docs/results.md). Or labels alone, of
-teachers that mostly agree.
+Noisy counts for the whole public pool, from trained teachers or from neighbours: of all mechanisms,
+those whose student depends least on how far teachers agree (docs/results.md). Or labels alone,
+from teachers that mostly agree.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.planning.forecast import Spec, sigma_for_rows
-from terrine_server.planning.opening import FEW, choose
-from terrine_server.privacy.budget import Terms, find_allowance
+from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS, Spec, choose
+from terrine_server.privacy.budget import Account, Terms, find_allowance
 from terrine_server.privacy.curves import gdp_budget
 from terrine_server.privacy.events import NeighbourCounts
-from terrine_server.privacy.mechanisms import Mechanism, build_mechanism
+from terrine_server.privacy.mechanisms import Mechanism, NoisyVotes, build_mechanism
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
     MAX_SIGMA,
@@ -32,22 +33,77 @@ from terrine_server.privacy.parameters import (
     ParameterError,
     check_epsilon,
 )
-from terrine_server.privacy.quoting import Cap, cap, cap_order, split_delta
+from terrine_server.privacy.quoting import Cap, cap, cap_order, quote, split_delta
 
-LASTING = 0.5
-"""Share of the stand-ins that take part until the last query. That the others retire costs nothing:
-those that are near most queries do so first (docs/privacy/neighbours.md)."""
-TOLERATED = 0.4
-"""Noise of one answer in votes, if nobody retired, for which no more units are asked. On Adult at
-ε = 1, any number of units from 60 to 200 near a query led to students within half a point."""
-FEWEST_NEAR, MOST_NEAR, LEAST_LOCAL = 100, 960, 30
-"""Units near a query: at least, at most, and at most one of so many."""
-DIGITS = 3
+SIGMAS = tuple(
+    sigma
+    for exponent in range(-3, 5)
+    for digits in range(100, 1000)
+    if MIN_SIGMA <= (sigma := float(f"{digits}e{exponent}")) <= MAX_SIGMA
+)
+"""Noise with three digits: enough to choose from, and easy to type."""
+
+
+def sigma_for_rows(rows: int, teachers: int, classes: int, epsilon: float, delta: float) -> float:
+    """Return the least σ, in votes and with three digits, at which ε certainly pays for `rows`.
+
+    About √(2·rows/μ²), with μ² the budget in Gaussian DP. Raises `ParameterError` if it would be
+    more than can be drawn.
+    """
+
+    def pays(sigma: float) -> bool:
+        try:
+            terms = quote(NoisyVotes(teachers, classes, sigma), epsilon, delta)
+        except ParameterError:
+            return False  # not for a single query
+        return terms.affordable(Account()) >= rows
+
+    return _least_sigma(pays, f"{rows:,} rows", epsilon)
+
+
+def _least_sigma(pays: Callable[[float], bool], asked: str, epsilon: float) -> float:
+    place = bisect_left(SIGMAS, True, key=pays)
+    if place == len(SIGMAS):
+        raise ParameterError(
+            f"{asked} need more noise than can be drawn, σ = {MAX_SIGMA:,.0f}, for "
+            f"ε = {epsilon:g}. Ask fewer, or use a larger epsilon."
+        )
+    return SIGMAS[place]
+
+
+def fitted_noise(rows: int, votes: float, sigma: float, features: int) -> float:
+    """Return the standard deviation of a share that least squares fits, on average over the rows.
+
+    σ/n·√(d/rows), which is √(2d/(n²μ²)) at `sigma_for_rows`, whatever the number of rows. `votes`:
+    n, those that are cast on a query. It is noise alone: what d features cannot describe comes on
+    top.
+    """
+    return sigma / max(votes, 1e-9) * math.sqrt(min(features, rows) / rows)
+
+
+FITTED_FEATURES = 30
+"""Of a model so small that it says little, but something, of most tables."""
+MAX_FITTED_NOISE = 0.25
+"""Noise of a share of the votes, fitted to so few features, above which little is learned. At
+this noise, students of 120 teachers of digits are right on about 7 of 10."""
+
+
+LASTING_SHARE = 0.5
+"""Share of the stand-ins that vote until the last query. That the others are exhausted before costs
+nothing: those that are near most queries are first (docs/privacy/neighbours.md)."""
+TOLERATED_NOISE = 0.4
+"""Noise of one answer as a share of its votes, if nobody is exhausted, for which no more units are
+asked. On Adult at ε = 1, any number of units from 60 to 200 near a query led to students within
+half a point."""
+MIN_NEAR, MAX_NEAR = 100, 960
+"""Units near a query."""
+MIN_UNITS_PER_NEAR = 30
+"""At most one unit in so many is near a query."""
 
 
 @dataclass(frozen=True)
 class NeighbourPlan:
-    """What a project of `neighbours` is opened with, and what public rows foretell of it."""
+    """What a project of `neighbours` is opened with, and what public rows forecast for it."""
 
     near: int
     """Units within a query's radius."""
@@ -63,23 +119,23 @@ class NeighbourPlan:
 
     @property
     def noise(self) -> float:
-        """σ, in votes that are cast on a query."""
+        """σ, as a share of the votes that are cast on a query."""
         return self.sigma / max(self.votes, 1e-9)
 
 
-def near_for(units: int, queries: int, epsilon: float, delta: float) -> int:
-    """Return how many units to have near a query: more, the more the noise is.
+def default_near(units: int, queries: int, epsilon: float, delta: float) -> int:
+    """Return how many units to have near a query: the more noise there is, the more.
 
     With k units near each of Q queries, an account spends about Qk/N, and the noise is about
     √(2Q/(N·k))/μ of the votes.
     """
-    wanted = 2 * queries / (units * gdp_budget(epsilon, delta) * TOLERATED**2)
-    most = max(1, min(MOST_NEAR, units // LEAST_LOCAL))
-    return min(most, max(FEWEST_NEAR, math.ceil(wanted)))
+    wanted = 2 * queries / (units * gdp_budget(epsilon, delta) * TOLERATED_NOISE**2)
+    most = max(1, min(MAX_NEAR, units // MIN_UNITS_PER_NEAR))
+    return min(most, max(MIN_NEAR, math.ceil(wanted)))
 
 
-def quieter(units: int, near: int, teachers: int) -> bool:
-    """Whether the votes of units have less noise than those of so many trained teachers.
+def has_less_noise(units: int, near: int, teachers: int) -> bool:
+    """Return whether the votes of units have less noise than those of so many trained teachers.
 
     About √(2Q/(N·k))/μ of the votes against √(2Q)/(n·μ), for whatever Q and μ.
     """
@@ -90,7 +146,7 @@ def plan_neighbours(
     spent: NDArray[np.float64],
     *,
     units: int,
-    near: int,
+    near: float,
     queries: int,
     epsilon: float,
     delta: float,
@@ -98,19 +154,26 @@ def plan_neighbours(
 ) -> NeighbourPlan:
     """Choose noise and allowance for `queries`. `spent`: float[S], ‖v‖² of a stand-in in a query.
 
-    On average over queries such as will be asked. Raises `ParameterError` if no noise that can be
-    drawn allows each unit a single vote.
+    On average over queries like those that will be asked. Raises `ParameterError` if no noise that
+    can be drawn lets enough units vote to the end.
     """
-    in_all = spent * queries
-    wanted = max(norm**2, int(np.quantile(in_all, LASTING)))
-    sigma = _least_sigma(wanted, norm, queries, epsilon, delta)
+
+    def allowed(sigma: float) -> int:
+        conversion = split_delta([NeighbourCounts(sigma, norm)], delta).conversion
+        try:
+            return find_allowance(sigma, norm, queries, epsilon, conversion)[1].most
+        except ParameterError:
+            return 0  # not a single vote
+
+    wanted = max(norm**2, int(np.quantile(spent * queries, LASTING_SHARE)))
+    sigma = _least_sigma(lambda sigma: allowed(sigma) >= wanted, f"{queries:,} queries", epsilon)
     return forecast_neighbours(
         spent,
         units=units,
         near=near,
         sigma=sigma,
         queries=queries,
-        allowed=_most(sigma, norm, queries, epsilon, delta),
+        allowed=allowed(sigma),
         norm=norm,
     )
 
@@ -119,16 +182,16 @@ def forecast_neighbours(
     spent: NDArray[np.float64],
     *,
     units: int,
-    near: int,
+    near: float,
     sigma: float,
     queries: int,
     allowed: int,
     norm: int = 1,
 ) -> NeighbourPlan:
-    """Return what `spent` foretells of a project whose terms are known. Arguments as above."""
+    """Return the forecast for a project whose terms are known. Arguments as above."""
     in_all = spent * queries
     return NeighbourPlan(
-        near=near,
+        near=max(1, round(near)),
         sigma=sigma,
         queries=queries,
         norm=norm,
@@ -138,55 +201,60 @@ def forecast_neighbours(
     )
 
 
-def _least_sigma(wanted: int, norm: int, queries: int, epsilon: float, delta: float) -> float:
-    """Return the least σ with three digits whose allowance is at least `wanted`."""
-    if _most(MAX_SIGMA, norm, queries, epsilon, delta) < wanted:
-        raise ParameterError(
-            f"{queries:,} queries need more noise than can be drawn, σ = {MAX_SIGMA:,.0f}, for "
-            f"ε = {epsilon:g}. Ask fewer, or use a larger epsilon or a smaller radius."
-        )
-    low, high = MIN_SIGMA, MAX_SIGMA
-    while high > low * (1 + 10 ** -(DIGITS + 1)):
-        middle = math.sqrt(low * high)
-        if _most(middle, norm, queries, epsilon, delta) < wanted:
-            low = middle
-        else:
-            high = middle
-    step = 10.0 ** (math.floor(math.log10(high)) - DIGITS + 1)
-    return float(f"{math.ceil(high / step) * step:.10g}")
-
-
-def _most(sigma: float, norm: int, queries: int, epsilon: float, delta: float) -> int:
-    conversion = split_delta([NeighbourCounts(sigma, norm)], delta).conversion
-    try:
-        return find_allowance(sigma, norm, queries, epsilon, conversion)[1].most
-    except ParameterError:
-        return 0  # not a single vote
-
-
-USUAL, MANY, MOST = 1_000, 2_000, 16_000
-"""Teachers: at small noise, with many units, and where noise is large. On Adult at ε = 1, 500 to
-1,400 of them differ by less than 0.3 points. There, 8,000 train in 12 seconds of a processor."""
-FEWEST_UNITS, MANY_UNITS = 4, 30
-"""Units of a teacher: how few still help, and for more teachers than usual."""
-CALM = 0.04
-"""Noise of a share of the teachers, fitted to `FEATURES`, above which more and smaller ones are
-better: on Adult, where a teacher of four rows knows little, at ε = 0.1 8,000 of four rows were
+USUAL_TEACHERS = 1_000
+"""On Adult at ε = 1, 500 to 1,400 teachers differ by less than 0.3 points."""
+MANY_TEACHERS = 2_000
+"""Where each still has many units."""
+MAX_TEACHERS = 16_000
+"""Where noise is large. 8,000 train on Adult in 12 seconds of a processor."""
+MIN_UNITS_PER_TEACHER = 4
+MANY_UNITS_PER_TEACHER = 30
+TOLERATED_SHARE_NOISE = 0.04
+"""Noise of a share of the teachers, fitted to `FITTED_FEATURES`, above which more and smaller ones
+are better: on Adult, where a teacher of four rows knows little, at ε = 0.1 8,000 of four rows were
 better than 2,000 of sixteen, and at ε = 1 no better than 1,000."""
-FAR = 4
-"""How many times the usual number is so many that one between them is tried, too."""
-CAP = 3.0
+MAX_STEP_BETWEEN_TEACHERS = 4
+"""Times the usual number, beyond which a number of teachers in between is tried, too."""
+CAP_IN_EPSILONS = 3.0
 """The cap's ε, in those of the first project."""
-FEATURES = 30
-"""Of a model so small that it says little, but something, of most tables."""
-TOO_NOISY = 0.25
-"""Noise of a share of the votes, fitted to so few features, above which little is learned. At
-this noise, students of 120 teachers of digits are right on about 7 of 10."""
+
+
+def default_teachers(units: int, classes: int, mu: float = math.inf) -> int:
+    """Return how many teachers to train on so many units, at most one for every few of them.
+
+    Noise falls with their number, as long as a teacher knows something: so up to 1,000 of four
+    units each, or one for each class; up to 2,000 where each still has thirty; and, of four units
+    each, as many as hold the noise at μ (Gaussian DP) down.
+    """
+    few = units // max(MIN_UNITS_PER_TEACHER, classes)
+    many = units // max(MANY_UNITS_PER_TEACHER, classes)
+    quiet = math.ceil(math.sqrt(2 * FITTED_FEATURES) / (mu * TOLERATED_SHARE_NOISE))
+    return max(1, min(USUAL_TEACHERS, few), min(MANY_TEACHERS, many), min(quiet, MAX_TEACHERS, few))
+
+
+def default_delta(units: int) -> float:
+    """Return the largest power of ten that is at most 1/(10·units)."""
+    return float(f"1e-{len(str(10 * units - 1))}")
+
+
+def max_guess_accuracy(epsilon: float, delta: float) -> float:
+    """Return how often a guess between two equally likely versions of a unit is right, at most."""
+    return (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
+
+
+def max_detection_rate(epsilon: float, delta: float, accused: float = 0.01) -> float:
+    """Return the largest share of true suspicions that can be confirmed by one who may be wrong.
+
+    `accused`: the share of those for whom it is false who may be accused. The trade-off function of
+    (ε, δ)-DP (Dong, Roth and Su 2022, Prop. 2.5), attained by the worst data and the best attacker.
+    """
+    upper = math.exp(epsilon) * accused + delta
+    return min(1.0, upper, 1 - math.exp(-epsilon) * (1 - accused - delta))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a first project has to start from: public figures alone."""
+    """What a first project has to start from: public numbers alone."""
 
     units: int
     rows: int
@@ -208,27 +276,26 @@ class Setting:
         `ParameterError` for too few rows, whatever votes on them.
         """
         epsilon = check_epsilon(epsilon)
-        if rows < FEW * classes:
+        least = MIN_ANSWERS_PER_CLASS * classes
+        if rows < least:
             raise ParameterError(
                 f"Too small: {rows:,} different public rows for {classes:,} classes teach a "
-                f"student nothing. At least {FEW * classes:,} are needed, and thousands are better."
+                f"student nothing. At least {least:,} are needed, and thousands are better."
             )
-        delta = delta_for(units)
-        total = cap(min(CAP * epsilon, MAX_EPSILON), delta) if joined is None else joined
-        return cls(units, rows, classes, epsilon, delta, total, joined is not None)
+        delta = default_delta(units)
+        limit = (
+            cap(min(CAP_IN_EPSILONS * epsilon, MAX_EPSILON), delta) if joined is None else joined
+        )
+        return cls(units, rows, classes, epsilon, delta, limit, joined is not None)
 
     @property
     def numbers_of_teachers(self) -> tuple[int, ...]:
         """How many teachers are worth a try: as usual, as many as noise asks for, and between."""
-        usual = teachers_for(self.units, self.classes)
-        calm = teachers_for(self.units, self.classes, self.mu)
-        between = [round(math.sqrt(usual * calm))] if calm > FAR * usual else []
-        return tuple(sorted({usual, *between, calm}))
-
-    @property
-    def mu(self) -> float:
-        """The budget in Gaussian DP."""
-        return math.sqrt(gdp_budget(self.epsilon, self.delta))
+        usual = default_teachers(self.units, self.classes)
+        mu = math.sqrt(gdp_budget(self.epsilon, self.delta))
+        many = default_teachers(self.units, self.classes, mu)
+        far = many > MAX_STEP_BETWEEN_TEACHERS * usual
+        return tuple(sorted({usual, *([round(math.sqrt(usual * many))] if far else []), many}))
 
     def of_teachers(self, teachers: int) -> FirstProject:
         """Return a project of so many trained teachers, with noisy counts of their votes.
@@ -239,7 +306,7 @@ class Setting:
         return FirstProject(**vars(self), teachers=teachers, sigma=sigma)._reserving()
 
     def of_neighbours(self, plan: NeighbourPlan) -> FirstProject:
-        """Return a project of units that vote themselves, with nothing trained."""
+        """Return a project of units that vote themselves. Raises `ParameterError` likewise."""
         first = FirstProject(**vars(self), teachers=self.units, sigma=plan.sigma, neighbours=plan)
         return first._reserving()
 
@@ -264,10 +331,10 @@ class FirstProject(Setting):
         A new cap is in Rényi DP, where a test and its maximum are priced together. Raises
         `ParameterError` if the budget pays for no query.
         """
-        total = self.cap
+        limit = self.cap
         if not self.joins:
-            total = cap(self.cap.epsilon, self.delta, cap_order(self.cap.epsilon, self.delta))
-        return replace(self, confident=spec, cap=total, share=0)._reserving()
+            limit = cap(limit.epsilon, self.delta, cap_order(limit.epsilon, self.delta))
+        return replace(self, confident=spec, cap=limit)._reserving()
 
     def _reserving(self) -> FirstProject:
         terms = self.terms
@@ -275,7 +342,7 @@ class FirstProject(Setting):
         return replace(self, share=max(costs))
 
     @property
-    def way(self) -> str:
+    def option(self) -> str:
         """How the records are asked."""
         if self.confident is not None:
             return "confident answers"
@@ -303,48 +370,17 @@ class FirstProject(Setting):
         return choose(self.mechanism, self.epsilon, self.delta, cap_rule=self.cap.rule).terms
 
     @property
-    def fitted_noise(self) -> float:
-        """σ/(n·√rows), the noise of a fitted share for each √feature, whatever the rows.
+    def votes(self) -> float:
+        """Votes on a query, of each teacher or of the units that are near and not exhausted."""
+        return self.teachers if self.neighbours is None else self.neighbours.votes
 
-        n: the votes on a query, of each teacher or of the units that are near and still take part.
-        """
-        votes = self.teachers if self.neighbours is None else max(1e-9, self.neighbours.votes)
-        return self.sigma / votes / math.sqrt(self.rows)
+    @property
+    def fitted_noise(self) -> float:
+        """The noise of a fitted share for each √feature, whatever the rows."""
+        return fitted_noise(self.rows, self.votes, self.sigma, features=1)
 
     @property
     def too_noisy(self) -> bool:
         """Whether so much noise is left, fitted to few features, that little is learned."""
-        return self.fitted_noise * math.sqrt(min(FEATURES, self.rows)) > TOO_NOISY
-
-
-def teachers_for(units: int, classes: int, mu: float = math.inf) -> int:
-    """Return how many teachers to train on so many units, at most one for each few of them.
-
-    Noise falls with their number, as long as a teacher knows something: so up to 1,000 of four
-    units each, or one for each class; up to 2,000 where each still has thirty; and, of four units
-    each, as many as hold the noise of μ (Gaussian DP) down.
-    """
-    few = units // max(FEWEST_UNITS, classes)
-    many = units // max(MANY_UNITS, classes)
-    calm = min(MOST, math.ceil(math.sqrt(2 * FEATURES) / (mu * CALM)))
-    return max(1, min(USUAL, few), min(MANY, many), min(calm, few))
-
-
-def delta_for(units: int) -> float:
-    """Return the largest power of ten that is at most 1/(10·units)."""
-    return float(f"1e-{len(str(10 * units - 1))}")
-
-
-def right_at_most(epsilon: float, delta: float) -> float:
-    """Return how often a guess between two equally likely versions of a unit is right, at most."""
-    return (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
-
-
-def caught_at_most(epsilon: float, delta: float, accused: float = 0.01) -> float:
-    """Return of how many a suspicion is confirmed, at most, if true, by one who may be wrong.
-
-    `accused`: the share of those for whom it is false who may be accused. The trade-off function of
-    (ε, δ)-DP (Dong, Roth and Su 2022, Prop. 2.5), attained by the worst data and the best attacker.
-    """
-    upper = math.exp(epsilon) * accused + delta
-    return min(1.0, upper, 1 - math.exp(-epsilon) * (1 - accused - delta))
+        noise = fitted_noise(self.rows, self.votes, self.sigma, FITTED_FEATURES)
+        return noise > MAX_FITTED_NOISE

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Spec, Votes, forecast
+from terrine_server.planning.consensus import DEFAULT_CONSENSUS, Votes, expected_outcomes
 from terrine_server.privacy.budget import (
     GDP,
     Account,
@@ -51,7 +51,7 @@ from terrine_server.privacy.parameters import (
 )
 from terrine_server.privacy.quoting import cap_order, quote, split_delta
 
-MOST_EXPENSIVE = 3.0
+MAX_OUTCOME_COST = 3.0
 """The most that any outcome costs, in prices for all outcomes if an answer told all noisy counts.
 
 The cheaper answers are, the more expensive abstentions, and the fewer queries are certain if all of
@@ -60,24 +60,27 @@ buy. It is not a multiple of what is charged: then a better bound on what a labe
 every pair of prices that was sound remains so, would forbid some of them, and buy fewer answers.
 """
 
-SHARES = tuple(
-    float(f"{share:.3g}") for share in np.geomspace(MOST_EXPENSIVE, MIN_ANSWER_SHARE, 36)
+ANSWER_SHARES = tuple(
+    float(f"{share:.3g}") for share in np.geomspace(MAX_OUTCOME_COST, MIN_ANSWER_SHARE, 36)
 )
 
 PASS_RATES = tuple(float(f"{rate:.3g}") for rate in np.linspace(0.1, 0.95, 18))
 """What may come, if nobody says what is expected: a project is then opened at the prices whose mean
 cost is, at the worst of these rates, the least multiple of the best for that rate."""
 
-MOST_UNEQUAL = 4.0
+MAX_PRICE_RATIO = 4.0
 """What an outcome then costs at most, in those of the other. Prices that suit a guess could make an
-abstention four hundred times as dear as an answer, and a wrong guess cost ten times the queries."""
+abstention four hundred times as expensive as an answer, and a wrong guess cost ten times as many
+queries."""
 
-EXPECTED_STUDENT = 0.9
+EXPECTED_STUDENT_ACCURACY = 0.9
 """The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
 
 TYPICAL_SIGMA = 5.0
 """Noise at which the price of an answer is quick to compute, and like that of more noise."""
 
+Spec = Mapping[str, object]
+"""The specification of a mechanism: its name and parameters."""
 Thresholded = ConfidentGNMax | InteractiveGNMax
 CostsByShare = Callable[[ConfidentMax, Sequence[float], float], list[OutcomeCosts | None]]
 
@@ -150,7 +153,9 @@ def quotes(
     the budget does not pay for a single query.
     """
     found, problem = [], ParameterError("There is no rule to open this project under.")
-    for variant, rule in _variants(mechanism, epsilon, delta, cap_rule, pass_rate, order, guessed):
+    for variant, rule in _list_variants(
+        mechanism, epsilon, delta, cap_rule, pass_rate, order, guessed
+    ):
         try:
             terms = quote(variant, epsilon, delta, cap_rule=cap_rule, rule=rule)
         except ParameterError as error:
@@ -209,12 +214,12 @@ def expected_pass_rate(mechanism: Mechanism) -> float:
         DEFAULT_CONSENSUS, teachers=mechanism.teachers, classes=mechanism.classes
     )
     if mechanism.needs_probabilities:
-        votes = votes.with_student(EXPECTED_STUDENT)
-    rate = forecast(mechanism, votes).shares[VoteOutcome.ANSWERED]
+        votes = votes.with_student(EXPECTED_STUDENT_ACCURACY)
+    rate = expected_outcomes(mechanism, votes).shares[VoteOutcome.ANSWERED]
     return float(f"{min(max(rate, 0.001), 1.0):.3g}")
 
 
-def _variants(
+def _list_variants(
     mechanism: Mechanism,
     epsilon: float,
     delta: float,
@@ -235,27 +240,27 @@ def _variants(
     events = mechanism.events()
     conversion = split_delta(events.values(), delta).conversion
     if isinstance(mechanism, Thresholded):
-        shares = SHARES if given is None else (given,)
+        shares = ANSWER_SHARES if given is None else (given,)
         found = order or search_order(
             epsilon,
             conversion,
-            lambda a: _best_share(mechanism, a, pass_rate, shares, _rough_costs)[0],
+            lambda a: _find_best_share(mechanism, a, pass_rate, shares, _rough_costs)[0],
         )
         if guessed and given is None:
-            share = _steady_share(mechanism, found)
+            share = _robust_share(mechanism, found)
         else:
-            share = _best_share(mechanism, found, pass_rate, shares, costs_by_share)[1]
+            share = _find_best_share(mechanism, found, pass_rate, shares, costs_by_share)[1]
         return [*variants, (replace(mechanism, answer_share=share), Rule("rdp", found))]
     rates = dict.fromkeys(events, 1 - pass_rate) | {VoteOutcome.ANSWERED: pass_rate}
 
     def mean(order: float) -> float:
-        return sum(rates[outcome] * _roughly(events[outcome], order) for outcome in events)
+        return sum(rates[outcome] * _rough_cost(events[outcome], order) for outcome in events)
 
     return [*variants, (mechanism, Rule("rdp", order or search_order(epsilon, conversion, mean)))]
 
 
 @lru_cache(maxsize=1024)  # each share of an answer asks for the same
-def _roughly(event: CostEvent, order: float) -> float:
+def _rough_cost(event: CostEvent, order: float) -> float:
     """Return about what an event costs, to search for an order.
 
     Of the price of the noisy counts, an answer costs a share that follows from α(α−1)/sigma² but
@@ -266,13 +271,13 @@ def _roughly(event: CostEvent, order: float) -> float:
     exponent = order * (order - 1) / event.sigma**2
     alike = 0.5 + math.sqrt(0.25 + exponent * TYPICAL_SIGMA**2)
     below = math.floor(2 * alike) / 2
-    least, most = _typical_share(below), _typical_share(below + 0.5)
+    least, most = _label_share_of_counts(below), _label_share_of_counts(below + 0.5)
     share = least + 2 * (alike - below) * (most - least)
     return float(share * rdp(event.counts, order))
 
 
 @lru_cache
-def _typical_share(order: float) -> float:
+def _label_share_of_counts(order: float) -> float:
     """Return the share at a multiple of one half, which changes slowly: between, a line will do."""
     typical, order = GaussianArgmax(TYPICAL_SIGMA), max(order, 1.01)
     return float(rdp(typical, order) / rdp(typical.counts, order))
@@ -284,12 +289,12 @@ def _rough_costs(
     """Return about what both outcomes cost at each share of an answer, to search for an order."""
     if too_high(event, order):
         return [None] * len(shares)
-    told = (order - 1) * _roughly(GaussianArgmax(event.sigma2), order)
+    told = (order - 1) * _rough_cost(GaussianArgmax(event.sigma2), order)
     return costs_up_to(event, shares, order, math.expm1(told))
 
 
 @lru_cache(maxsize=1024)
-def _best_share(
+def _find_best_share(
     mechanism: Thresholded,
     order: float,
     pass_rate: float,
@@ -297,55 +302,55 @@ def _best_share(
     costs_of: CostsByShare,
 ) -> tuple[float, float]:
     """Return the least mean cost of a query at an order, and the share of an answer that has it."""
-    found = _allowed(mechanism, order, shares, costs_of)
-    means = ((_mean(costs, pass_rate), share) for share, costs in found.items())
+    found = _allowed_costs(mechanism, order, shares, costs_of)
+    means = ((_mean_cost(costs, pass_rate), share) for share, costs in found.items())
     return min(means, default=(math.inf, 1.0))
 
 
 @lru_cache(maxsize=1024)
-def _steady_share(mechanism: Thresholded, order: float) -> float:
+def _robust_share(mechanism: Thresholded, order: float) -> float:
     """Return the share of an answer by which the wrong pass rate costs least: `PASS_RATES`."""
-    found = _allowed(mechanism, order, SHARES, costs_by_share)
+    found = _allowed_costs(mechanism, order, ANSWER_SHARES, costs_by_share)
     if not found:
         return 1.0
-    best = {rate: min(_mean(each, rate) for each in found.values()) for rate in PASS_RATES}
+    best = {rate: min(_mean_cost(each, rate) for each in found.values()) for rate in PASS_RATES}
 
     def regret(share: float) -> tuple[bool, float]:
         costs = found[share]
-        dearer, cheaper = sorted((costs.abstention, costs.answer), reverse=True)
-        worst = max(_mean(costs, rate) / best[rate] for rate in PASS_RATES)
-        return dearer > MOST_UNEQUAL * cheaper, worst
+        higher, lower = sorted((costs.abstention, costs.answer), reverse=True)
+        worst = max(_mean_cost(costs, rate) / best[rate] for rate in PASS_RATES)
+        return higher > MAX_PRICE_RATIO * lower, worst
 
     return min(found, key=regret)
 
 
-def _allowed(
+def _allowed_costs(
     mechanism: Thresholded,
     order: float,
     shares: Sequence[float],
     costs_of: CostsByShare,
 ) -> dict[float, OutcomeCosts]:
     """Return what both outcomes cost, by share of an answer, where neither costs too much."""
-    event = _release(mechanism)
+    event = _priced_release(mechanism)
     costs = zip(shares, costs_of(event, shares, order), strict=True)
     found = {share: both for share, both in costs if both is not None}
     if len(shares) == 1 or not found:
         return found
-    most = _most(event, order)
+    most = _max_outcome_cost(event, order)
     return {s: both for s, both in found.items() if max(both.abstention, both.answer) <= most}
 
 
-def _mean(costs: OutcomeCosts, pass_rate: float) -> float:
+def _mean_cost(costs: OutcomeCosts, pass_rate: float) -> float:
     return pass_rate * costs.answer + (1 - pass_rate) * costs.abstention
 
 
 @lru_cache(maxsize=1024)
-def _most(event: ConfidentMax, order: float) -> float:
+def _max_outcome_cost(event: ConfidentMax, order: float) -> float:
     """Return the most that an outcome may cost at an order: see `MOST_EXPENSIVE`."""
-    return MOST_EXPENSIVE * release_cells(event, order, counts_excess(event.sigma2, order)).flat()
+    return MAX_OUTCOME_COST * release_cells(event, order, counts_excess(event.sigma2, order)).flat()
 
 
-def _release(mechanism: Thresholded) -> ConfidentMax:
+def _priced_release(mechanism: Thresholded) -> ConfidentMax:
     """Return what an answer is charged for at one price for both outcomes."""
     event = replace(mechanism, answer_share=1.0).events()[VoteOutcome.ANSWERED]
     if not isinstance(event, ConfidentMax):
@@ -353,15 +358,15 @@ def _release(mechanism: Thresholded) -> ConfidentMax:
     return event
 
 
-FEW = 10
+MIN_ANSWERS_PER_CLASS = 10
 """Answers per class below which a budget teaches a student little."""
 
 
-def too_few(terms: Terms, classes: int) -> str | None:
+def small_budget_warning(terms: Terms, classes: int) -> str | None:
     """Return what is wrong with a budget that buys too few answers to learn from, or None."""
     choice = terms.choice
     answers = choice.considered[0].answers if choice else terms.affordable(Account())
-    if answers >= FEW * classes:
+    if answers >= MIN_ANSWERS_PER_CLASS * classes:
         return None
     return (
         f"About {answers:,} answers for {classes:,} classes teach a student little. At equal "
@@ -370,7 +375,7 @@ def too_few(terms: Terms, classes: int) -> str | None:
     )
 
 
-def most_queries(terms: Terms, account: Account) -> int | None:
+def max_queries(terms: Terms, account: Account) -> int | None:
     """Return how many further queries fit if each has its cheapest outcome.
 
     None if nothing limits them beforehand: a published figure may give back all that was spent.
@@ -378,13 +383,13 @@ def most_queries(terms: Terms, account: Account) -> int | None:
     limits = []
     left = terms.budget - account.spent
     if terms.schedule is None:
-        limits.append(_fitting(left, terms.room.cost, terms.least.cost))
+        limits.append(_count_fitting(left, terms.room.cost, terms.least.cost))
     delta_left = terms.delta_budget - account.delta_spent
-    limits.append(_fitting(delta_left, terms.room.delta, terms.least.delta))
+    limits.append(_count_fitting(delta_left, terms.room.delta, terms.least.delta))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _fitting(left: int, room: int, each: int) -> int | None:
+def _count_fitting(left: int, room: int, each: int) -> int | None:
     """Return how many fit while `room` must be left for each; None if they take nothing."""
     if left < room:
         return 0

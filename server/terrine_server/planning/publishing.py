@@ -12,22 +12,22 @@ released at counts of charges that are fixed beforehand (`published.release`). T
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.planning.forecast import Forecast, Spec, Votes, forecast
-from terrine_server.planning.opening import quotes
+from terrine_server.planning.consensus import ExpectedOutcomes, Votes, expected_outcomes
+from terrine_server.planning.opening import Spec, quotes
 from terrine_server.privacy.budget import GDP, Rule, Terms
 from terrine_server.privacy.curves import rdp, rdp_budget
 from terrine_server.privacy.events import CostEvent
 from terrine_server.privacy.mechanisms import InteractiveGNMax, Mechanism, build_mechanism
 from terrine_server.privacy.numbers import COST_UNITS
 from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError
-from terrine_server.privacy.published import FLOOR, GRID, ActualCost, BoundRelease, Meter
+from terrine_server.privacy.published import FLOOR, GRID, BoundRelease, Meter
 from terrine_server.privacy.quoting import publication_z, quote, split_delta
 
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
 """β·λ. Beyond 1/4 a release quickly becomes expensive."""
 SIGMAS = np.geomspace(0.5, 2000, 32)
 """Noise of a release, in units of the smooth sensitivity."""
-PUBLICATIONS = (1, 2, 3, 4, 6)
+NUMBERS_OF_PUBLICATIONS = (1, 2, 3, 4, 6)
 """How many figures are published."""
 
 
@@ -55,30 +55,23 @@ class PublishingPlan:
 
 
 @dataclass(frozen=True)
-class _Worst:
-    """The cost of one query at one order, for any votes: on average and at most."""
+class _WorstCost:
+    """Of one query at one order, for any votes: on average and at most."""
 
     mean: float
     most: float
 
-    def fitting(self, left: Floats) -> Floats:
+    @classmethod
+    def of(cls, shares: Mapping[CostEvent, float], order: float) -> _WorstCost:
+        """From the expected share of each event."""
+        costs = {event: float(rdp(event, order)) for event in shares}
+        mean = sum(share * costs[event] for event, share in shares.items())
+        return cls(mean, max(costs.values()))
+
+    def count_fitting(self, left: Floats | float) -> Floats:
         """Return how many queries fit."""
+        left = np.asarray(left)
         return np.where(left >= self.most, np.floor((left - self.most) / self.mean) + 1, 0.0)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """A candidate publication, how many times it is published, and its price each time.
-
-    `secret`, `sensitivity`: the average data-dependent cost of one query, and its share of the
-    smooth sensitivity. Their totals grow with the number of queries.
-    """
-
-    publication: BoundRelease
-    times: int
-    price: float
-    secret: float
-    sensitivity: float
 
 
 class DataDependent:
@@ -91,68 +84,42 @@ class DataDependent:
         self,
         mechanism: Mechanism,
         votes: Votes,
-        forecast: Forecast,
         *,
         delta: float,
-        publications: Sequence[int] = PUBLICATIONS,
+        publications: Sequence[int] = NUMBERS_OF_PUBLICATIONS,
         orders: Sequence[float] = ORDERS,
     ) -> None:
-        events = mechanism.events()
+        events, self.expected = mechanism.events(), expected_outcomes(mechanism, votes)
         terms = quote(mechanism, MAX_EPSILON, delta, rule=GDP)  # for its δ, which has no rule
         self.delta, self.most = delta, terms.delta_budget // terms.worst.delta
         self.publications, self.orders = publications, orders
         self.conversion = split_delta(events.values(), delta, publishing=True).conversion
         self.shares: dict[CostEvent, float] = {}
-        for outcome, share in forecast.shares.items():  # outcomes may share an event
+        for outcome, share in self.expected.shares.items():  # outcomes may share an event
             event = events[outcome]
             self.shares[event] = self.shares.get(event, 0.0) + share
-        self.worst = {order: _worst(self.shares, order) for order in orders}
-        self.mechanism, self.votes, self.forecast = mechanism, votes, forecast
-        self.choices: dict[float, list[_Choice]] = {}
+        self.worst = {order: _WorstCost.of(self.shares, order) for order in orders}
+        self.mechanism, self.votes = mechanism, votes
 
     def plan(self, epsilon: float) -> PublishingPlan | None:
         """Return the schedule that reaches the most queries within (ε, δ).
 
         None if it is best to publish nothing, as of a mechanism that costs the same at any votes.
         """
-        budgets = self._budgets(epsilon)
-        best: PublishingPlan | None = None
-        most = self._unpublished(budgets)
-        for order, budget in budgets.items():
+        budgets = {
+            order: float(rdp_budget(order, epsilon, self.conversion)) for order in self.orders
+        }
+        unpublished = [self.worst[o].count_fitting(budget) for o, budget in budgets.items()]
+        best, most = None, min(self.most, int(max(unpublished)))
+        for (order, budget), fitting in zip(budgets.items(), unpublished, strict=True):
             # Each publication frees at most the whole budget again.
-            at_most = (max(self.publications) + 1) * self.worst[order].fitting(np.array(budget))
-            if at_most <= most:
-                continue
-            found = self._best(self._choices(order), budget)
-            if found is not None and found.queries > most:
-                best, most = found, found.queries
+            if (max(self.publications) + 1) * fitting > most:
+                found = self._simulate(order, budget)
+                if found is not None and found.queries > most:
+                    best, most = found, found.queries
         return best
 
-    def _budget(self, order: float, epsilon: float) -> float:
-        return float(rdp_budget(order, epsilon, self.conversion))
-
-    def _budgets(self, epsilon: float) -> dict[float, float]:
-        return {order: self._budget(order, epsilon) for order in self.orders}
-
-    def _unpublished(self, budgets: Mapping[float, float]) -> int:
-        reached = (self.worst[o].fitting(np.array(budget)) for o, budget in budgets.items())
-        return min(self.most, int(max(reached)))
-
-    def _choices(self, order: float) -> list[_Choice]:
-        """Return the candidate publications at an order."""
-        if order not in self.choices:
-            meter, tally = self._expected(order)
-            betas = [product / order for product in SMOOTHNESS]
-            factors = [(times, publication_z(self.delta, times)) for times in self.publications]
-            self.choices[order] = [
-                _choice(*_priced(order, beta, float(sigma), z), times, spend)
-                for beta, spend in zip(betas, meter.spends(tally, betas), strict=True)
-                for sigma in SIGMAS
-                for times, z in factors
-            ]
-        return self.choices[order]
-
-    def _expected(self, order: float) -> tuple[Meter, Floats]:
+    def _tally(self, order: float) -> tuple[Meter, Floats]:
         """Return the meter at an order, and what one query is expected to add to its tally."""
         mechanism, votes = self.mechanism, self.votes
         classes = votes.counts.shape[1]
@@ -161,28 +128,35 @@ class DataDependent:
         if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
             baselines = mechanism.canonical_baseline(votes.probabilities)
         tally = np.zeros(meter.size)
-        for outcome, probability in self.forecast.probability.items():
+        for outcome, probability in self.expected.probability.items():
             places = np.array(meter.places(outcome, votes.counts, baselines))
-            np.add.at(tally, places, (probability * self.forecast.weights)[:, None])
+            np.add.at(tally, places, (probability * self.expected.weights)[:, None])
         return meter, tally
 
-    def _best(self, choices: Sequence[_Choice], budget: float) -> PublishingPlan | None:
-        """Simulate publishing when a query might leave no room.
+    def _simulate(self, order: float, budget: float) -> PublishingPlan | None:
+        """Publish when a query might leave no room, by each candidate: how much noise, how often.
 
-        Returns the result of the choice that reaches the most queries, None if none can publish.
+        Returns the result of the one that reaches the most queries, None if none can publish.
         """
-        order = choices[0].publication.order
-        worst = self.worst[order]
-        price, secret = _column(c.price for c in choices), _column(c.secret for c in choices)
-        sensitivity = _column(c.sensitivity for c in choices)
-        noise = _column(c.publication.sigma * c.publication.z for c in choices)
-        times = _column(c.times for c in choices)
-        charged, bound, paid = np.zeros((3, len(choices)))
-        going = np.full(len(choices), True)
+        worst, (meter, tally) = self.worst[order], self._tally(order)
+        betas = [product / order for product in SMOOTHNESS]
+        releases, columns = [], []
+        for beta, spend in zip(betas, meter.spends(tally, betas), strict=True):
+            # Both grow with the number of queries.
+            of_a_query = spend.cost, spend.smooth_sensitivity - FLOOR
+            for sigma in SIGMAS.tolist():
+                for number in self.publications:
+                    z = publication_z(self.delta, number)
+                    release, cost = _priced_release(order, beta, sigma, z)
+                    releases.append(release)
+                    columns.append((number, cost, release.sigma * release.z, *of_a_query))
+        times, price, noise, secret, sensitivity = np.array(columns, dtype=np.float64).T
+        charged, bound, paid = np.zeros((3, len(releases)))
+        going = np.full(len(releases), True)
         schedule: list[Floats] = []
         bounds: list[Floats] = []
-        for index in range(max(c.times for c in choices)):
-            more = worst.fitting(budget - bound - paid - price)
+        for index in range(max(self.publications)):
+            more = worst.count_fitting(budget - bound - paid - price)
             going &= (more > 0) & (index < times)
             charged = charged + np.where(going, more, 0)
             paid = paid + np.where(going, price, 0)
@@ -191,43 +165,29 @@ class DataDependent:
             bound = np.where(going, np.minimum(figure, bound + worst.mean * more), bound)
             schedule.append(np.where(going, charged, 0))
             bounds.append(bound)
-        reached = np.minimum(charged + worst.fitting(budget - bound - paid), self.most)
+        reached = np.minimum(charged + worst.count_fitting(budget - bound - paid), self.most)
         reached[schedule[0] == 0] = -1
         best = int(np.argmax(reached))
         if reached[best] < 0:
             return None
         done = [index for index, count in enumerate(schedule) if count[best]]
         return PublishingPlan(
-            choices[best].publication,
+            releases[best],
             tuple(int(schedule[index][best]) for index in done),
             tuple(float(bounds[index][best]) for index in done),
             int(reached[best]),
         )
 
 
-def _column(values: Iterable[float]) -> Floats:
-    return np.array(list(values), dtype=np.float64)
+@lru_cache(maxsize=16384)  # all candidates of one δ
+def _priced_release(
+    order: float, beta: float, sigma: float, z: float
+) -> tuple[BoundRelease, float]:
+    release = BoundRelease(order, beta, sigma, z)
+    return release, release.cost
 
 
-@lru_cache(maxsize=16384)  # all that the choices of one δ are made of
-def _priced(order: float, beta: float, sigma: float, z: float) -> tuple[BoundRelease, float]:
-    publication = BoundRelease(order, beta, sigma, z)
-    return publication, publication.cost
-
-
-def _choice(publication: BoundRelease, price: float, times: int, spend: ActualCost) -> _Choice:
-    return _Choice(publication, times, price, spend.cost, spend.smooth_sensitivity - FLOOR)
-
-
-def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
-    costs = {event: float(rdp(event, order)) for event in shares}
-    return _Worst(
-        mean=sum(share * costs[event] for event, share in shares.items()),
-        most=max(costs.values()),
-    )
-
-
-def propose(
+def choose_schedule(
     spec: Spec,
     votes: Votes,
     *,
@@ -240,12 +200,13 @@ def propose(
     Raises `ParameterError` if publishing is not expected to reach more queries than the worst case.
     """
     mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
-    expected = forecast(mechanism, votes)
+    model = DataDependent(mechanism, votes, delta=delta, orders=(order,))
     found = quotes(mechanism, epsilon, delta, cap_rule=Rule("rdp", order), pass_rate=1.0)
     worst_case = max(
-        _queries(quoted.terms, expected) for quoted in found if quoted.answer_share is None
+        _count_worst_case(quoted.terms, model.expected)
+        for quoted in found
+        if quoted.answer_share is None
     )
-    model = DataDependent(mechanism, votes, expected, delta=delta, orders=(order,))
     best = model.plan(epsilon)
     if best is None or best.queries <= worst_case:
         reach = "gains nothing" if best is None else f"reaches about {best.queries} queries"
@@ -257,7 +218,7 @@ def propose(
     return best.publication, best.schedule
 
 
-def _queries(terms: Terms, expected: Forecast) -> int:
+def _count_worst_case(terms: Terms, expected: ExpectedOutcomes) -> int:
     """Return how many queries are expected to fit if each costs its worst case."""
     mean = sum(share * terms.prices[outcome].cost for outcome, share in expected.shares.items())
     fit = int((terms.budget - terms.worst.cost) / mean * (1 + 1e-12)) + 1

@@ -198,19 +198,19 @@ def test_all_outcomes_are_counted_beyond_the_days_that_charts_show(world: World)
 
 def test_odds_are_those_of_the_worst_case_attained() -> None:
     """By the four outcomes of the mechanism to which every (ε, δ) reduces, as an oracle."""
-    from terrine_server.planning.first_project import caught_at_most, right_at_most
+    from terrine_server.planning.first_project import max_detection_rate, max_guess_accuracy
 
     for epsilon, delta in itertools.product((0.0, 0.1, 1.0, 3.0, 8.0), (0.0, 1e-5, 0.05)):
         share = math.exp(epsilon) / (1 + math.exp(epsilon))
         true = [delta, (1 - delta) * share, (1 - delta) * (1 - share), 0.0]
         false = true[::-1]
         right = sum(max(p, q) for p, q in zip(true, false, strict=True)) / 2
-        assert right_at_most(epsilon, delta) == pytest.approx(right, rel=1e-12)
+        assert max_guess_accuracy(epsilon, delta) == pytest.approx(right, rel=1e-12)
         caught, left = 0.0, 0.01  # accuse on the likeliest outcomes first: Neyman and Pearson
         for p, q in zip(true, false, strict=True):
             part = min(1.0, left / q) if q else 1.0
             caught, left = caught + part * p, left - part * q
-        assert caught_at_most(epsilon, delta) == pytest.approx(caught, rel=1e-9)
+        assert max_detection_rate(epsilon, delta) == pytest.approx(caught, rel=1e-9)
 
 
 def test_what_could_not_be_checked_comes_first(world: World, tmp_path: Path) -> None:

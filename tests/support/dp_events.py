@@ -1,11 +1,11 @@
-"""Cost events as those of Google's dp_accounting, to hold our prices against its accountants.
+"""Cost events as those of Google's dp_accounting, to compare our prices with its accountants.
 
     from dp_accounting.pld import PLDAccountant
     accountant = PLDAccountant().compose(dp_event(mechanism.events()["answered"]), 500)
 
-Each is an upper bound on what the release tells of one unit, and none is tighter than what
-dp_accounting can say: it knows continuous noise, and no test and maximum that are one release. So
-its totals may be above ours, which follow from the discrete noise and from what a label tells.
+Each is an upper bound on what the release tells about one unit. dp_accounting knows continuous
+noise, and does not know a test and a maximum as one release, so its totals may be above ours, which
+follow from the discrete noise and from what a label tells.
 """
 
 from __future__ import annotations
