@@ -21,9 +21,7 @@ class Data(StrEnum):
 
     MNIST = "mnist"
     FASHION = "fashion"
-    SVHN = "svhn"
     ADULT = "adult"
-    DIABETES = "diabetes"
     GLYPH = "glyph"
 
 
@@ -63,8 +61,7 @@ def reproduce(
         typer.Argument(
             metavar="DIR",
             help="Directory with its files, as published: the four IDX files of mnist or fashion, "
-            "train_32x32.mat and test_32x32.mat, adult.data and adult.test, or diabetic_data.csv "
-            "(also .gz); for glyph, what `make glyphs` writes.",
+            "or adult.data and adult.test (also .gz); for glyph, what `make glyphs` writes.",
         ),
     ],
     epsilon: Annotated[
