@@ -19,7 +19,6 @@ from terrine_protocol import ProjectInfo
 from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
-    from terrine_models.data.arrays import InputSpec
     from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student, Task
     from terrine_models.students.selection import TrainedStudent
@@ -281,13 +280,6 @@ def answers_of(
         matches_prior=facts.matches_prior or by_units,
         voting=min(1.0, teachers / facts.teachers),
     )
-
-
-def spec_of(project: ProjectInfo) -> InputSpec:
-    """The kind of input that the project takes."""
-    from terrine_models.data.arrays import InputSpec
-
-    return InputSpec.model_validate(project.ensemble.input.model_dump())
 
 
 ONE_SIDED = 0.9

@@ -47,7 +47,7 @@ NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
 def expecting(
     *shape: int, classes: int = 1, dtype: Literal["uint8", "float32"] = "float32"
 ) -> EnsembleFacts:
-    spec = InputSpec(shape=list(shape), dtype=dtype, low=0, high=255)
+    spec = InputSpec(shape=shape, dtype=dtype, low=0, high=255)
     return EnsembleFacts.model_construct(
         kind="heads", input=spec, classes=["a class"] * classes, teachers=2
     )

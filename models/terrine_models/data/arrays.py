@@ -14,17 +14,17 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from terrine_protocol.base import fold, listed, normalize, numbered
 from terrine_protocol.files import opened, read
 from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import InputSpec as InputSpec
 from terrine_protocol.tables import DataError as DataError
-from terrine_protocol.tables import Record, TableSchema
+from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.columns import GrowingArray
 
 BLOCK = 16_384
@@ -85,21 +85,6 @@ LONGEST_CLASS = 200
 """Characters in the name of a class."""
 WIDEST_RANGE = float(np.finfo(np.float32).max)
 """Between the lowest and the highest value of an input: more cannot be scaled in float32."""
-
-
-class InputSpec(Record):
-    """What one input looks like: its shape without the batch, and the range of its values."""
-
-    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, max_length=4)]
-    dtype: Literal["uint8", "float32"]
-    low: float
-    high: float
-
-    @model_validator(mode="after")
-    def _range_is_not_empty(self) -> Self:
-        if not self.low < self.high:
-            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
-        return self
 
 
 class RecordSource(Protocol):

@@ -177,7 +177,7 @@ def decode_json(
 
     named: how rows by name are read, if the project takes some.
     """
-    shape = tuple(expected.input.shape)
+    shape = expected.input.shape
     arrays = (
         f"Inputs are numbers of shape [{', '.join(map(str, ['B', *shape]))}], "
         f"probabilities of shape [B, {len(expected.classes)}].{_how_rows_are_sent(expected)}"
@@ -324,7 +324,7 @@ def _checked_header(name: str, start: bytes, expected: EnsembleFacts, limits: Bo
             "Pickled objects are never read."
         )
     row, used = (
-        (tuple(expected.input.shape), np.dtype(expected.input.dtype))
+        (expected.input.shape, np.dtype(expected.input.dtype))
         if name == "inputs"
         else ((len(expected.classes),), np.dtype(np.float64))
     )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from terrine_protocol import (
     EnsembleFacts,
     EnsembleRegister,
-    InputSpec,
     LogVerification,
     ProjectOpen,
     ProjectStatus,
@@ -407,7 +406,7 @@ def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
         aggregator = federation.aggregator
         return federation.units, EnsembleFacts(
             kind=SHARED if aggregator else "remote",
-            input=InputSpec.model_validate(federation.input),
+            input=federation.input,
             classes=list(federation.classes),
             teachers=len(federation.owners),
             disjoint_by=federation.disjoint_by,
@@ -416,7 +415,7 @@ def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
     manifest = load_manifest(directory)
     return manifest.units, EnsembleFacts(
         kind=manifest.kind,
-        input=InputSpec.model_validate(manifest.input),
+        input=manifest.input,
         classes=list(manifest.classes),
         teachers=manifest.teachers,
         matches_prior=manifest.teacher.matches_prior,
