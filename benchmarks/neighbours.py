@@ -20,7 +20,7 @@ from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.storage.manifests import versions
 from terrine_models.teachers.manifests import Manifest
-from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers, whole
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers, quantize
 
 AIM = 1.5
 ROUNDS = 30
@@ -35,9 +35,9 @@ def main() -> None:
     options = parser.parse_args()
     random = np.random.default_rng(0)
     ensemble = made(random, options.records, options.coordinates)
-    queries = whole(unit(random, options.batch, options.coordinates), 3300.0)
+    queries = quantize(unit(random, options.batch, options.coordinates), 3300.0)
     x = torch.from_numpy(queries).float()
-    records = torch.from_numpy(whole(unit(random, options.records, options.coordinates), 3300.0))
+    records = torch.from_numpy(quantize(unit(random, options.records, options.coordinates), 3300.0))
     transposed = records.float().T.contiguous()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found, bare = [], []
@@ -76,9 +76,9 @@ def made(random: np.random.Generator, records: int, coordinates: int) -> Neighbo
         files={"teachers-00000.safetensors": "0" * 64, "radius.safetensors": "0" * 64},
     )
     labels = np.zeros(records, np.int16)
-    own = whole(unit(random, records, coordinates), 3300.0)
+    own = quantize(unit(random, records, coordinates), 3300.0)
     units = np.arange(records, dtype=np.int32)
-    return NeighbourEnsemble(manifest, features, whole(inputs, 3300.0), own, labels, units)
+    return NeighbourEnsemble(manifest, features, quantize(inputs, 3300.0), own, labels, units)
 
 
 def unit(random: np.random.Generator, rows: int, coordinates: int) -> np.ndarray:

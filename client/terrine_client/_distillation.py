@@ -69,10 +69,10 @@ class Distillation:
 
     def sketch(self) -> Student:
         """The plain student of what was bought so far, calibrated: it takes seconds."""
-        from terrine_models.students.selection import PLAIN, choose
+        from terrine_models.students.selection import PLAIN_METHOD, choose
         from terrine_models.students.settings import Training
 
-        return choose(self.task, self.answers, Training(method=PLAIN)).student
+        return choose(self.task, self.answers, Training(method=PLAIN_METHOD)).student
 
     def order(self) -> Ints:
         """All inputs in an order of which any beginning represents the whole."""

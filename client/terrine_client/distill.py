@@ -206,10 +206,10 @@ def task_of(
 
 def check_training(training: Training, task: Task) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
-    from terrine_models.students.models import check
+    from terrine_models.students.models import check_method
 
     try:
-        check(training.method, task)
+        check_method(training.method, task)
     except ValueError as error:
         raise DistillError(f"{error} Nothing was asked.") from None
 

@@ -194,7 +194,7 @@ def _suited(
     quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
-    from terrine_models.students.models import Task, check
+    from terrine_models.students.models import Task, check_method
     from terrine_models.teachers.kinds import Forests
 
     importlib.import_module("terrine_experiments.students")  # registers its methods
@@ -205,7 +205,7 @@ def _suited(
         training = replace(training, method=method)
     try:
         test = source.test
-        check(training.method, Task(test.inputs, test.spec, test.classes, test.encoding))
+        check_method(training.method, Task(test.inputs, test.spec, test.classes, test.encoding))
     except ValueError as error:
         fail(str(error))
     number = teachers or (min(source.teachers, QUICK_TEACHERS) if quick else source.teachers)

@@ -66,10 +66,10 @@ def built(out: Path, data: Dataset, key: bytes | None = KEY) -> Path:
 
 def of_slots(directory: Path) -> dict[int, list[tuple[bytes, int, int]]]:
     """What each slot has: points, label and edition of its records."""
-    from terrine_models.teachers.neighbours import RECORDS
+    from terrine_models.teachers.neighbours import RECORDS_FILE
 
     NeighbourEnsemble.load(directory)
-    tensors = load_tensors(directory, RECORDS, load_manifest(directory).files[RECORDS])
+    tensors = load_tensors(directory, RECORDS_FILE, load_manifest(directory).files[RECORDS_FILE])
     found: dict[int, list[tuple[bytes, int, int]]] = {}
     rows = zip(
         *(tensors[name].numpy() for name in ("units", "points", "labels", "since")), strict=True

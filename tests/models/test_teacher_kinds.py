@@ -16,7 +16,7 @@ from refusals import holds, refuses
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData
-from terrine_models.storage.manifests import CONFIG, FeatureSpec, StoreError
+from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
@@ -31,7 +31,7 @@ from terrine_models.teachers.manifests import (
 from terrine_models.teachers.shards import Shards
 
 
-@dataclass(frozen=True, config=CONFIG)
+@dataclass(frozen=True, config=SETTINGS_CONFIG)
 class Centroids:
     """The nearest class mean."""
 

@@ -27,9 +27,9 @@ from terrine_protocol.tables.columns import (
     RowBlock,
     Values,
     check_names,
+    check_unchanged,
+    ignore_progress,
     rows_at_a_time,
-    unchanged,
-    unseen,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def encode_table(
     path: Path,
     schema: TableSchema,
     note: Note | None = None,
-    progress: Progress = unseen,
+    progress: Progress = ignore_progress,
     *,
     accept_clipped: bool = False,
 ) -> NDArray[np.float32]:
@@ -132,7 +132,7 @@ def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
             f"{path}: reading tables from files needs pyarrow. In a checkout: pip install "
             "'.[arrow]'. Data frames are encoded without it."
         ) from None
-    with unchanged(path), open_file(path, **options) as file:
+    with check_unchanged(path), open_file(path, **options) as file:
         yield file
 
 

@@ -32,7 +32,7 @@ from terrine_protocol.files import opened
 from terrine_protocol.tables import Column, DataError, TableSchema
 from terrine_protocol.tables.columns import (
     DECIMAL_COMMA,
-    MISSING,
+    MISSING_TEXTS,
     THOUSANDS,
     CodedValues,
     Note,
@@ -41,12 +41,12 @@ from terrine_protocol.tables.columns import (
     Values,
     check_names,
     files_within,
+    ignore_progress,
     rows_at_a_time,
     rows_at_least,
-    unseen,
 )
 
-BLOCK = 2**20
+BLOCK_BYTES = 2**20
 """Bytes that are read together."""
 _MARKED_LINE = re.compile(rb"(^|[\r\n])(?:\xef\xbb\xbf)+")
 SHEET = "Open it in a spreadsheet program and save the sheet as CSV in UTF-8"
@@ -66,7 +66,7 @@ def _by_r(call: str) -> str:
     return f"""Rscript -e "write.csv({call}, 'table.csv', row.names = FALSE)" converts it."""
 
 
-OTHERS: tuple[tuple[bytes, str, str], ...] = (
+FOREIGN_FORMATS: tuple[tuple[bytes, str, str], ...] = (
     (rb"PAR1", "a Parquet file, packed", UNPACK),
     (rb"ARROW1", "an Arrow file, packed", UNPACK),
     (
@@ -150,12 +150,12 @@ WIDE_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 """How text in other encodings starts that say what they are."""
-OLD = "windows-1252"
+OLD_ENCODING = "windows-1252"
 """Of lines that are not UTF-8. What of it is printed is the same in Latin-1."""
 
-UNUSED = b"\x81\x8d\x8f\x90\x9d"
+UNUSED_BYTES = b"\x81\x8d\x8f\x90\x9d"
 """Bytes that mean nothing in it."""
-ODD = re.compile(f"[{UNUSED.decode('latin-1')}]")
+UNUSED_CHARACTER = re.compile(f"[{UNUSED_BYTES.decode('latin-1')}]")
 
 
 class TextFile(io.RawIOBase):
@@ -178,11 +178,11 @@ class TextFile(io.RawIOBase):
         self.quotes = 0
         """How many there were: an odd number leaves one open."""
         self._place, self._ended = 0, False
-        self._next = self._file.read(BLOCK)
+        self._next = self._file.read(BLOCK_BYTES)
         marks = (encoding for mark, encoding in WIDE_MARKS if self._next.startswith(mark))
         wide = next(marks, None) or _unmarked(self._next)
         self._wide = None if wide is None else codecs.getincrementaldecoder(wide)()
-        for start, what, remedy in OTHERS:
+        for start, what, remedy in FOREIGN_FORMATS:
             if re.match(start, self._next, re.DOTALL):
                 remedy = re.sub(r"\bFILE\b", lambda _: _quoted(path), remedy)
                 raise DataError(f"{path} is {what}, which is not read. {remedy}")
@@ -193,9 +193,9 @@ class TextFile(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Return so many bytes, and fewer only at the end: to pyarrow, what it gets is a block."""
-        size = BLOCK if size < 0 else size
+        size = BLOCK_BYTES if size < 0 else size
         while len(self.ready) < size and not self._ended:
-            chunk, self._next = self._next or self._file.read(BLOCK), b""
+            chunk, self._next = self._next or self._file.read(BLOCK_BYTES), b""
             self._ended = not chunk
             chunk = self._narrowed(chunk)
             if b"\0" in chunk:
@@ -238,7 +238,9 @@ class TextFile(io.RawIOBase):
         data, start = self._tail + chunk, self._place - len(self._tail)
         self._place += len(chunk)
         end = len(data)
-        if chunk and len(data) <= 2 * BLOCK:  # longer lines are in no table: pyarrow refuses them
+        if (
+            chunk and len(data) <= 2 * BLOCK_BYTES
+        ):  # longer lines are in no table: pyarrow refuses them
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         text, self._tail = data[:end], data[end:]
         if _is_utf_8(text):
@@ -253,7 +255,7 @@ class TextFile(io.RawIOBase):
     def _of_old(self, line: bytes, start: int) -> bytes:
         """A line that is not UTF-8, and starts at this byte of the file, as UTF-8."""
         try:
-            text = line.decode(OLD).encode()
+            text = line.decode(OLD_ENCODING).encode()
         except UnicodeDecodeError:
             self.odd = True
             text = "".join(_of_old(byte) for byte in line).encode()
@@ -261,34 +263,34 @@ class TextFile(io.RawIOBase):
             self._noted = True
             self._note(
                 f"{self._path} is not UTF-8 (line {self._line(start)}); such lines are read as "
-                f"{OLD}."
+                f"{OLD_ENCODING}."
             )
         return text
 
     def check(self, text: str, where: str, column: str | None = None) -> None:
         """Raise DataError for a text with a byte that is neither UTF-8 nor Windows-1252."""
-        found = ODD.search(text) if self.odd else None
+        found = UNUSED_CHARACTER.search(text) if self.odd else None
         if found is not None:
             name = self._path.name.removesuffix(".gz")
             beside = "." if column is None else f", or leave the column out: --ignore {column}."
             raise DataError(
                 f"{where}{'' if column is None else f': column {column}'} holds the byte "
-                f"0x{ord(found[0]):02x}, which is neither UTF-8 nor {OLD}. Convert the file from "
-                f"what it is, iconv -f ENCODING -t UTF-8 {name} > utf8-{name}{beside}"
+                f"0x{ord(found[0]):02x}, which is neither UTF-8 nor {OLD_ENCODING}. Convert the "
+                f"file from what it is, iconv -f ENCODING -t UTF-8 {name} > utf8-{name}{beside}"
             )
 
     def _line(self, place: int) -> int:
         """The line that starts at this byte of the file, which is read again for it."""
         with opened(self._path) as file:
             text: Any = gzip.GzipFile(fileobj=file) if self._gzip else file
-            parts = (text.read(min(BLOCK, place - at)) for at in range(0, place, BLOCK))
+            parts = (text.read(min(BLOCK_BYTES, place - at)) for at in range(0, place, BLOCK_BYTES))
             before: int = sum(part.count(b"\n") for part in parts)
             return 1 + before
 
 
 def _of_old(byte: int) -> str:
     """A byte of Windows-1252 as text; one that it has not got, as a control character."""
-    return bytes([byte]).decode(OLD) if byte not in UNUSED else chr(byte)
+    return bytes([byte]).decode(OLD_ENCODING) if byte not in UNUSED_BYTES else chr(byte)
 
 
 def _quoted(path: Path) -> str:
@@ -335,22 +337,27 @@ class _Packed(io.RawIOBase):
         return chunk
 
 
-SAMPLE = 100
+SAMPLE_RECORDS = 100
 """Records that are read to find the delimiter."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 OTHER_DELIMITERS = (" ", ":", "^", "~", "\x01")
-MOST_TITLE_LINES = 20
+MAX_TITLE_LINES = 20
 SEPARATOR_HINT = re.compile(r"sep=(.?)", re.IGNORECASE)
 """A first line that tells Excel the delimiter, and is no record."""
 
-TYPED = {"Parquet": b"PAR1", "Arrow": b"ARROW1", "Arrow stream": b"\xff\xff\xff\xff", "ORC": b"ORC"}
+TYPED_FORMATS = {
+    "Parquet": b"PAR1",
+    "Arrow": b"ARROW1",
+    "Arrow stream": b"\xff\xff\xff\xff",
+    "ORC": b"ORC",
+}
 """Kinds of files whose columns have types, and how they start."""
 
 Fits = Callable[[Sequence[str]], bool]
 """Whether a first record is as expected, which resolves most ambiguities."""
 
 
-def silent(sentence: str) -> None:
+def ignore_note(sentence: str) -> None:
     """Discard a note."""
 
 
@@ -367,7 +374,7 @@ class ArrowFile:
         self._kind = _typed(file)
         if self._kind == "Parquet":
             # A buffer: otherwise all of a row group's columns would be read at once.
-            self._file = parquet.ParquetFile(file, buffer_size=BLOCK)
+            self._file = parquet.ParquetFile(file, buffer_size=BLOCK_BYTES)
             schema = self._file.schema_arrow
         elif self._kind == "ORC":
             from pyarrow import orc
@@ -385,7 +392,7 @@ class ArrowFile:
         """Of its columns, as pyarrow names them."""
 
     def batches(
-        self, names: Sequence[str], header: bool = True, progress: Progress = unseen
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
     ) -> Iterator[Any]:
         """Record batches with these columns. Raises what pyarrow does."""
         rows, columns, done = rows_at_a_time(len(names)), [self._stored[n] for n in names], 0
@@ -419,12 +426,12 @@ class ArrowFile:
 def _typed(file: io.BufferedReader) -> str:
     """Which kind of `TYPED` a file is, or nothing. An ORC file ends as it starts, `ORCID,a` not."""
     start, end = file.peek(8)[:8], b""
-    kind = next((kind for kind, begins in TYPED.items() if start.startswith(begins)), "")
+    kind = next((kind for kind, begins in TYPED_FORMATS.items() if start.startswith(begins)), "")
     if kind == "ORC":
         file.seek(max(0, file.seek(0, io.SEEK_END) - 4))
         end = file.read()
         file.seek(0)
-    return kind if kind != "ORC" or TYPED["ORC"] in end else ""
+    return kind if kind != "ORC" or TYPED_FORMATS["ORC"] in end else ""
 
 
 class ArrowFolder:
@@ -462,7 +469,7 @@ class ArrowFolder:
         self._starts = list[int]()
 
     def batches(
-        self, names: Sequence[str], header: bool = True, progress: Progress = unseen
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
     ) -> Iterator[Any]:
         """Record batches with these columns, as `ArrowFile` does."""
         self._starts, rows = [], 0
@@ -502,12 +509,12 @@ class CsvFile:
     ) -> None:
         self.path, self.sha256, self.types = path, "", dict[str, Any]()
         self._size, self._text = path.stat().st_size, TextFile(path, file, note, digest)
-        self._head = self._text.read(BLOCK)
-        whole = len(self._head) < BLOCK
+        self._head = self._text.read(BLOCK_BYTES)
+        whole = len(self._head) < BLOCK_BYTES
         lines = io.StringIO(self._head.decode(errors="ignore"), newline="").readlines()
         if lines and not whole and not lines[0].endswith(("\n", "\r")):
             raise DataError(
-                f"{path}: its first line has more than {BLOCK:,} bytes. Is this a table with "
+                f"{path}: its first line has more than {BLOCK_BYTES:,} bytes. Is this a table with "
                 "one record on each line? If so, it has too many columns: keep those that count."
             )
         _check_text(path, lines)
@@ -536,7 +543,7 @@ class CsvFile:
             )
 
     def batches(
-        self, names: Sequence[str], header: bool, progress: Progress = unseen
+        self, names: Sequence[str], header: bool, progress: Progress = ignore_progress
     ) -> Iterator[Any]:
         """Record batches of text with columns of these names. Raises DataError.
 
@@ -548,7 +555,7 @@ class CsvFile:
         records, delimiter = 0, self.delimiter
         some, waiting = rows_at_least(len(names)), list[Any]()
         reading = arrow_csv.ReadOptions(
-            column_names=self._names, block_size=BLOCK, use_threads=False
+            column_names=self._names, block_size=BLOCK_BYTES, use_threads=False
         )
         parsing = arrow_csv.ParseOptions(
             delimiter=delimiter,
@@ -615,7 +622,7 @@ class CsvFile:
         """
         if self._text.odd:
             for place, each in enumerate(texts):
-                if ODD.search(each):
+                if UNUSED_CHARACTER.search(each):
                     self._text.check(each, where(place), name)
 
     def where(self, record: int) -> str:
@@ -644,7 +651,7 @@ class CsvFile:
 
         Raises DataError for the first record, up to this one, that is wrong.
         """
-        start, left = 1, BLOCK
+        start, left = 1, BLOCK_BYTES
 
         def lines(file: io.TextIOWrapper) -> Iterator[str]:
             nonlocal left
@@ -653,18 +660,18 @@ class CsvFile:
                 if left < 0:
                     raise DataError(
                         f"{self.path}: the record that starts on line {start} has more than "
-                        f"{BLOCK:,} bytes. Is this a table with one record on each line?"
+                        f"{BLOCK_BYTES:,} bytes. Is this a table with one record on each line?"
                     )
                 yield line
 
         with opened(self.path) as file:
-            again = io.BufferedReader(TextFile(self.path, file, silent, digest=False))
+            again = io.BufferedReader(TextFile(self.path, file, ignore_note, digest=False))
             plain = io.TextIOWrapper(again, "utf-8", newline="")
             reader = csv.reader(lines(plain), delimiter=self.delimiter, strict=True)
             found = -1 if self._after_header else 0
             try:
                 for fields in reader:
-                    line, start, left = reader.line_num, reader.line_num + 1, BLOCK
+                    line, start, left = reader.line_num, reader.line_num + 1, BLOCK_BYTES
                     hint = self._hinted is not None and line == 1
                     if hint or _is_nothing(fields, self.delimiter):
                         continue
@@ -696,7 +703,7 @@ TableFile = ArrowFile | ArrowFolder | CsvFile
 
 @contextmanager
 def open_file(
-    path: Path, fits: Fits = bool, note: Note = silent, digest: bool = True
+    path: Path, fits: Fits = bool, note: Note = ignore_note, digest: bool = True
 ) -> Iterator[TableFile]:
     """Open a table's file, whatever its name. Raises DataError for what is no table, and if two
     delimiters fit.
@@ -789,12 +796,12 @@ def _check_first(
 ) -> None:
     """Raise DataError if a first record that does not fit is a title, or has other delimiters."""
     given = [sum(map(bool, fields)) for _, fields in rows]
-    for place, (line, fields) in enumerate(rows[:MOST_TITLE_LINES]):
+    for place, (line, fields) in enumerate(rows[:MAX_TITLE_LINES]):
         if 2 * max(given[:place], default=len(fields)) <= len(fields) == given[place]:
             if fits(fields):
                 raise DataError(_below_title(path, len(fields), line))
             break
-    full = [line.strip() for line in lines if line.strip()][:SAMPLE]
+    full = [line.strip() for line in lines if line.strip()][:SAMPLE_RECORDS]
     if len(rows) > 2 and all(len(fields) == 1 for _, fields in rows):
         for delimiter in OTHER_DELIMITERS:
             sizes = {len([part for part in line.split(delimiter) if part]) for line in full[:-1]}
@@ -840,7 +847,7 @@ def _sniffed(
             for fields in reader:
                 if not _is_nothing(fields, delimiter):
                     rows.append((reader.line_num, [normalize(field.strip()) for field in fields]))
-                if len(rows) > SAMPLE:
+                if len(rows) > SAMPLE_RECORDS:
                     break
         except csv.Error as error:  # counts as an empty record, and is the last
             broken = broken or error
@@ -972,7 +979,7 @@ def _values(
             numbers = array
             if trimmed:
                 numbers = compute.utf8_trim_whitespace(array)
-                missing = compute.is_in(numbers, value_set=pa.array(sorted(MISSING)))
+                missing = compute.is_in(numbers, value_set=pa.array(sorted(MISSING_TEXTS)))
                 numbers = compute.if_else(missing, None, numbers)
             try:
                 numbers = numbers.cast(pa.float64())

@@ -18,7 +18,7 @@ from terrine_models.students.models import (
     StudentMethod,
     StudentModel,
     Task,
-    describe,
+    describe_student,
 )
 from terrine_models.teachers.trees import Trees, fit_forest, require_scikit_learn
 
@@ -65,7 +65,7 @@ class Forest(StudentMethod):
         draws = np.random.SeedSequence(task.seed)
         tensors = fit_forest(prepared, labels[rows], len(classes), TREES, draws)
         how: dict[str, int | float | str] = {"method": "forest", "trees": TREES, "seed": task.seed}
-        model = describe(task.spec, classes, how, task.encoding, architecture="forest")
+        model = describe_student(task.spec, classes, how, task.encoding, architecture="forest")
         return Student(ForestModel(tensors, task.spec, len(classes), "the forest"), model)
 
 

@@ -27,7 +27,7 @@ from terrine_protocol.tables import DataError as DataError
 from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.columns import GrowingArray
 
-BLOCK = 16_384
+BLOCK_ROWS = 16_384
 """Rows of a block."""
 
 
@@ -81,9 +81,9 @@ def remark_on_people(names: Sequence[str], what: str) -> str | None:
 
 
 DIGITS = tuple(str(digit) for digit in range(10))
-LONGEST_CLASS = 200
+MAX_CLASS_CHARACTERS = 200
 """Characters in the name of a class."""
-WIDEST_RANGE = float(np.finfo(np.float32).max)
+MAX_RANGE = float(np.finfo(np.float32).max)
 """Between the lowest and the highest value of an input: more cannot be scaled in float32."""
 
 
@@ -160,7 +160,7 @@ class Dataset:
                 f"{self.name}: label {self.labels[unknown[0]]} of record {unknown[0]} is not one "
                 f"of 0..{len(self.classes) - 1}; are the classes declared correctly?"
             )
-        odd = outside(inputs, self.spec)
+        odd = find_outside(inputs, self.spec)
         if len(odd):
             record = odd[0]
             raise DataError(
@@ -391,7 +391,7 @@ def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:
     return np.frombuffer(digests, dtype="V16")
 
 
-def distinct(inputs: NDArray[np.generic]) -> NDArray[np.int64]:
+def number_distinct_rows(inputs: NDArray[np.generic]) -> NDArray[np.int64]:
     """Return which different row each one is [N], from 0 on: equal rows have one answer."""
     which: NDArray[np.int64] = np.unique(row_digests(inputs), return_inverse=True)[1]
     return which
@@ -489,10 +489,10 @@ def _declared_inputs(
             f"{path}: x is {x.dtype}, so the range of its values must be declared: store numbers "
             "`low` and `high`. They become public; do not compute them from private records."
         ) from None
-    if not (low < high and high - low <= WIDEST_RANGE):
+    if not (low < high and high - low <= MAX_RANGE):
         raise DataError(
             f"{path}: `low` is {low:g} and `high` is {high:g}; expected numbers, the first below "
-            f"the second, and at most {WIDEST_RANGE:.3g} apart, as float32 has them."
+            f"the second, and at most {MAX_RANGE:.3g} apart, as float32 has them."
         )
     return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
 
@@ -514,14 +514,14 @@ def check_classes(classes: Sequence[str], what: str) -> None:
         twice = next(name for name in classes if list(classes).count(name) > 1)
         raise DataError(f"{what}: two classes are named {twice!r}; each needs another name.")
     for name in classes:
-        if not name.strip() or len(name) > LONGEST_CLASS:
+        if not name.strip() or len(name) > MAX_CLASS_CHARACTERS:
             raise DataError(
                 f"{what}: a class is named {name[:50]!r}, {len(name):,} characters; expected 1 to "
-                f"{LONGEST_CLASS}, not all of them blank."
+                f"{MAX_CLASS_CHARACTERS}, not all of them blank."
             )
 
 
-def outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
+def find_outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
     """Return the records with a value outside the range, or NaN."""
     inside = np.empty(len(inputs), bool)
     for at in _slices(len(inputs)):
@@ -532,7 +532,7 @@ def outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
 
 def _slices(rows: int) -> Iterator[slice]:
     """All rows, some at a time: what is made of them need not be held for all at once."""
-    return (slice(start, start + BLOCK) for start in range(0, rows, BLOCK))
+    return (slice(start, start + BLOCK_ROWS) for start in range(0, rows, BLOCK_ROWS))
 
 
 def _as_input(x: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -17,7 +17,7 @@ import torch
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import (
-    BACKBONE,
+    BACKBONE_FILE,
     PublicModel,
     StoreError,
     sha256,
@@ -62,11 +62,11 @@ class Backbone:
     @classmethod
     def load(cls, directory: Path, source: PublicModel) -> Backbone:
         """The backbone of a trained ensemble. Raises StoreError if its file is altered."""
-        data = verified_bytes(directory, BACKBONE, source.sha256)
+        data = verified_bytes(directory, BACKBONE_FILE, source.sha256)
         try:
             return cls(data, OnnxModel(data), source)
         except ModelError as error:
-            raise StoreError(f"{directory / BACKBONE} cannot be used: {error}.") from None
+            raise StoreError(f"{directory / BACKBONE_FILE} cannot be used: {error}.") from None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Embeddings [B, D] in float32 of inputs [B, *shape], each row by itself.
@@ -89,8 +89,10 @@ class Backbone:
 
 def check_backbone(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
     """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
-    if _checked(directory / BACKBONE, inputs).sha256 != source.sha256:
-        raise StoreError(f"{directory / BACKBONE} was altered: the manifest has another SHA-256.")
+    if _checked(directory / BACKBONE_FILE, inputs).sha256 != source.sha256:
+        raise StoreError(
+            f"{directory / BACKBONE_FILE} was altered: the manifest has another SHA-256."
+        )
 
 
 def _checked(path: Path, inputs: InputSpec) -> FileFinding:

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import DataError, Dataset, InputSpec, outside, row_digests
+from terrine_models.data.arrays import DataError, Dataset, InputSpec, find_outside, row_digests
 from terrine_models.data.workers import side_by_side
 from terrine_models.features import linear
 from terrine_models.features.backbones import Backbone
 from terrine_models.features.linear import (
-    COMPONENTS,
-    COPIES,
+    DISCRIMINANT_COMPONENTS,
+    DISTORTED_COPIES,
     choose_landmarks,
     discriminant,
     embed,
@@ -50,7 +50,7 @@ Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
 directions in which classes differ (`discriminant.py`)."""
 KERNEL_COMPONENTS = 150
 """Principal components among which a kernel measures distances."""
-FINE = 0.5
+FINE_GRAPH_POWER = 0.5
 """Power of `graph.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
 images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
 MIN_SIDE, MIN_COLOURED_SIDE = 4, 8
@@ -61,18 +61,18 @@ COLOUR_WEIGHT = 5.0
 COLOUR_SHARES = (1.0, 0.5, 0.0)
 """How much colours may count, where labels or answers tell: 0 if they only distract. Else they
 count most: where colours are classes, they are all that is worth knowing."""
-MOST_JUDGED = 2000
+MAX_JUDGED_PICTURES = 2000
 """Public pictures by which views are judged, at most."""
 MAX_COLOUR_WEIGHT = 100.0
 """Of colours against gradients, at most: what varies less than that makes up for is noise."""
-BLOCK = 128
+BLOCK_IMAGES = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
-MOST_ROWS = 100_000
+MAX_BINNED_ROWS = 100_000
 """The most public rows of a table on which bins are fitted: of more, every second, third, ….
 Quantiles of that many are near enough, and bins take several times the memory of the columns."""
 MAX_SHARED = 0.01
 """Share of the public rows that may be private ones as well, however seldom rows repeat."""
-FEWEST_POINTS, MOST_POINTS = 200, 10_000
+MIN_GRAPH_POINTS, MAX_GRAPH_POINTS = 200, 10_000
 """The fewest public inputs for which there is a graph, and the most that it contains."""
 
 
@@ -125,7 +125,7 @@ class PublicData:
             raise DataError(
                 f"Public data {name} has dtype {inputs.dtype}, the private data {spec.dtype}."
             )
-        if len(outside(inputs, spec)):
+        if len(find_outside(inputs, spec)):
             raise DataError(
                 f"Public data {name} has values outside the declared range [{spec.low:g}, "
                 f"{spec.high:g}]."
@@ -348,7 +348,7 @@ def public_features(
         return _of_tables(inputs, public, width, whiten)
     if public is None:
         return _random_projection(inputs, 4 * width)
-    every = -(-len(public.inputs) // MOST_POINTS)
+    every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
     base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
     weights = _weights(view, base, inputs)
@@ -363,10 +363,10 @@ def public_features(
         fitted_on=public.source,
         backbone=None if backbone is None else backbone.source,
     )
-    if len(base) >= FEWEST_POINTS:
+    if len(base) >= MIN_GRAPH_POINTS:
         points = _project(base, tensors)
         fine = kind == "fine_graph"
-        count, power = (2 * (width // 3), FINE) if fine else (width // 3, 1.0)
+        count, power = (2 * (width // 3), FINE_GRAPH_POWER) if fine else (width // 3, 1.0)
         coordinates, scales = embed(points, count, power)
         tensors |= {"points": points, "scales": scales, "coordinates": coordinates}
         spec = spec.model_copy(
@@ -384,15 +384,16 @@ def _discriminant(
 ) -> FeatureMap:
     """The map to at most `width` directions in which public images of other classes differ."""
     pictures = public is not None and len(inputs.shape) > 1 and backbone is None
-    if public is None or view is None or not pictures or len(public.inputs) < FEWEST_POINTS:
+    if public is None or view is None or not pictures or len(public.inputs) < MIN_GRAPH_POINTS:
         raise DataError(
-            f"Discriminant features need at least {FEWEST_POINTS} public images, and no backbone."
+            f"Discriminant features need at least {MIN_GRAPH_POINTS} public images, and no "
+            "backbone."
         )
-    every = -(-len(public.inputs) // MOST_POINTS)
+    every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
     plain = torch.from_numpy(public.inputs[::every])
-    rows, name = torch.split(torch.arange(len(plain)), BLOCK), view.base
+    rows, name = torch.split(torch.arange(len(plain)), BLOCK_IMAGES), view.base
     base = torch.cat(side_by_side(lambda own: base_features(name, plain[own], inputs), rows))
-    tensors = _principal_components(base, COMPONENTS, _weights(view, base, inputs))
+    tensors = _principal_components(base, DISCRIMINANT_COMPONENTS, _weights(view, base, inputs))
     del tensors["deviations"]
 
     def components(of: torch.Tensor) -> torch.Tensor:
@@ -407,7 +408,9 @@ def _discriminant(
 
         return torch.cat(side_by_side(compute, rows))
 
-    directions, between = discriminant(components(base), [changed(i) for i in range(COPIES)], width)
+    directions, between = discriminant(
+        components(base), [changed(i) for i in range(DISTORTED_COPIES)], width
+    )
     tensors["basis"] = (tensors["basis"] @ directions).contiguous()
     spec = FeatureSpec(
         base=name, projection="discriminant", components=len(between), fitted_on=public.source
@@ -443,7 +446,7 @@ def _of_tables(
     inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
 ) -> FeatureMap:
     if public is not None:
-        every = -(-len(public.inputs) // MOST_ROWS)
+        every = -(-len(public.inputs) // MAX_BINNED_ROWS)
         rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
         tensors = linear.fit_bins(rows, width, whiten=whiten)
         if tensors is None and len(inputs.shape) > 1:  # pixels are many: too few rows for steps
@@ -491,11 +494,11 @@ class ViewPoints:
     @classmethod
     def of(cls, inputs: InputSpec, x: NDArray[Any], rows: NDArray[np.int64]) -> ViewPoints:
         """Compute them of at most MOST_JUDGED of the `rows` of x [N, *shape]; none of one view."""
-        rows, views = rows[:: -(-len(rows) // MOST_JUDGED)], views_of(inputs, x)
-        if len(views) < 2 or len(rows) < FEWEST_POINTS:
+        rows, views = rows[:: -(-len(rows) // MAX_JUDGED_PICTURES)], views_of(inputs, x)
+        if len(views) < 2 or len(rows) < MIN_GRAPH_POINTS:
             return cls(rows, {views[0]: torch.zeros(0)})
         some = torch.from_numpy(np.ascontiguousarray(x[rows]))
-        blocks, points = torch.split(some, BLOCK), dict[View, torch.Tensor]()
+        blocks, points = torch.split(some, BLOCK_IMAGES), dict[View, torch.Tensor]()
         bases = dict[Base, torch.Tensor]()
         for view in views:
             name = view.base
@@ -511,7 +514,7 @@ class ViewPoints:
     def best(self, shares: NDArray[np.float64], known: NDArray[np.bool_]) -> View:
         """Return the view that tells most of shares [N, m], of the rows that are `known` [N]."""
         usual, own = next(iter(self.points)), known[self.rows]
-        if len(self.points) < 2 or np.count_nonzero(own) < FEWEST_POINTS:
+        if len(self.points) < 2 or np.count_nonzero(own) < MIN_GRAPH_POINTS:
             return usual
         points = {view: each[torch.from_numpy(own)] for view, each in self.points.items()}
         return best_view(points, torch.from_numpy(shares[self.rows[own]]))
@@ -574,7 +577,7 @@ def _project(base: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tens
 
 
 def _blocks(inputs: NDArray[Any]) -> list[NDArray[Any]]:
-    return np.array_split(inputs, -(-len(inputs) // BLOCK))
+    return np.array_split(inputs, -(-len(inputs) // BLOCK_IMAGES))
 
 
 def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:

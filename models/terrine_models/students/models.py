@@ -30,12 +30,18 @@ from scipy.sparse import csr_array
 from scipy.special import softmax
 from torch import nn
 
-from terrine_models.data.arrays import DataError, InputSpec, distinct
+from terrine_models.data.arrays import DataError, InputSpec, number_distinct_rows
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.linear import GRAPH_NEIGHBOURS, MANY, believed, extend, neighbourhood
+from terrine_models.features.linear import (
+    GRAPH_NEIGHBOURS,
+    MANY_CLASSES,
+    confidence_weights,
+    extend,
+    neighbourhood,
+)
 from terrine_models.features.maps import (
-    BLOCK,
-    FEWEST_POINTS,
+    BLOCK_IMAGES,
+    MIN_GRAPH_POINTS,
     FeatureMap,
     Kind,
     PublicData,
@@ -53,16 +59,16 @@ from terrine_models.storage.manifests import (
     versions,
 )
 from terrine_models.students.answers import Answers, Bools, Floats, Ints, fit_shares, fit_softmax
-from terrine_models.students.near_votes import around, chosen_spread, fit_near
+from terrine_models.students.near_votes import choose_score_variance, find_surroundings, fit_near
 from terrine_models.students.settings import Threshold, Training
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
 from terrine_protocol.tables.encoding import Frame, encode_frame
 
-MODEL = "model.json"
-WEIGHTS = "model.safetensors"
-ROWS_AT_A_TIME = 512
+MODEL_FILE = "model.json"
+WEIGHTS_FILE = "model.safetensors"
+BLOCK_ROWS = 512
 
 
 class Calibration(Record):
@@ -172,10 +178,10 @@ class Student:
             )
         out = np.empty((len(x), len(self.model.classes)))
         with torch.inference_mode():
-            for at in range(0, len(x), ROWS_AT_A_TIME):
-                block = torch.from_numpy(np.asarray(x[at : at + ROWS_AT_A_TIME], dtype=np.float32))
+            for at in range(0, len(x), BLOCK_ROWS):
+                block = torch.from_numpy(np.asarray(x[at : at + BLOCK_ROWS], dtype=np.float32))
                 scores = self.network(prepare(block, self.model.input))
-                out[at : at + ROWS_AT_A_TIME] = scores.double().numpy()
+                out[at : at + BLOCK_ROWS] = scores.double().numpy()
         return self.model.calibration.probabilities(out)
 
     def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -219,15 +225,15 @@ class Student:
     def save(self, directory: Path) -> None:
         """Write `model.safetensors` and `model.json`; each replaces an existing file atomically."""
         directory.mkdir(parents=True, exist_ok=True)
-        digest = save_tensors(directory / WEIGHTS, dict(self.network.state_dict()))
+        digest = save_tensors(directory / WEIGHTS_FILE, dict(self.network.state_dict()))
         self.model = self.model.model_copy(update={"weights_sha256": digest})
         text = self.model.model_dump_json(indent=2, exclude_none=True)
-        write_atomically(directory / MODEL, text.encode() + b"\n")
+        write_atomically(directory / MODEL_FILE, text.encode() + b"\n")
 
     @classmethod
     def load(cls, directory: Path) -> Student:
         """Load a student. Raises StoreError when a file is missing, altered or malformed."""
-        path = Path(directory) / MODEL
+        path = Path(directory) / MODEL_FILE
         try:
             model = StudentModel.model_validate_json(read(path))
         except OSError as error:
@@ -237,14 +243,14 @@ class Student:
             ) from None
         except ValidationError as error:
             raise StoreError(f"{path} is malformed {first_problem(error)}.") from None
-        tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
+        tensors = load_tensors(Path(directory), WEIGHTS_FILE, model.weights_sha256)
         make = ARCHITECTURES.get(model.architecture)
         if make is None:
             raise StoreError(f"{path} is a student of another kind: {model.architecture}.")
         try:
-            return cls(make(model, tensors, str(Path(directory) / WEIGHTS)), model)
+            return cls(make(model, tensors, str(Path(directory) / WEIGHTS_FILE)), model)
         except RuntimeError as error:
-            weights = Path(directory) / WEIGHTS
+            weights = Path(directory) / WEIGHTS_FILE
             raise StoreError(f"{weights} does not fit {path} ({error}).") from None
 
 
@@ -259,7 +265,7 @@ ARCHITECTURES: dict[str, Loaded] = {"ridge": _ridge}
 """By name: makes a model from its description and its tensors, which are at a place."""
 
 
-def describe(
+def describe_student(
     inputs: InputSpec,
     classes: tuple[str, ...],
     training: dict[str, int | float | str],
@@ -299,11 +305,11 @@ def linear_student(
         }
         state.update({f"parts.{number}.{name}": each for name, each in tensors.items()})
     network.load_state_dict(state)
-    return Student(network, describe(inputs, classes, training, encoding, features))
+    return Student(network, describe_student(inputs, classes, training, encoding, features))
 
 
 T = TypeVar("T")
-LARGE = 20
+LARGE_SIDE_PIXELS = 20
 """Side in pixels from which distorted images teach more than small perturbations."""
 
 
@@ -336,7 +342,7 @@ class Task:
     @property
     def has_large_images(self) -> bool:
         """Whether inputs are images from some 20 pixels a side."""
-        return not self.is_table and min(self.spec.shape[:2]) >= LARGE
+        return not self.is_table and min(self.spec.shape[:2]) >= LARGE_SIDE_PIXELS
 
     @property
     def inputs(self) -> Ints:
@@ -365,7 +371,7 @@ def _view_points(task: Task) -> ViewPoints:
 
 
 def _distinct(task: Task) -> Ints:
-    return distinct(np.asarray(task.x))
+    return number_distinct_rows(np.asarray(task.x))
 
 
 class StudentMethod(ABC):
@@ -404,13 +410,13 @@ class StudentMethod(ABC):
         return held_out
 
 
-WIDTH, OF_A_CLASS = 150, 3
+MIN_FEATURES, FEATURES_PER_CLASS = 150, 3
 """Features of an image: as many as teachers' heads have by default, or more where there are many
 classes. A third of them are coordinates on the graph, and a class needs one of its own: with 150
 classes, 450 features fit noisy counts right on 52 % of the inputs, 150 on 43 %."""
-LINEAR = 4.0
+LINEAR_SHARE_FACTOR = 4.0
 """A linear share times this has a softmax that is about a probability."""
-CLEAR = 0.97
+TAUGHT_SHARE = 0.97
 """Share of the inputs that a class wins, the clearest first, that teach it to others."""
 
 
@@ -429,42 +435,42 @@ class Features:
     def around(self, voting: float) -> csr_array:
         """The inputs [N, N] around each, of which so many vote (`near_votes.around`)."""
         if voting not in self._around:
-            self._around[voting] = around(self.rows, voting)
+            self._around[voting] = find_surroundings(self.rows, voting)
         return self._around[voting]
 
     @classmethod
     def of(cls, task: Task, kind: Kind) -> Features:
         """Fit the map on the task's inputs."""
         public = PublicData.declare("the student's public inputs", np.asarray(task.x))
-        wide = min(OF_A_CLASS * len(task.classes), len(task.x) // 2)
-        known = public_features(task.spec, public, max(WIDTH, wide), kind, view=task.view)
-        rows = features_of(known, task.x)
+        wide = min(FEATURES_PER_CLASS * len(task.classes), len(task.x) // 2)
+        known = public_features(task.spec, public, max(MIN_FEATURES, wide), kind, view=task.view)
+        rows = compute_features(known, task.x)
         graph = known.spec.projection == "graph"
-        return cls(known, rows, features_of(known, task.x, skip=1) if graph else rows)
+        return cls(known, rows, compute_features(known, task.x, skip=1) if graph else rows)
 
 
-def usual(task: Task) -> Features:
+def linear_features(task: Task) -> Features:
     """Features for a regression that is linear."""
     return Features.of(task, "graph")
 
 
-def fine(task: Task) -> Features:
+def softmax_features(task: Task) -> Features:
     """Features for one with a link."""
     return Features.of(task, "graph" if task.is_table else "fine_graph")
 
 
-def by_those_near(task: Task, answers: Answers) -> bool:
+def is_answered_nearby(task: Task, answers: Answers) -> bool:
     """Whether answers are those of the units near each row of a table."""
     return task.is_table and answers.noise > 0 and answers.voting < 1
 
 
-def spread_of(task: Task, answers: Answers) -> float:
+def choose_spread(task: Task, answers: Answers) -> float:
     """Choose, once, how far scores may spread, of answers of the units near each row."""
-    features = task.once(fine)
+    features = task.once(softmax_features)
     if answers not in features.spreads:
         folds = answers.folds(task.seed, task.inputs)
         near = features.around(answers.voting)
-        features.spreads[answers] = chosen_spread(features.rows, answers, near, folds)
+        features.spreads[answers] = choose_score_variance(features.rows, answers, near, folds)
     return features.spreads[answers]
 
 
@@ -479,16 +485,16 @@ class Regression:
     @classmethod
     def of(cls, task: Task, answers: Answers, spread: float | None = None) -> Regression:
         """Fit it to what is known. spread: of the votes of those near, if it is chosen already."""
-        features = task.once(fine if answers.noise else usual)
-        if by_those_near(task, answers):
-            spread = spread or spread_of(task, answers)
+        features = task.once(softmax_features if answers.noise else linear_features)
+        if is_answered_nearby(task, answers):
+            spread = spread or choose_spread(task, answers)
             near = features.around(answers.voting)
             return cls(features, *fit_near(features.rows, answers, near, spread))
         rows, shares = features.rows[answers.known], answers.shares[answers.known]
         if answers.noise:
             return cls(features, *fit_softmax(rows, shares, answers.noise))
         weights, biases = fit_shares(rows, shares)
-        return cls(features, LINEAR * weights, LINEAR * biases)
+        return cls(features, LINEAR_SHARE_FACTOR * weights, LINEAR_SHARE_FACTOR * biases)
 
     @property
     def part(self) -> LinearPart:
@@ -514,7 +520,7 @@ class Regression:
         for winner in np.unique(winners):
             rows = np.flatnonzero(winners == winner)
             rows = rows[np.argsort((second - first)[rows], kind="stable")]
-            labels[rows[: math.ceil(CLEAR * len(rows))]] = winner
+            labels[rows[: math.ceil(TAUGHT_SHARE * len(rows))]] = winner
         return labels
 
 
@@ -535,7 +541,7 @@ class Ridge(StudentMethod):
         """Held-out inputs are placed on the graph as new ones would be, by their neighbours."""
         held_out = np.zeros((len(task.x), len(task.classes)))
         # One choice of two or three for all folds: it says next to nothing of the answers of any.
-        spread = spread_of(task, answers) if by_those_near(task, answers) else None
+        spread = choose_spread(task, answers) if is_answered_nearby(task, answers) else None
         for fold in np.unique(folds[folds >= 0]):
             rows = folds == fold
             regression = Regression.of(task, answers.only(~rows), spread)
@@ -543,11 +549,11 @@ class Ridge(StudentMethod):
         return held_out
 
 
-def features_of(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
+def compute_features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
     """Features [N, d] of inputs [N, *shape]; on a graph, leave out the nearest `skip` inputs."""
     blocks = []
-    for at in range(0, len(x), ROWS_AT_A_TIME):
-        block = torch.from_numpy(np.asarray(x[at : at + ROWS_AT_A_TIME], dtype=np.float32))
+    for at in range(0, len(x), BLOCK_ROWS):
+        block = torch.from_numpy(np.asarray(x[at : at + BLOCK_ROWS], dtype=np.float32))
         base = base_features(known.spec.base, block, known.inputs)
         blocks.append(known.of_base(base, skip=skip))
     features: Floats = torch.cat(blocks).double().numpy()
@@ -555,14 +561,14 @@ def features_of(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
 
 
 LANDMARKS = 1500
-COPIES, MOST_ROWS = 3, 40_000
+MAX_COPIES, MAX_KERNEL_ROWS = 3, 40_000
 """Distorted copies of each input; fewer where there would be more rows than that."""
-PENALTY = 1e-3
+KERNEL_PENALTY = 1e-3
 """Relative to the mean variance of a feature. From 1e-4 to 1e-2 it matters little."""
-WEIGHT = 3.0
+KERNEL_WEIGHT = 3.0
 """Of the kernel's scores, in the sum. From 2, which is better for clothes, to 6, which is better
 for digits, it matters by 0.3 points at most, on the training images of both."""
-FEWEST = 100
+MIN_KERNEL_INPUTS = 100
 """Inputs below which there are too few for a kernel."""
 
 
@@ -573,7 +579,7 @@ class Copies:
         x = task.x
         public = PublicData.declare("the student's public inputs", np.asarray(x))
         self.map = public_features(task.spec, public, LANDMARKS, "nystrom", view=task.view)
-        copies = max(0, min(COPIES, MOST_ROWS // len(x) - 1))
+        copies = max(0, min(MAX_COPIES, MAX_KERNEL_ROWS // len(x) - 1))
         random = np.random.Generator(np.random.Philox(task.seed))
         plain = torch.from_numpy(np.asarray(x, dtype=np.float32))
         parts = [_features(self.map, plain)]
@@ -605,7 +611,7 @@ class Copies:
         centre = mean.double()
         gram -= len(self.rows) * len(chosen) * torch.outer(centre, centre)
         unit = float(gram.diagonal().mean())
-        penalised = gram + torch.eye(len(gram), dtype=gram.dtype) * (PENALTY * unit + 1e-9)
+        penalised = gram + torch.eye(len(gram), dtype=gram.dtype) * (KERNEL_PENALTY * unit + 1e-9)
         factor = torch.linalg.cholesky(penalised)
         weights = torch.cholesky_solve(cross.double(), factor).float()
         return weights, level - mean @ weights
@@ -632,14 +638,14 @@ class Kernel(StudentMethod):
     @classmethod
     def suits(cls, task: Task) -> bool:
         """Images from some 20 pixels a side, of which there are enough for a kernel."""
-        return task.has_large_images and len(task.x) >= FEWEST
+        return task.has_large_images and len(task.x) >= MIN_KERNEL_INPUTS
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """Learn from the answers and from what the regression says of the other inputs."""
         copies, regression = task.once(Copies), Regression.of(task, answers)
         weights, biases = self._learned(copies, answers, regression)
         kernel = LinearPart(
-            copies.map, WEIGHT * weights, WEIGHT * (biases - copies.centre @ weights)
+            copies.map, KERNEL_WEIGHT * weights, KERNEL_WEIGHT * (biases - copies.centre @ weights)
         )
         how: dict[str, int | float | str] = {"method": "kernel", "copies": len(copies.rows) - 1}
         return linear_student(task.spec, task.classes, how, [regression.part, kernel])
@@ -654,7 +660,7 @@ class Kernel(StudentMethod):
             regression = Regression.of(task, rest)
             weights, biases = self._learned(copies, rest, regression, own)
             kernel = (copies.rows[0, torch.from_numpy(own)] @ weights + biases).double().numpy()
-            scores = regression.scores(regression.features.as_new[own]) + WEIGHT * kernel
+            scores = regression.scores(regression.features.as_new[own]) + KERNEL_WEIGHT * kernel
             held_out[own] = softmax(scores, axis=1)
         return held_out
 
@@ -685,28 +691,28 @@ def _features(
         with torch.inference_mode():
             return known(block)
 
-    return torch.cat(side_by_side(compute, torch.split(torch.arange(len(x)), BLOCK)))
+    return torch.cat(side_by_side(compute, torch.split(torch.arange(len(x)), BLOCK_IMAGES)))
 
 
-SCALES = (1 / 32, 32.0)
+SCORE_FACTOR_BOUNDS = (1 / 32, 32.0)
 """The least and the greatest factor of a student's scores."""
-FARTHEST = 5.0
+MAX_SCORE_SHIFT = 5.0
 """The greatest shift of the scores of two classes."""
-DOUBTFUL = 0.02
+MAX_PRIOR_ERROR = 0.02
 """The greatest standard error of a prior that is worth a cut."""
 LABEL_NOISE = 0.35
 """Variance of what features do not say of a label, relative to what they say (on the scale of a
 probit model): about an area of 0.9 under the ROC curve."""
-LITTLE, ENOUGH = 0.1, 0.2
+MIN_EXPLAINED_SHARE, FULLY_EXPLAINED_SHARE = 0.1, 0.2
 """Share of the votes' variance that features say, up to which that does not count, and from which
 it counts in full. Adult's say 0.23 of it: to say the rarer class less often made 83.8 instead of
 83.3 % right. Those of late flights say 0.13: it would only find fewer of them."""
 
-FEWER = tuple(k / 10 for k in range(3, 10))
+CONFINED_SHARES = tuple(k / 10 for k in range(3, 10))
 """Shares of the rows that the rarer class is said of by its prior, to which it may be confined."""
 
 
-def calibrated(probabilities: Floats, shares: Floats) -> Calibration:
+def calibrate(probabilities: Floats, shares: Floats) -> Calibration:
     """Return what brings probabilities [K, m] nearest to shares [K, m] that they did not see.
 
     By squared errors, which the noise of shares does not bias. One factor, and for two classes a
@@ -721,12 +727,12 @@ def calibrated(probabilities: Floats, shares: Floats) -> Calibration:
     def missed(found: Floats) -> float:
         return float(((of(found).probabilities(scores) - shares) ** 2).mean())
 
-    steepness = tuple(np.log(SCALES))
-    bounds = [steepness, (-FARTHEST, FARTHEST)] if two else [steepness]
+    steepness = tuple(np.log(SCORE_FACTOR_BOUNDS))
+    bounds = [steepness, (-MAX_SCORE_SHIFT, MAX_SCORE_SHIFT)] if two else [steepness]
     return of(minimize(missed, np.zeros(len(bounds)), method="Powell", bounds=bounds).x)
 
 
-def confined(probabilities: Floats, answers: Answers) -> float:
+def confine_rarer_class(probabilities: Floats, answers: Answers) -> float:
     """Return the least share of the rows by the prior of which saying the rarer class is worth it.
 
     Where all that is known of the rarer class is in a few rows, to say it of others is to guess: it
@@ -734,7 +740,7 @@ def confined(probabilities: Floats, answers: Answers) -> float:
     accuracy falls. probabilities: [K, 2], of the answers that are known, which they did not see. 1
     unless balanced accuracy over these noisy counts is as high with fewer.
     """
-    at = cut("prior", probabilities, answers)
+    at = choose_threshold("prior", probabilities, answers)
     if at is None or not answers.noise:
         return 1.0
     shares = answers.shares[answers.known]
@@ -743,13 +749,13 @@ def confined(probabilities: Floats, answers: Answers) -> float:
     gains = (shares / shares.mean(axis=0)) @ ([-1, 1] if rarer else [1, -1])
     found = gains[np.argsort(-probabilities[:, rarer], kind="stable")].cumsum()
     rows = int(said.sum() if rarer else (~said).sum())
-    for fewer in FEWER:
+    for fewer in CONFINED_SHARES:
         if found[max(0, round(fewer * rows) - 1)] >= found[max(0, rows - 1)]:
             return fewer
     return 1.0
 
 
-def cut(
+def choose_threshold(
     wanted: Threshold, probabilities: Floats, answers: Answers, fewer: float = 1.0
 ) -> float | None:
     """Return the probability from which the second class is said; None: the likelier class is said.
@@ -769,49 +775,55 @@ def cut(
         return wanted
     error = answers.noise / np.sqrt(2 * answers.known.sum())
     prior = float(answers.prior[1] if answers.noise else second.mean())
-    if error > DOUBTFUL or not 2 * error < prior < 1 - 2 * error or np.ptp(second) < 1e-9:
+    if error > MAX_PRIOR_ERROR or not 2 * error < prior < 1 - 2 * error or np.ptp(second) < 1e-9:
         return None
     share = prior
     if answers.matches_prior:
         normal = NormalDist()
         said = float(second.var()) / (prior * (1 - prior))
-        open_ = LABEL_NOISE * float(np.clip((said - LITTLE) / (ENOUGH - LITTLE), 0, 1))
+        open_ = LABEL_NOISE * float(
+            np.clip(
+                (said - MIN_EXPLAINED_SHARE) / (FULLY_EXPLAINED_SHARE - MIN_EXPLAINED_SHARE), 0, 1
+            )
+        )
         share = normal.cdf(normal.inv_cdf(prior) * (1 + open_) ** 0.5)
     share = share * fewer if share <= 1 / 2 else 1 - (1 - share) * fewer
     return float(np.clip(np.quantile(second, 1 - share), 1e-9, 1 - 1e-9))
 
 
-EVENNESS = 0.5
+CLASS_SHARE_POWER = 0.5
 """A class is expected as often as its share of all votes to this power, relative to others: votes
 are more uneven than the classes are, for the reason above."""
-SOFTNESS, PULL = 0.5, 4.0
+LEAD_SOFTNESS, RARE_CLASS_PULL = 0.5, 4.0
 """In standard errors of a share: how much a lead counts, and how much a class is favoured that is
 chosen e times too rarely. With 150 classes of characters it made 53 instead of 49 % of the labels
 right."""
-STEPS, PACE = 200, 0.2
+BIAS_STEPS, BIAS_PACE = 200, 0.2
 
 
 def class_biases(shares: Floats, means: Floats, error: float) -> Floats:
     """Return what to add to shares [N, m] of this standard error; see above. It adds up to 0."""
     least = error / len(shares) ** 0.5
-    expected = np.maximum(means, least) ** EVENNESS
+    expected = np.maximum(means, least) ** CLASS_SHARE_POWER
     expected /= expected.sum()
     biases = np.zeros(shares.shape[1])
-    softness = max(SOFTNESS * error, 1e-9)
-    for _ in range(STEPS):
+    softness = max(LEAD_SOFTNESS * error, 1e-9)
+    for _ in range(BIAS_STEPS):
         odds = (shares + biases) / softness
         odds = np.exp(odds - odds.max(axis=1, keepdims=True))
         chosen = (odds / odds.sum(axis=1, keepdims=True)).mean(axis=0)
-        wanted = PULL * error * np.log(expected / np.maximum(chosen, 1 / len(shares) ** 2))
-        biases += PACE * (wanted - biases)
+        wanted = (
+            RARE_CLASS_PULL * error * np.log(expected / np.maximum(chosen, 1 / len(shares) ** 2))
+        )
+        biases += BIAS_PACE * (wanted - biases)
     centred: Floats = biases - biases.mean()
     return centred
 
 
-NEIGHBOURS_WIDTH = 150
-TIMES = 2
+NEIGHBOUR_FEATURES = 150
+AVERAGING_ROUNDS = 2
 """How often shares are averaged over neighbours: where few are known, one more reaches further."""
-SCALE = 4.0
+NEIGHBOUR_SHARE_FACTOR = 4.0
 """The share of a class among neighbours times this has a softmax that is about a probability."""
 
 
@@ -821,11 +833,11 @@ class Neighbourhoods:
     def __init__(self, task: Task) -> None:
         public = PublicData.declare("the student's public inputs", np.asarray(task.x))
         self.map = public_features(
-            task.spec, public, NEIGHBOURS_WIDTH, "discriminant", view=task.view
+            task.spec, public, NEIGHBOUR_FEATURES, "discriminant", view=task.view
         )
-        weights = believed(self.map.tensors["between"])
+        weights = confidence_weights(self.map.tensors["between"])
         self.basis = self.map.tensors["basis"] * weights
-        found = torch.from_numpy(features_of(self.map, task.x)).float()
+        found = torch.from_numpy(compute_features(self.map, task.x)).float()
         self.points = F.normalize(found * weights, dim=1)
 
     @cached_property
@@ -847,7 +859,11 @@ class NearestNeighbours(StudentMethod):
     @classmethod
     def suits(cls, task: Task) -> bool:
         """Images of many classes."""
-        return not task.is_table and len(task.classes) >= MANY and len(task.x) >= FEWEST_POINTS
+        return (
+            not task.is_table
+            and len(task.classes) >= MANY_CLASSES
+            and len(task.x) >= MIN_GRAPH_POINTS
+        )
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """Raises ValueError on too few answers."""
@@ -862,7 +878,7 @@ class NearestNeighbours(StudentMethod):
             update={"projection": "graph", "coordinates": classes, "points": len(points)}
         )
         weights = torch.zeros((spec.width, classes))
-        weights[spec.components :] = SCALE * torch.eye(classes)
+        weights[spec.components :] = NEIGHBOUR_SHARE_FACTOR * torch.eye(classes)
         tensors = {
             "mean": found.map.tensors["mean"],
             "basis": found.basis,
@@ -884,7 +900,7 @@ class NearestNeighbours(StudentMethod):
             shown = F.one_hot(torch.from_numpy(labels[known]), len(task.classes)).float()
             _, _, scales = neighbourhood(points[known])
             scores = extend(points[own], points[known], scales, shown)
-            held_out[own] = (SCALE * scores).softmax(1).numpy()
+            held_out[own] = (NEIGHBOUR_SHARE_FACTOR * scores).softmax(1).numpy()
         return held_out
 
     @staticmethod
@@ -895,17 +911,19 @@ class NearestNeighbours(StudentMethod):
         weights, index, _ = task.once(Neighbourhoods).near
         known = torch.from_numpy(answers.known).float()
         mean = torch.from_numpy(answers.shares).float()
-        for _ in range(TIMES):
+        for _ in range(AVERAGING_ROUNDS):
             of_known = weights * known[index]
             of_known /= of_known.sum(1, keepdim=True).clamp_min(1e-9)
-            blocks = torch.split(torch.arange(len(mean)), ROWS_AT_A_TIME)
+            blocks = torch.split(torch.arange(len(mean)), BLOCK_ROWS)
             mean = torch.cat([(of_known[at, :, None] * mean[index[at]]).sum(1) for at in blocks])
             known = torch.ones(len(mean))
         fitted = mean.double().numpy()
         own = _own_weight(fitted, answers)
         fitted[answers.known] += own * (answers.shares - fitted)[answers.known]
-        if len(task.classes) >= MANY:
-            error = answers.noise * math.hypot(own, (1 - own) / math.sqrt(TIMES * GRAPH_NEIGHBOURS))
+        if len(task.classes) >= MANY_CLASSES:
+            error = answers.noise * math.hypot(
+                own, (1 - own) / math.sqrt(AVERAGING_ROUNDS * GRAPH_NEIGHBOURS)
+            )
             fitted = fitted + class_biases(fitted, answers.prior, error)
         labels: Ints = fitted.argmax(axis=1)
         return labels
@@ -931,15 +949,15 @@ METHODS: dict[str, type[StudentMethod]] = {
 """By name. `auto` compares the first with the last that suits a task."""
 
 
-def methods() -> tuple[str, ...]:
+def method_names() -> tuple[str, ...]:
     """Return what may be asked for."""
     return ("auto", *METHODS)
 
 
-def check(method: str, task: Task) -> None:
+def check_method(method: str, task: Task) -> None:
     """Raise ValueError if there is no such method, or if it learns nothing from such inputs."""
-    if method not in methods():
-        raise ValueError(f"There is no method {method!r}, but {', '.join(methods())}.")
+    if method not in method_names():
+        raise ValueError(f"There is no method {method!r}, but {', '.join(method_names())}.")
     if method != "auto" and not METHODS[method].can(task):
         kind = "rows of a table" if task.is_table else "images"
         raise ValueError(

@@ -37,19 +37,19 @@ from terrine_protocol.tables.columns import (
     Note,
     Progress,
     class_indices,
+    column_texts,
+    encoded_width,
     files_within,
-    texts,
-    unseen,
-    width,
+    ignore_progress,
 )
 from terrine_protocol.tables.encoding import opened_by_schema, opened_table
 
 if TYPE_CHECKING:
     from terrine_protocol.tables.files import TableFile
 
-TEXT = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
-TYPED = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
-FOREIGN = {
+TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
+TYPED_SUFFIXES = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
+UNREAD_SUFFIXES = {
     ".xlsx",
     ".xlsm",
     ".xlsb",
@@ -89,7 +89,7 @@ def _nothing(sentence: str) -> None:
 
 def is_table(path: Path) -> bool:
     """Whether a file's name says that it is a table, readable or not, or those in a folder do."""
-    known, path = TEXT | FOREIGN | TYPED, Path(path)
+    known, path = TEXT_SUFFIXES | UNREAD_SUFFIXES | TYPED_SUFFIXES, Path(path)
     names = [path]
     if path.is_dir():
         names = []
@@ -128,7 +128,7 @@ class Table:
         path: Path,
         schema: TableSchema,
         note: Note = warn,
-        progress: Progress = unseen,
+        progress: Progress = ignore_progress,
         *,
         public: bool = False,
     ) -> None:
@@ -168,7 +168,7 @@ class Table:
                 if self._group is None:
                     yield Records(inputs, labels, None)
                 else:
-                    names, places = texts(self._group, block)
+                    names, places = column_texts(self._group, block)
                     yield Records(inputs, labels, people.of(names)[places])
             self.sha256 = file.sha256 or None
         if self._group is not None:
@@ -191,7 +191,7 @@ def load_table(
     path: Path,
     schema: TableSchema,
     note: Note = warn,
-    progress: Progress = unseen,
+    progress: Progress = ignore_progress,
     *,
     public: bool = False,
 ) -> Dataset:
@@ -216,8 +216,8 @@ def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]
         file,
         read_blocks,
     ):
-        for block in read_blocks(file, schema, [group.name], note, unseen):
-            names |= dict.fromkeys(texts(group, block)[0])
+        for block in read_blocks(file, schema, [group.name], note, ignore_progress):
+            names |= dict.fromkeys(column_texts(group, block)[0])
     return list(names)
 
 
@@ -235,8 +235,8 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
             file,
             read_blocks,
         ):
-            for block in read_blocks(file, schema, needed, _nothing, unseen):
-                names, places = texts(group, block)
+            for block in read_blocks(file, schema, needed, _nothing, ignore_progress):
+                names, places = column_texts(group, block)
                 groups.add(people.of(names)[places])
     except DataError:
         return None
@@ -245,7 +245,7 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
 
 def encoded_input(schema: TableSchema) -> InputSpec:
     """What an encoded row looks like: the numbers of each column, see `columns.width`."""
-    numbers = sum(map(width, schema.columns))
+    numbers = sum(map(encoded_width, schema.columns))
     return InputSpec(shape=(numbers,), dtype="float32", low=0, high=1)
 
 

@@ -29,7 +29,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import warn
 from terrine_protocol.base import ask_whether_one, fold, listed, normalize
 from terrine_protocol.tables import (
-    FEATURES,
+    FEATURE_ROLES,
     Column,
     Commas,
     DateOrder,
@@ -39,17 +39,17 @@ from terrine_protocol.tables import (
 )
 from terrine_protocol.tables.columns import (
     DECIMAL_COMMA,
-    MISSING,
+    MISSING_TEXTS,
     THOUSANDS,
     CodedValues,
     Note,
     Progress,
+    as_text,
     check_names,
     date_orders,
-    number,
+    ignore_progress,
+    parse_number,
     read_date,
-    unseen,
-    written,
 )
 from terrine_protocol.tables.encoding import opened_table
 
@@ -242,9 +242,9 @@ def _words(name: str) -> Sequence[str]:
     return re.findall(r"[^\W_]+", plain)
 
 
-FEW = 20
+FEW_VALUES = 20
 """A column with at most this many distinct values is not taken for names, text or identifiers."""
-LONG_WORDS, LONG_LENGTH = 5, 40
+PROSE_WORDS, PROSE_CHARACTERS = 5, 40
 """From this average number of words or characters on, values are prose."""
 
 _MONTH = r"(jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\.?"
@@ -284,16 +284,16 @@ _UNREAD_NUMBER = re.compile(
     r"(\d+|\d{1,3}([ \u00a0\u202f'’.,]\d{3})+)([.,]\d+)?( ?[%€£$¥]| (USD|EUR|GBP|CHF))?"
 )
 _NINES = re.compile(r"-?9{2,}|-9")
-LEAST_BESIDE = 3
+MIN_OTHER_VALUES = 3
 """Other values beside one that may stand for a missing one."""
 LIFE_DAYS = 100 * 366
 YEARS = 1800, 2100
-EVEN = 0.9
+MIN_EVEN_SHARE = 0.9
 """Share of the values that are in equally many rows, or of the rows that have a value of their
 own."""
-LEAST_RECORDS = 100
+MIN_NUMBERED_RECORDS = 100
 """Fewer numbers of records are told by their names alone."""
-EVENLY = 1.63
+MAX_UNIFORM_DISTANCE = 1.63
 """Times the square root of their count: how far evenly spread numbers are from evenly spaced ones,
 in 99 of 100 cases (Kolmogorov and Smirnov)."""
 _TWO_LETTERS = re.compile(r"[A-Z]{2}")
@@ -301,15 +301,15 @@ _PLAIN = re.compile(r"[0-9+\-.eE\n]+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
-MOST, MOST_CHARACTERS = 100_000, 10_000_000
+MAX_VALUES, MAX_CHARACTERS = 100_000, 10_000_000
 """Different values of a column that are counted, and how long they may be together."""
-OF_ALL, LEAST = 5_000_000, 2_000
+MAX_VALUES_OF_TABLE, MIN_COUNTED_VALUES = 5_000_000, 2_000
 """Different values of all columns that are counted; of one, so many in any case."""
 
 
-def most(columns: int) -> int:
+def max_counted_values(columns: int) -> int:
     """How many different values of each of so many columns are counted."""
-    return min(MOST, max(LEAST, OF_ALL // columns))
+    return min(MAX_VALUES, max(MIN_COUNTED_VALUES, MAX_VALUES_OF_TABLE // columns))
 
 
 @dataclass
@@ -335,7 +335,7 @@ class Overflow:
         """Note a value, and how many rows have it."""
         comma, thousands = "," in text, self.read_as == "thousands"
         decimal = comma and self.read_as == "decimal"
-        value = number(text, decimal_comma=decimal, thousands=thousands)
+        value = parse_number(text, decimal_comma=decimal, thousands=thousands)
         if math.isfinite(value):
             self.low, self.high = min(self.low, value), max(self.high, value)
         else:
@@ -357,7 +357,7 @@ class ColumnStats:
     path: Path
     name: str
     delimiter: str
-    most: int
+    max_counted: int
     """Different values that are counted."""
     counts: Counter[str] = field(default_factory=Counter)
     """Rows of each of the first different values, by the order in which they appear."""
@@ -379,14 +379,14 @@ class ColumnStats:
         self.rows += len(coded.places)
         self._count_runs(coded)
         for value, rows in zip(coded.values, rows_of, strict=True):
-            text = written(value)
-            if text in MISSING:
+            text = as_text(value)
+            if text in MISSING_TEXTS:
                 self.not_available += rows if text == "NA" else 0
                 continue
             self.given += rows
             if text in self.counts:
                 self.counts[text] += rows
-            elif len(self.counts) < self.most and self._characters < MOST_CHARACTERS:
+            elif len(self.counts) < self.max_counted and self._characters < MAX_CHARACTERS:
                 self.counts[text] = rows
                 self._characters += len(text)
             else:
@@ -482,7 +482,7 @@ class ColumnStats:
         far from all others."""
         rest = sorted({self.low, self.high, *self._numbers.values()})
         found = list[float]()
-        while len(rest) > LEAST_BESIDE:
+        while len(rest) > MIN_OTHER_VALUES:
             low, high = rest[0], rest[-1]
             below = rest[1] - low > high - rest[1] or rest[1] >= 0
             above = high - rest[-2] > max(rest[-2] - low, abs(rest[-2]) / 10)
@@ -500,7 +500,7 @@ class ColumnStats:
         days = sorted({day.date() for text in self.distinct if (day := read_date(text, order))})
         days = sorted({*days, *self.span(order)})
         found = list[date]()
-        while len(days) > LEAST_BESIDE:
+        while len(days) > MIN_OTHER_VALUES:
             usual = max((days[-2] - days[0]).days, LIFE_DAYS)
             if (days[-1] - days[-2]).days > usual:
                 found.append(days.pop())
@@ -514,7 +514,7 @@ class ColumnStats:
     def names_places(self) -> bool:
         """Whether NA may be a place: the name says so, or all values are codes of two letters."""
         codes = [value for value in self.distinct if _TWO_LETTERS.fullmatch(value)]
-        pairs = len(codes) == len(self.distinct) >= LEAST_BESIDE
+        pairs = len(codes) == len(self.distinct) >= MIN_OTHER_VALUES
         return pairs or names_place(self.name)
 
     @property
@@ -529,7 +529,7 @@ class ColumnStats:
         others = [text for text, value in self._numbers.items() if math.isnan(value)]
         unread = [text for text in others if _UNREAD_NUMBER.fullmatch(text)]
         nearly = 10 * (len(others) - len(unread)) <= len(self.distinct)
-        return unread[0] if len(unread) > FEW and nearly else None
+        return unread[0] if len(unread) > FEW_VALUES and nearly else None
 
     @property
     def ask_of_commas(self) -> str | None:
@@ -572,7 +572,7 @@ class ColumnStats:
     def counts_rows(self) -> bool:
         """Whether the values are consecutive integers, each once."""
         rows, span = self.rows, self.high - self.low
-        return self.unique and self.whole and rows > FEW and span == rows - 1
+        return self.unique and self.whole and rows > FEW_VALUES and span == rows - 1
 
     @property
     def uniform(self) -> bool:
@@ -585,7 +585,7 @@ class ColumnStats:
     def rare(self) -> bool:
         """Whether values repeat too rarely to learn from; uniform values must repeat more often."""
         rows = 5 if self.uniform else 2
-        return len(self.distinct) > FEW and rows * len(self.distinct) > self._counted
+        return len(self.distinct) > FEW_VALUES and rows * len(self.distinct) > self._counted
 
     @property
     def prose(self) -> bool:
@@ -593,7 +593,7 @@ class ColumnStats:
         counts, rows = self.counts, self._counted
         words = sum(len(text.split()) * counts[text] for text in counts)
         length = sum(len(text) * counts[text] for text in counts)
-        long = words >= LONG_WORDS * rows or length >= LONG_LENGTH * rows
+        long = words >= PROSE_WORDS * rows or length >= PROSE_CHARACTERS * rows
         broken = any("\n" in text or "\r" in text for text in counts)
         return (long or broken) and 5 * len(counts) > rows
 
@@ -666,7 +666,7 @@ class ColumnStats:
     @property
     def may_be_a_category_of_people(self) -> bool:
         """Whether the name is a bare noun such as "subject", and the values are few."""
-        few = len(self.distinct) <= FEW < self.rows
+        few = len(self.distinct) <= FEW_VALUES < self.rows
         return few and is_noun_for_person(self.name)
 
     @property
@@ -682,7 +682,7 @@ class ColumnStats:
     @property
     def names_contact(self) -> bool:
         """Whether the name is one for names or contact details, and there are many values."""
-        many = len(self.distinct) > FEW or self.unique
+        many = len(self.distinct) > FEW_VALUES or self.unique
         return many and names_contact(self.name)
 
     @property
@@ -694,7 +694,7 @@ class ColumnStats:
     @property
     def repeats(self) -> bool:
         """Whether there are many values, and some in several rows."""
-        return FEW < len(self.distinct) < self._counted
+        return FEW_VALUES < len(self.distinct) < self._counted
 
     @property
     def rows_per_value(self) -> float:
@@ -713,7 +713,7 @@ class ColumnStats:
         if not (self.numeric and self.whole and self.repeats and self.rest is None):
             return False
         usual = Counter(self.counts.values()).most_common(1)[0]
-        even = usual[0] > 1 and usual[1] >= EVEN * len(self.distinct)
+        even = usual[0] > 1 and usual[1] >= MIN_EVEN_SHARE * len(self.distinct)
         return even and self.runs == len(self.distinct) and not self.quantity
 
     @property
@@ -721,12 +721,15 @@ class ColumnStats:
         """Whether whole numbers stand for rows, whatever their name: nearly each row has its own,
         and they are spread evenly, as measured quantities are not."""
         count = len(self.distinct)
-        if not (self.numeric and self.whole and count >= LEAST_RECORDS) or self.quantity:
+        if not (self.numeric and self.whole and count >= MIN_NUMBERED_RECORDS) or self.quantity:
             return False
         ordered = np.sort(np.fromiter(self._numbers.values(), dtype=np.float64))
         even = (ordered - ordered[0]) / max(ordered[-1] - ordered[0], 1)
         distance = float(np.abs(even - np.linspace(0, 1, count)).max())
-        return count >= EVEN * self._counted and distance * math.sqrt(count) <= EVENLY
+        return (
+            count >= MIN_EVEN_SHARE * self._counted
+            and distance * math.sqrt(count) <= MAX_UNIFORM_DISTANCE
+        )
 
     @property
     def _all_numbers(self) -> bool:
@@ -748,7 +751,8 @@ class ColumnStats:
                     for text in self.distinct
                 }
         found = {
-            text: number(text, decimal_comma=comma, thousands=thousands) for text in self.distinct
+            text: parse_number(text, decimal_comma=comma, thousands=thousands)
+            for text in self.distinct
         }
         return {text: v if math.isfinite(v) else math.nan for text, v in found.items()}
 
@@ -797,15 +801,15 @@ def _disjoint(spans: list[tuple[float, float]]) -> bool:
     return all(map(operator.le, starts, ends)) and all(map(operator.le, ends[:-1], starts[1:]))
 
 
-MOST_CATEGORIES = 1000
-COMMON = 100
+MAX_CATEGORIES = 1000
+KEPT_CATEGORIES = 100
 """Categories that are kept where there are more than that."""
-WORTH = 0.5
+MIN_KEPT_SHARE = 0.5
 """Share of the rows that these have at least."""
-PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
+DATE_PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
 """Of dates; and the hour, if there is a time of day."""
-MOST_CLASSES = 100
-LEAST_CODE = 10_000
+MAX_CLASSES = 100
+MIN_CODE = 10_000
 """Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
 often quantities."""
 
@@ -836,12 +840,12 @@ class SchemaProposal:
 
     def to_json(self) -> str:
         """The schema as a file to be edited, with what was guessed and why beside each column."""
-        written = self.schema.model_dump(mode="json", exclude_none=True)
-        for column, guess in zip(written["columns"], self.guesses, strict=True):
+        as_text = self.schema.model_dump(mode="json", exclude_none=True)
+        for column, guess in zip(as_text["columns"], self.guesses, strict=True):
             column["why"] = guess.why
             if guess.doubt is not None:
                 column["check"] = guess.doubt
-        return json.dumps(written, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(as_text, indent=2, ensure_ascii=False) + "\n"
 
 
 def propose_schema(
@@ -855,7 +859,7 @@ def propose_schema(
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
     note: Note = warn,
-    progress: Progress = unseen,
+    progress: Progress = ignore_progress,
 ) -> SchemaProposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
@@ -922,7 +926,7 @@ def propose_schema(
     if group is not None and group in absent:
         why = f"as specified; {path.name} has not got it, so the private table must"
         guesses.append(RoleGuess(Column(name=group, role="group"), why))
-    if not any(guess.column.role in FEATURES for guess in guesses):
+    if not any(guess.column.role in FEATURE_ROLES for guess in guesses):
         left = [f"{g.column.name} ({g.why})" for g in guesses if g.column.role == "ignored"]
         raise DataError(
             f"{path}: no column is left to learn from. Left out: {listed(left) or 'none'}. "
@@ -968,7 +972,9 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
         if not named or len(names) != len(file.first):
             return None
         delimiter = file.delimiter or ","
-        found = [ColumnStats(path, name, delimiter, most(len(named))) for name in named]
+        found = [
+            ColumnStats(path, name, delimiter, max_counted_values(len(named))) for name in named
+        ]
         rows = 0
         for batch in file.batches(names if file.delimiter else named, header):
             for column in list(found):
@@ -1006,7 +1012,10 @@ def _counted(
             file.check_header()
         names = file.first if columns is None else columns
         check_names(names, [], str(path))
-        table = [ColumnStats(path, name, file.delimiter or ",", most(len(names))) for name in names]
+        table = [
+            ColumnStats(path, name, file.delimiter or ",", max_counted_values(len(names)))
+            for name in names
+        ]
         unread = {name: kind for name, each in file.types.items() if (kind := unread_type(each))}
         left = {*ignore, *unread}
         counted = [column for column in table if column.name not in left]
@@ -1063,7 +1072,7 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
     if (
         declared is None
         and column.numeric
-        and (len(classes) > MOST_CLASSES or (len(classes) > FEW and not column.whole))
+        and (len(classes) > MAX_CLASSES or (len(classes) > FEW_VALUES and not column.whole))
     ):
         raise DataError(
             f"{column.path}: column {column.name} holds {column.different} different numbers, from "
@@ -1085,11 +1094,11 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
             )
         classes = declared
     doubts = list[str | None]()
-    if len(classes) > MOST_CLASSES:
+    if len(classes) > MAX_CLASSES:
         doubts.append("Are these classes? Terrine predicts one of a few.")
     elif column.gaps:
         doubts.append(_ask_of_gaps(column))
-    if len(classes) <= MOST_CATEGORIES:
+    if len(classes) <= MAX_CATEGORIES:
         doubts.append(_ask_of_spelling(column))
     doubt = _together(*doubts)
     described = Column(name=column.name, role="label", values=tuple(classes))
@@ -1178,19 +1187,19 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
         return RoleGuess(described, why, doubt)
     if column.boolean:
         return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
-    if count <= MOST_CATEGORIES:
+    if count <= MAX_CATEGORIES:
         doubt = _together(doubt, _ask_of_spelling(column))
-    if (levels := column.levels) and count <= MOST_CATEGORIES:
+    if (levels := column.levels) and count <= MAX_CATEGORIES:
         why = f"levels, from least to most: {levels[0]} … {levels[-1]}"
         doubt = doubt or "Is this their order? If they have none, make the role categorical."
         return RoleGuess(Column(name=column.name, role="ordinal", values=levels), why, doubt)
-    if not count or (count > MOST_CATEGORIES and column.rare):
+    if not count or (count > MAX_CATEGORIES and column.rare):
         raise DataError(
             f"{column.path}: column {column.name} cannot be kept. It has {column.different} "
             f"different values; a categorical column has at least one, and more than "
-            f"{MOST_CATEGORIES:,} only if they repeat."
+            f"{MAX_CATEGORIES:,} only if they repeat."
         )
-    if count > MOST_CATEGORIES:
+    if count > MAX_CATEGORIES:
         return _common(column, doubt)
     described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
     return RoleGuess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
@@ -1198,7 +1207,7 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
 
 def _dates(column: ColumnStats, order: DateOrder, doubt: str | None) -> RoleGuess:
     first, last = column.span(order)
-    parts = (*PARTS, "hour") if column.hours(order) else PARTS
+    parts = (*DATE_PARTS, "hour") if column.hours(order) else DATE_PARTS
     high = max((last - first).days, 1)
     described = Column(
         name=column.name, role="date", order=order, since=first, low=0, high=high, parts=parts
@@ -1246,7 +1255,7 @@ def _ask_of_spelling(column: ColumnStats) -> str | None:
 def _most_common(column: ColumnStats) -> tuple[list[str], float]:
     """The most common values, and the share of the rows that have one of them."""
     counts = column.counts
-    most = sorted(counts, key=lambda value: (-counts[value], value))[:COMMON]
+    most = sorted(counts, key=lambda value: (-counts[value], value))[:KEPT_CATEGORIES]
     return most, sum(counts[value] for value in most) / column.given
 
 
@@ -1254,7 +1263,7 @@ def _common(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
     most, share = _most_common(column)
     described = Column(name=column.name, role="categorical", values=tuple(most))
     count = f"{column.different} categories"
-    why = f"the {COMMON} most common of {count}, in {share:.0%} of the rows"
+    why = f"the {KEPT_CATEGORIES} most common of {count}, in {share:.0%} of the rows"
     return RoleGuess(described, why, doubt)
 
 
@@ -1289,21 +1298,21 @@ def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
         return _ignore(column, f"numbers written as {text!r}", doubt)
     if column.prose:
         return _ignore(column, "free text")
-    if count > FEW and 0 < column.words * 5 <= column.given:
+    if count > FEW_VALUES and 0 < column.words * 5 <= column.given:
         doubt = "To learn from it, leave all values that are not numbers empty."
         return _ignore(column, f"numbers, except in {_rows(column.words)}", doubt)
-    if column.unique and rows > FEW:
+    if column.unique and rows > FEW_VALUES:
         return _ignore(column, "different in every row", f"{keep}.")
     if column.rare:
         why = f"{column.different} different values in {_rows(rows)}: too rare to learn from"
         return _ignore(column, why, keep_or_group)
     if people is not None and count == people.repeated:
         return _ignore(column, people.as_many, keep_or_group)
-    if count > MOST_CATEGORIES:
+    if count > MAX_CATEGORIES:
         share = _most_common(column)[1]
-        if share >= WORTH:
+        if share >= MIN_KEPT_SHARE:
             return _common(column, f"If this is no category, use --ignore {name}.")
-        most = f"the {COMMON} most common in {share:.0%} of the rows"
+        most = f"the {KEPT_CATEGORIES} most common in {share:.0%} of the rows"
         why = f"{column.different} different values, {most}"
         return _ignore(column, why, keep_or_group)
     doubt = f"Different in every row. If it identifies rows, use --ignore {name}."
@@ -1317,19 +1326,19 @@ def _guess_number(column: ColumnStats, people: _People | None, keep_or_group: st
     if column.nameless and column.unique:
         doubt = "If this is wrong, give it a name."
         return _ignore(column, "without a name, and different in every row", doubt)
-    if column.names_identifier and count > FEW:
+    if column.names_identifier and count > FEW_VALUES:
         why = f"an identifier by its name: {column.different} in {_rows(column.rows)}"
         return _ignore(column, why, keep_or_group)
     if column.numbers_records:
         why = f"{column.different} whole numbers in {_rows(column.rows)}, evenly spread"
         return _ignore(column, why, keep_or_group)
-    odd = column.whole and count > FEW and not column.quantity
+    odd = column.whole and count > FEW_VALUES and not column.quantity
     if odd and people is not None and count == people.repeated:
         return _ignore(column, people.as_many, keep_or_group)
     if column.numbers_people:
         return _ignore(column, EVEN_RUNS, keep_or_group)
     doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
-    coded = column.uniform and column.low >= LEAST_CODE
+    coded = column.uniform and column.low >= MIN_CODE
     return _feature(column, doubt if odd and (column.unique or coded) else None)
 
 

@@ -16,7 +16,7 @@ from terrine_models.teachers.manifests import Manifest, StoredEnsemble, Voting, 
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers
 from terrine_models.teachers.onnx import SECONDS
 
-MEMORY = 256 * 2**20
+VOTING_MEMORY_BYTES = 256 * 2**20
 
 
 class Ensemble:
@@ -35,7 +35,7 @@ class Ensemble:
         directory: Path,
         device: str | None = None,
         *,
-        memory: int = MEMORY,
+        memory: int = VOTING_MEMORY_BYTES,
         seconds: float = SECONDS,
         files: Sequence[str] | None = None,
     ) -> Ensemble:
@@ -95,7 +95,7 @@ def load(
     directory: Path,
     device: str | None = None,
     *,
-    memory: int = MEMORY,
+    memory: int = VOTING_MEMORY_BYTES,
     seconds: float = SECONDS,
     files: Sequence[str] | None = None,
 ) -> Ensemble | NeighbourEnsemble:

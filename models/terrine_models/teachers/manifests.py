@@ -28,10 +28,10 @@ from pydantic import (
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
-    BACKBONE,
-    FEATURES,
+    BACKBONE_FILE,
+    FEATURES_FILE,
     FORMAT,
-    MANIFEST,
+    MANIFEST_FILE,
     FeatureSpec,
     FileName,
     Name,
@@ -51,7 +51,7 @@ Trained = dict[str, torch.Tensor]
 """The tensors of a run of teachers."""
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """Inputs [b, *shape] to every teacher's choice [b, n]."""
-PIXEL_BYTES = 400
+SCRATCH_BYTES_PER_VALUE = 400
 """Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
 K = TypeVar("K", bound="TeacherKind")
 
@@ -125,13 +125,13 @@ class TeacherKind(Record):
         files, features = manifest.files, self.features
         if not manifest.teacher_files:
             raise ValueError(f"no teachers-*.{self.suffix} among the files")
-        if (FEATURES in files) != (features is not None and features.projection != "none"):
+        if (FEATURES_FILE in files) != (features is not None and features.projection != "none"):
             raise ValueError(
-                f"{FEATURES} belongs to a feature map with a projection, and only to that"
+                f"{FEATURES_FILE} belongs to a feature map with a projection, and only to that"
             )
         backbone = features.backbone if features is not None else None
-        if files.get(BACKBONE) != (backbone.sha256 if backbone is not None else None):
-            raise ValueError(f"{BACKBONE} belongs to a feature map with that backbone")
+        if files.get(BACKBONE_FILE) != (backbone.sha256 if backbone is not None else None):
+            raise ValueError(f"{BACKBONE_FILE} belongs to a feature map with that backbone")
 
     @abstractmethod
     def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
@@ -315,9 +315,9 @@ def load_manifest(directory: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise unreadable(Path(directory) / MANIFEST, data, FORMAT, error) from None
+        raise unreadable(Path(directory) / MANIFEST_FILE, data, FORMAT, error) from None
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `manifest.json`, completely or not at all."""
-    write_atomically(directory / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
+    write_atomically(directory / MANIFEST_FILE, manifest.model_dump_json(indent=2).encode() + b"\n")

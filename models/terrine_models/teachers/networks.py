@@ -18,9 +18,9 @@ from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.maps import MIN_SIDE, FeatureMap, PublicData
 from terrine_models.features.pictures import DRAWS, distorted, prepare
-from terrine_models.storage.manifests import CONFIG, FeatureSpec
+from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec
 from terrine_models.teachers.manifests import (
-    PIXEL_BYTES,
+    SCRATCH_BYTES_PER_VALUE,
     Choose,
     Manifest,
     ShardTeachers,
@@ -156,7 +156,7 @@ def initialise(network: nn.Module, generator: torch.Generator) -> None:
                 parameter.uniform_(-bound, bound, generator=generator)
 
 
-@dataclass(frozen=True, config=CONFIG)
+@dataclass(frozen=True, config=SETTINGS_CONFIG)
 class Networks:
     """A network for each teacher, slow: a small CNN for images, an MLP for tables."""
 
@@ -217,7 +217,7 @@ class NetworkTeachers(ShardTeachers):
             network = self.built(manifest.input, manifest.classes)
         shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
         teachers = {name: each.to(device) for name, each in stored.stacked(shapes).items()}
-        values = values_of(manifest.input) * PIXEL_BYTES
+        values = values_of(manifest.input) * SCRATCH_BYTES_PER_VALUE
         block = limits.block(2 * 8 * manifest.teachers + values, 32)
         if device == "cpu":
             return Voting(self.one_by_one(manifest, teachers), block, device)

@@ -600,12 +600,15 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
 
 def ensemble_directory(ensemble: str) -> Path:
     """The directory of an ensemble that is named, or given by path: of its newest edition."""
-    from terrine_models.storage.manifests import MANIFEST
+    from terrine_models.storage.manifests import MANIFEST_FILE
     from terrine_models.teachers.federation import FEDERATION
     from terrine_server.settings import Settings
 
     path = Path(ensemble)
-    if not any((path / name).exists() for name in (MANIFEST, FEDERATION)) and len(path.parts) == 1:
+    if (
+        not any((path / name).exists() for name in (MANIFEST_FILE, FEDERATION))
+        and len(path.parts) == 1
+    ):
         named = Settings().ensembles_dir / ensemble
         path = named if named.exists() else path
     editions = [each for each in path.glob("edition-*") if each.name[8:].isdigit()]
@@ -857,7 +860,7 @@ def plan(
 
 def _for_a_model(given: DataOptions, units: int, epsilon: float, consensus: str) -> None:
     """Rank the ways to ask by what students will be; without public labels, mechanisms."""
-    from terrine_models.data.arrays import DataError, distinct
+    from terrine_models.data.arrays import DataError, number_distinct_rows
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.loading import is_table
     from terrine_server.planning.first_project import Setting, delta_for, teachers_for
@@ -890,7 +893,7 @@ def _for_a_model(given: DataOptions, units: int, epsilon: float, consensus: str)
         return
     setting = Setting.of(
         units=units,
-        rows=int(distinct(data.inputs).max()) + 1,
+        rows=int(number_distinct_rows(data.inputs).max()) + 1,
         classes=len(data.classes),
         epsilon=epsilon,
     )

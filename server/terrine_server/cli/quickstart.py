@@ -195,7 +195,7 @@ def _open(
     anyway: bool,
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
-    from terrine_models.data.arrays import distinct
+    from terrine_models.data.arrays import number_distinct_rows
     from terrine_models.teachers.shards import unit_count
     from terrine_protocol import ProjectOpen
     from terrine_server.ledger import DEFAULT_POPULATION
@@ -213,7 +213,7 @@ def _open(
     said.noticed += [ensemble.private_rows(pool, private), *read]
     setting = Setting.of(
         units=unit_count(private),
-        rows=int(distinct(pool.inputs).max()) + 1,
+        rows=int(number_distinct_rows(pool.inputs).max()) + 1,
         classes=len(private.classes),
         epsilon=epsilon,
         joined=None if joined is None else joined.limit,

@@ -24,8 +24,8 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from terrine_models.storage.manifests import MANIFEST, StoreError
-from terrine_models.teachers.ensemble import MEMORY
+from terrine_models.storage.manifests import MANIFEST_FILE, StoreError
+from terrine_models.teachers.ensemble import VOTING_MEMORY_BYTES
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.ray import (
@@ -245,7 +245,7 @@ class RayVoters(Voters):
         """Return the manifest, which is the one that was registered."""
         directory, key = self._data_dir / record.path, EnsembleReference.to(record)
         try:
-            now = stamp(directory, [MANIFEST])
+            now = stamp(directory, [MANIFEST_FILE])
             known = self._manifests.get(key)
             if known is None or known[0] != now:
                 known = now, load_manifest(directory)
@@ -276,7 +276,7 @@ class RayVoters(Voters):
             count = min(self._actors or processors, MOST_ACTORS)
             # An actor votes with one thread, on as many inputs at a time as a thread of the server:
             # products round by their size.
-            memory = MEMORY // torch.get_num_threads()
+            memory = VOTING_MEMORY_BYTES // torch.get_num_threads()
             data_dir, ours = str(self._data_dir), software()
             self._seats = [
                 _Seat(number, (data_dir, TeacherPart(number, count), memory, self._seconds, ours))

@@ -172,10 +172,10 @@ def refuse_forgotten_people(
 
     Who they are is compared by keyed digests of their names alone.
     """
-    from terrine_models.teachers.editions import identified
+    from terrine_models.teachers.editions import open_identified
     from terrine_models.teachers.people import People
 
-    made = identified(directory)
+    made = open_identified(directory)
     if made is None:
         return
     people, check = People.stored(made)
@@ -213,14 +213,14 @@ def _identified(settings: Settings, records: list[EnsembleRecord]) -> dict[str, 
 
     Raises StoreError.
     """
-    from terrine_models.teachers.editions import identified
+    from terrine_models.teachers.editions import open_identified
     from terrine_models.teachers.federation import is_federation
 
     found = {}
     for record in records:
         directory = settings.data_dir / record.path
         if directory.exists() and not is_federation(directory):
-            stored = identified(settings.data_dir / record.current.path)
+            stored = open_identified(settings.data_dir / record.current.path)
             if stored is not None:
                 found[record.name] = stored
     return found
