@@ -465,9 +465,10 @@ def _missing_value(column: Column) -> float:
 
 BLOCK_FIELDS = 2**17
 """Fields that are held as text at a time, or those of some rows if a table is wide."""
-MIN_BLOCK_ROWS, MAX_BLOCK_FIELDS = 64, 2**21
-"""Rows of a wide table that are held at a time, for each costs some steps per column; and their
-fields at most, but for one row."""
+MIN_BLOCK_ROWS = 64
+"""Rows of a wide table that are held at a time: each block costs some steps per column."""
+MAX_BLOCK_FIELDS = 2**21
+"""Fields of a wide table that are held at a time, except where one row has more."""
 Progress = Callable[[int, int], object]
 """Receives how much of a file has been read, and how much there is."""
 T = TypeVar("T", bound=np.generic)

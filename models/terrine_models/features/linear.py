@@ -24,12 +24,16 @@ DISCRIMINANT_COMPONENTS = 300
 """Principal components among which directions are sought."""
 DISTORTED_COPIES = 2
 """Distorted copies of each public image."""
-CLASS_NEIGHBOURS, DISCRIMINANT_ROUNDS = 5, 3
-"""Near neighbours of each public image; in every round they are nearest in the directions found
-before, which makes them of one class more often."""
-NEIGHBOUR_COVARIANCE_SHARE, COVARIANCE_FLOOR = 0.75, 0.02
-"""Share of the covariance within classes that is neighbours'; the rest is that of distorted copies.
-What is added to it in all directions, relative to the mean variance of a component."""
+CLASS_NEIGHBOURS = 5
+"""Near neighbours of each public image."""
+DISCRIMINANT_ROUNDS = 3
+"""In each, neighbours are the nearest in the directions found before, which makes them of one class
+more often."""
+NEIGHBOUR_COVARIANCE_SHARE = 0.75
+"""Share of the covariance within classes that is neighbours'; the rest is that of distorted
+copies."""
+COVARIANCE_FLOOR = 0.02
+"""Added to it in all directions, relative to the mean variance of a component."""
 MANY_CLASSES = 30
 """Classes from which a shard may lack some, and class means do better than regressions."""
 MIN_EIGENVALUE = 1e-6
@@ -230,8 +234,10 @@ RANK_KNOTS = 101
 """Quantiles by which ranks are found."""
 MIN_COLUMN_VARIANCE = 0.005
 """Variance, of columns in [0, 1], below which one is dropped: less than 0.5 % of rows differ."""
-MAX_BINS, MIN_ROWS_PER_BIN = 3000, 10
-"""The most steps and ranks, and the least public rows for each of them."""
+MAX_BINS = 3000
+"""Steps and ranks, together."""
+MIN_ROWS_PER_BIN = 10
+"""Public rows for each step or rank."""
 WHITENING_SHRINKAGE = 3.0
 """Whitening divides by the root of a direction's variance plus this share of the mean variance."""
 

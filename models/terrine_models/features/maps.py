@@ -53,9 +53,10 @@ KERNEL_COMPONENTS = 150
 FINE_GRAPH_POWER = 0.5
 """Power of `graph.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
 images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
-MIN_SIDE, MIN_COLOURED_SIDE = 4, 8
-"""Sides in pixels from which gradients say more than the pixels themselves: of grey pictures, and
-of those with several channels."""
+MIN_SIDE = 4
+"""Pixels of a grey picture's side from which gradients say more than the pixels themselves."""
+MIN_COLOURED_SIDE = 8
+"""The same for pictures with several channels."""
 COLOUR_WEIGHT = 5.0
 """Of colours against gradients, where there are no public pictures to judge by."""
 COLOUR_SHARES = (1.0, 0.5, 0.0)

@@ -16,10 +16,9 @@ from terrine_models.data.arrays import InputSpec
 DIRECTIONS = 12
 SMOOTHING = (0.2075, 0.5850, 0.2075)  # a Gaussian of 0.7 pixels, cut off after one
 MIN_CELL_LENGTH = 1e-3
-SMALL_SIDE_PIXELS, ENLARGED_SIDE_PIXELS = (
-    20,
-    28,
-)  # images with a side under SMALL pixels are enlarged first
+SMALL_SIDE_PIXELS = 20
+"""Images with a smaller side are enlarged first."""
+ENLARGED_SIDE_PIXELS = 28
 
 
 def oriented_gradients(images: torch.Tensor, least: float = MIN_CELL_LENGTH) -> torch.Tensor:

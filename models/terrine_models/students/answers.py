@@ -191,11 +191,13 @@ def _auc(shares: Floats, scores: Floats, inputs: Ints) -> Estimate:
 
 
 Real = TypeVar("Real", np.float32, np.float64)
-SCORE_VARIANCE, SCORE_VARIANCE_OF_TWO = 1.0, 0.2
-"""Variance that a score x·w is expected to have before any count is seen, along the features' usual
-size, of several classes and of two. The penalty on w is the variance of the noise divided by that
-of w. Chosen on Fashion-MNIST's training images, where 0.5 to 1.5 did nearly as well, and on Adult,
-where 0.1 to 0.4 did; where features say little, as of late flights, 0.1 shrinks too much."""
+SCORE_VARIANCE = 1.0
+"""Variance that a score x·w of one of several classes is expected to have before any count is seen,
+along the features' usual size. The penalty on w is the variance of the noise divided by that of w.
+Chosen on Fashion-MNIST's training images, where 0.5 to 1.5 did nearly as well."""
+SCORE_VARIANCE_OF_TWO = 0.2
+"""The same for two classes. Chosen on Adult, where 0.1 to 0.4 did nearly as well; where features
+say little, as of late flights, 0.1 shrinks too much."""
 LOG_FREQUENCY_VARIANCE = 0.1
 """Variance that the logarithm of a class's frequency is expected to have before any count is seen.
 Where noise is large, a class would otherwise win or lose rows by the noise of its total alone. Two

@@ -410,10 +410,12 @@ class StudentMethod(ABC):
         return held_out
 
 
-MIN_FEATURES, FEATURES_PER_CLASS = 150, 3
-"""Features of an image: as many as teachers' heads have by default, or more where there are many
-classes. A third of them are coordinates on the graph, and a class needs one of its own: with 150
-classes, 450 features fit noisy counts right on 52 % of the inputs, 150 on 43 %."""
+MIN_FEATURES = 150
+"""Of an image: as many as teachers' heads have by default."""
+FEATURES_PER_CLASS = 3
+"""Of an image, where there are many classes. A third are coordinates on the graph, and a class
+needs one of its own: with 150 classes, 450 features fit noisy counts right on 52 % of the inputs,
+150 on 43 %."""
 LINEAR_SHARE_FACTOR = 4.0
 """A linear share times this has a softmax that is about a probability."""
 TAUGHT_SHARE = 0.97
@@ -561,8 +563,10 @@ def compute_features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Float
 
 
 LANDMARKS = 1500
-MAX_COPIES, MAX_KERNEL_ROWS = 3, 40_000
-"""Distorted copies of each input; fewer where there would be more rows than that."""
+MAX_COPIES = 3
+"""Distorted copies of each input."""
+MAX_KERNEL_ROWS = 40_000
+"""Inputs and their copies, together."""
 KERNEL_PENALTY = 1e-3
 """Relative to the mean variance of a feature. From 1e-4 to 1e-2 it matters little."""
 KERNEL_WEIGHT = 3.0
@@ -694,8 +698,7 @@ def _features(
     return torch.cat(side_by_side(compute, torch.split(torch.arange(len(x)), BLOCK_IMAGES)))
 
 
-SCORE_FACTOR_BOUNDS = (1 / 32, 32.0)
-"""The least and the greatest factor of a student's scores."""
+MIN_SCORE_FACTOR, MAX_SCORE_FACTOR = 1 / 32, 32.0
 MAX_SCORE_SHIFT = 5.0
 """The greatest shift of the scores of two classes."""
 MAX_PRIOR_ERROR = 0.02
@@ -703,10 +706,12 @@ MAX_PRIOR_ERROR = 0.02
 LABEL_NOISE = 0.35
 """Variance of what features do not say of a label, relative to what they say (on the scale of a
 probit model): about an area of 0.9 under the ROC curve."""
-MIN_EXPLAINED_SHARE, FULLY_EXPLAINED_SHARE = 0.1, 0.2
-"""Share of the votes' variance that features say, up to which that does not count, and from which
-it counts in full. Adult's say 0.23 of it: to say the rarer class less often made 83.8 instead of
-83.3 % right. Those of late flights say 0.13: it would only find fewer of them."""
+MIN_EXPLAINED_SHARE = 0.1
+"""Share of the votes' variance that features explain, up to which that does not count. Those of
+late flights explain 0.13: to predict the rarer class less often would only find fewer of them."""
+FULLY_EXPLAINED_SHARE = 0.2
+"""Share from which it counts in full. Adult's features explain 0.23: to predict the rarer class
+less often made 83.8 instead of 83.3 % right."""
 
 CONFINED_SHARES = tuple(k / 10 for k in range(3, 10))
 """Shares of the rows that the rarer class is said of by its prior, to which it may be confined."""
@@ -727,7 +732,7 @@ def calibrate(probabilities: Floats, shares: Floats) -> Calibration:
     def missed(found: Floats) -> float:
         return float(((of(found).probabilities(scores) - shares) ** 2).mean())
 
-    steepness = tuple(np.log(SCORE_FACTOR_BOUNDS))
+    steepness = (math.log(MIN_SCORE_FACTOR), math.log(MAX_SCORE_FACTOR))
     bounds = [steepness, (-MAX_SCORE_SHIFT, MAX_SCORE_SHIFT)] if two else [steepness]
     return of(minimize(missed, np.zeros(len(bounds)), method="Powell", bounds=bounds).x)
 
@@ -794,11 +799,14 @@ def choose_threshold(
 CLASS_SHARE_POWER = 0.5
 """A class is expected as often as its share of all votes to this power, relative to others: votes
 are more uneven than the classes are, for the reason above."""
-LEAD_SOFTNESS, RARE_CLASS_PULL = 0.5, 4.0
-"""In standard errors of a share: how much a lead counts, and how much a class is favoured that is
-chosen e times too rarely. With 150 classes of characters it made 53 instead of 49 % of the labels
-right."""
-BIAS_STEPS, BIAS_PACE = 200, 0.2
+LEAD_SOFTNESS = 0.5
+"""Standard errors of a share: by how much a lead counts."""
+RARE_CLASS_PULL = 4.0
+"""Standard errors of a share: how much a class is favoured that is chosen e times too rarely. With
+150 classes of characters it made 53 instead of 49 % of the labels right."""
+BIAS_STEPS = 200
+BIAS_PACE = 0.2
+"""Share of the way to the wanted bias that a step takes."""
 
 
 def class_biases(shares: Floats, means: Floats, error: float) -> Floats:

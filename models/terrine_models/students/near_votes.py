@@ -23,14 +23,17 @@ from terrine_models.students.answers import (
     softmax,
 )
 
-MAX_STAND_INS, MAX_AROUND = 10_000, 50
-"""Inputs, at most, that stand for the units, and of them around each: of more, every second, third,
-…. That bounds memory, and an average needs no more."""
+MAX_STAND_INS = 10_000
+"""Inputs that stand for the units: of more, every second, third, …. That bounds memory."""
+MAX_AROUND = 50
+"""Stand-ins around each input: an average needs no more."""
 MIN_VOTES = 0.2
 """Votes on an input at least, relative to their mean: below that, they could not be told from 0."""
-SCORE_VARIANCES, SCORE_VARIANCES_OF_TWO = (1.0, 4.0, 16.0), (0.2, 0.8)
-"""Variances of scores (`softmax_shares.SPREAD`) among which answers choose, of several classes and
-of two: few columns that tell classes apart want the largest, many columns the least."""
+SCORE_VARIANCES = (1.0, 4.0, 16.0)
+"""Variances of scores (`answers.SCORE_VARIANCE`) among which answers choose: few columns that tell
+classes apart want the largest, many columns the least."""
+SCORE_VARIANCES_OF_TWO = (0.2, 0.8)
+"""The same for two classes."""
 BLOCK_ROWS = 512
 
 

@@ -44,14 +44,16 @@ Tell = Callable[[str], None]
 PLAIN_METHOD = "ridge"
 """What every student is compared with."""
 MIN_LEAD_STANDARD_ERRORS = 2.0
-"""Standard errors by which the plain student must be ahead to be clearly better."""
+"""By which the plain student must be ahead to be clearly better."""
 MAX_AGREEMENT_LOSS = 0.02
-"""What a student may agree less than the plain one before that counts as a collapse. Where inputs
-are hard and many who vote are wrong, a good student leaves them: of noisy counts of MNIST's
-training images, students that were right on up to one percent more agreed with half a percent less
-of the votes."""
-MIN_INPUTS_OF_LOST_CLASS, LOST_CLASS_FACTOR = 10, 4
-"""A class is lost if the plain student says it of ten public inputs and of four times as many."""
+"""Share of the answers by which a student may agree less than the plain one before that counts as a
+collapse. Where inputs are hard and many voters are wrong, a good student disagrees with them: of
+noisy counts of MNIST's training images, students that were right on up to one percent more agreed
+with half a percent less of the votes."""
+MIN_INPUTS_OF_LOST_CLASS = 10
+"""Public inputs of which the plain student predicts a class that counts as lost."""
+LOST_CLASS_FACTOR = 4
+"""A class is lost if the plain student predicts it for more than so many times as many inputs."""
 MAX_LOST_SHARE = 0.02
 """Share of the public inputs and of the classes that may be lost: of many, rare ones vary."""
 

@@ -104,7 +104,8 @@ _PERSONAL_NUMBERS = (
     "passport passportno passportnumber nationalid svnr ahv ahvnr persnr bsn dni nif cpf pesel "
     "codicefiscale matricule matricola legajo"
 )
-_KEY, _NUMBER = _one_of(*_KEYS), _one_of(*_NUMBERS)
+_KEY = _one_of(*_KEYS)
+_NUMBER = _one_of(*_NUMBERS)
 _ANY_ID = _one_of(*_KEYS, *_NUMBERS, *_CODES)
 _ID_BEFORE = _one_of(*_KEYS, *_NUMBERS, "code codigo codice cod")
 _OF = "(de|du|d|des|del|della|di|do|da|van|von|l|la|le)?"
@@ -244,8 +245,10 @@ def _words(name: str) -> Sequence[str]:
 
 FEW_VALUES = 20
 """A column with at most this many distinct values is not taken for names, text or identifiers."""
-PROSE_WORDS, PROSE_CHARACTERS = 5, 40
-"""From this average number of words or characters on, values are prose."""
+PROSE_WORDS = 5
+"""Mean number of words from which values are prose."""
+PROSE_CHARACTERS = 40
+"""Mean number of characters from which they are."""
 
 _MONTH = r"(jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\.?"
 _CLOCK = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?(z|[+-]\d{2}:?\d{2})?"
@@ -287,7 +290,7 @@ _NINES = re.compile(r"-?9{2,}|-9")
 MIN_OTHER_VALUES = 3
 """Other values beside one that may stand for a missing one."""
 LIFE_DAYS = 100 * 366
-YEARS = 1800, 2100
+MIN_YEAR, MAX_YEAR = 1800, 2100
 MIN_EVEN_SHARE = 0.9
 """Share of the values that are in equally many rows, or of the rows that have a value of their
 own."""
@@ -301,10 +304,14 @@ _PLAIN = re.compile(r"[0-9+\-.eE\n]+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
-MAX_VALUES, MAX_CHARACTERS = 100_000, 10_000_000
-"""Different values of a column that are counted, and how long they may be together."""
-MAX_VALUES_OF_TABLE, MIN_COUNTED_VALUES = 5_000_000, 2_000
-"""Different values of all columns that are counted; of one, so many in any case."""
+MAX_VALUES = 100_000
+"""Different values of a column that are counted."""
+MAX_CHARACTERS = 10_000_000
+"""Of the counted values of a column, together."""
+MAX_VALUES_OF_TABLE = 5_000_000
+"""Different values of all columns that are counted."""
+MIN_COUNTED_VALUES = 2_000
+"""Different values of a column that are counted however many columns there are."""
 
 
 def max_counted_values(columns: int) -> int:
@@ -688,7 +695,7 @@ class ColumnStats:
     @property
     def quantity(self) -> bool:
         """Whether the name is one for what is measured or counted, or all values are years."""
-        years = YEARS[0] <= self.low and self.high <= YEARS[1]
+        years = self.low >= MIN_YEAR and self.high <= MAX_YEAR
         return names_quantity(self.name) or years
 
     @property

@@ -47,8 +47,10 @@ from terrine_models.teachers.manifests import (
 from terrine_models.teachers.networks import match_priors, ridge_head
 from terrine_models.teachers.shards import Shards
 
-DEFAULT_RIDGE, WHITENED_RIDGE = 0.1, 1.0
-"""Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
+DEFAULT_RIDGE = 0.1
+"""Penalty of a head."""
+WHITENED_RIDGE = 1.0
+"""Penalty on whitened features, where a strong one does no harm: what it shrinks most is the
 shard's own, unreliable view of how features vary together."""
 DEFAULT_WIDTH = 150
 """Features after the public projection."""

@@ -66,17 +66,24 @@ from terrine_models.teachers.people import IDENTITIES, People
 from terrine_models.teachers.shards import check_encoding, check_new, unit_count
 from terrine_protocol.files import new_directory, write_atomically
 
-RADIUS_FILE, RECORDS_FILE = "radius.safetensors", "teachers-00000.safetensors"
-MAX_POINT_LENGTH, MAX_COORDINATES = 3300, 4096
-"""The longest point, in whole numbers: rounded it is shorter than 3,344, so a product of two and
+RADIUS_FILE = "radius.safetensors"
+RECORDS_FILE = "teachers-00000.safetensors"
+MAX_COORDINATES = 4096
+MAX_POINT_LENGTH = 3300
+"""In whole numbers: rounded it is shorter than 3,344, so a product of two and
 half the square of one stay below 2 ** 24, up to which float32 holds every whole number. So sums are
 exact in whatever order they are added."""
-BATCH_INPUTS, PERSON_BATCH_RECORDS = 128, 8
-"""Inputs mapped at a time, and records of one person: always as many, as products round by their
-size, and what one person's records round to must not depend on others'."""
+BATCH_INPUTS = 128
+"""Inputs mapped at a time: always as many, as products round by their size, and what one person's
+records round to must not depend on others'."""
+PERSON_BATCH_RECORDS = 8
+"""Records of one person mapped at a time."""
 BLOCK_RECORDS = 4096
 """Records compared at a time: what that computes with stays in a processor's cache."""
-DEFAULT_NEAR, IMAGE_COORDINATES, TABLE_COORDINATES = 240, 96, 512
+DEFAULT_NEAR = 240
+"""Units within the radius of a query."""
+IMAGE_COORDINATES = 96
+TABLE_COORDINATES = 512
 GRAPH_COORDINATE_NORM = 0.5
 """Length of an image's coordinates on the public graph, beside its components, of length 1. On
 MNIST's training images, 240 of 50,000 near each: 97.6 % of the pluralities right without these
@@ -84,7 +91,7 @@ coordinates, 98.0 % with them, 97.9 % where they are of length 1."""
 STAND_INS = 2000
 """Public rows that are asked about, and that stand for private ones."""
 MIN_JUDGED_POINTS = 20
-"""Public points by which is judged how far people near a query are used up, at least."""
+"""Public points, at least, by which it is judged how far people near a query are exhausted."""
 Points = NDArray[np.int16]
 
 
