@@ -51,9 +51,9 @@ def measure(ensemble: NeighbourEnsemble, public: Dataset, sigma: float) -> None:
     accounts, shadows = np.zeros(units.count, np.uint32), np.zeros(ensemble.shadows, np.uint32)
     answered, left = np.zeros(rows, bool), np.zeros(rows)
     for some in np.array_split(np.random.default_rng(1).permutation(rows), rows // BLOCK):
-        points = ensemble.located(public.inputs[some])
-        near, weights = ensemble.near_public(points), ensemble.near(points)
-        judged, shadows = mechanism.judged(near.weights, near.around, shadows, most, rows)
+        points = ensemble.to_points(public.inputs[some])
+        near, weights = ensemble.public_neighbours(points), ensemble.near(points)
+        judged, shadows = mechanism.judged(near.weights, near.near_wider, shadows, most, rows)
         answered[some] = judged
         for row, asked, own in zip(some, judged, weights, strict=True):
             left[row] = (accounts[own > 0] < most).mean()

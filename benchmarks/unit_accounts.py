@@ -58,13 +58,13 @@ class Crowd(Voters):
     def shadows(self) -> int:
         return min(10_000, self.size)
 
-    def located(self, x: np.ndarray) -> np.ndarray:
+    def to_points(self, x: np.ndarray) -> np.ndarray:
         return x
 
     def near(self, points: np.ndarray) -> np.ndarray:
         return self.rows[np.arange(len(points)) % len(self.rows)]
 
-    def near_public(self, points: np.ndarray) -> ShadowPoints:
+    def public_neighbours(self, points: np.ndarray) -> ShadowPoints:
         found = self.near(points)[:, : self.shadows]
         return ShadowPoints(found, np.ones_like(found))  # so that no query is exhausted
 

@@ -294,15 +294,15 @@ def test_students_learn_for_free_where_people_are_used_up(people: People) -> Non
         used = client.used_up(rows)
         assert client.budget().charges == 300
         share = client.budget().used_up
-    public = ensemble.near_public(ensemble.located(rows))
+    public = ensemble.public_neighbours(ensemble.to_points(rows))
     spent = np.zeros(ensemble.shadows, np.int64)
     for near in public.weights:
         spent += (spent < allowance.most) * near
     gone = spent >= allowance.most
     assert gone.any()
     assert share == pytest.approx(gone.mean())
-    assert (public.around.sum(1) >= 20).all(), "by so many rows at least"
-    expected = (public.around * gone).sum(1) / public.around.sum(1)
+    assert (public.near_wider.sum(1) >= 20).all(), "by so many rows at least"
+    expected = (public.near_wider * gone).sum(1) / public.near_wider.sum(1)
     np.testing.assert_allclose(used, expected)
     assert not before.any()
     assert (people.stored() == charged).all(), "to ask is free, and looks at nobody's account"

@@ -235,8 +235,8 @@ def test_people_of_the_pool_stand_for_people_with_all_their_rows(tmp_path: Path)
     assert ensemble.shadows == 90
     sizes = np.bincount(pool.groups)
     assert sorted(np.bincount(ensemble.owners)) == sorted(sizes)
-    points = ensemble.located(POOL.inputs[:60])
-    found = ensemble.near_public(points)
+    points = ensemble.to_points(POOL.inputs[:60])
+    found = ensemble.public_neighbours(points)
     apart = points[:, None].astype(np.int64) - ensemble.public
     apart = (apart**2).sum(2)
     kind = ensemble.manifest.teacher
@@ -248,7 +248,7 @@ def test_people_of_the_pool_stand_for_people_with_all_their_rows(tmp_path: Path)
     # The square of a length may be odd, of which half is left out.
     assert (np.abs(counted - found.weights) > 0).mean() < 0.01
     assert found.weights.max() > 1
-    assert (found.around == found.weights).all()
+    assert (found.near_wider == found.weights).all()
     once, twice = foresee(ensemble), foresee(ensemble, norm=2)
     assert once.people
     assert once.spent.sum() < twice.spent.sum()

@@ -56,7 +56,7 @@ class CentroidTeachers(ShardTeachers):
     def train(self, shards: Shards, run: range) -> Trained:
         made = []
         for teacher in run:
-            x, y = shards.of(teacher)
+            x, y = shards.records_of(teacher)
             flat, mean = x.flatten(1), x.flatten(1).mean(0)
             own = [flat[y == c] for c in range(len(shards.data.classes))]
             rows = [each.mean(0) if len(each) else mean for each in own]

@@ -153,7 +153,7 @@ def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:
         wants = "images"
 
         @classmethod
-        def can(cls, task: Task) -> bool:
+        def can_learn(cls, task: Task) -> bool:
             return not task.is_table
 
         def fit(self, task: Task, answers: Answers) -> Student:

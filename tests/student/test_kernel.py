@@ -72,7 +72,7 @@ def test_it_is_ridge_regression_on_all_copies_of_the_labelled_rows(
     chosen = np.flatnonzero(np.random.default_rng(1).random(POOL) < share)
     labels = digits[1][chosen]
     rows_chosen, given = torch.from_numpy(chosen), torch.from_numpy(labels)
-    copies = task.once(Copies)
+    copies = task.cached(Copies)
     weights, biases = copies.fit(rows_chosen, given, 10)
     rows = copies.rows[:, chosen].double().flatten(0, 1).numpy()
     targets = np.tile(2 * np.eye(10)[labels] - 1, (len(copies.rows), 1))

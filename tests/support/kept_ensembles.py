@@ -56,7 +56,7 @@ def answers(directory: Path) -> Any:
     """What an ensemble says of a few inputs: votes, or how near each record is."""
     asked, found = rows(6, 3), load(directory, device="cpu")
     if isinstance(found, NeighbourEnsemble):
-        return found.near(found.located(asked)).tolist()
+        return found.near(found.to_points(asked)).tolist()
     return found.votes(asked).tolist()
 
 

@@ -48,7 +48,7 @@ class People:
 
         self.since = np.ones_like(self.units)
 
-    def located(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def to_points(self, x: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """An input says itself who is near it."""
         return x
 
@@ -59,7 +59,7 @@ class People:
     def shadows(self) -> int:
         return PEOPLE + self.spare
 
-    def near_public(self, points: NDArray[np.uint8]) -> ShadowPoints:
+    def public_neighbours(self, points: NDArray[np.uint8]) -> ShadowPoints:
         weights = points[:, :PEOPLE]
         if not self.spare:
             return ShadowPoints(weights, weights)
@@ -196,7 +196,7 @@ def recomputed(
     assert terms.allowance is not None
     accounts = np.zeros(facts.teachers, dtype=np.uint32)
     for entry in ledger.stream_charges(name):
-        weights = found.ensemble.near(found.ensemble.located(known[entry.input_digest][None]))
+        weights = found.ensemble.near(found.ensemble.to_points(known[entry.input_digest][None]))
         _, accounts = mechanism.cast(weights, found.units, accounts, terms.allowance.most)
     return accounts
 

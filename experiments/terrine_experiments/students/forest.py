@@ -50,7 +50,7 @@ class Forest(StudentMethod):
     wants = "tables"
 
     @classmethod
-    def can(cls, task: Task) -> bool:
+    def can_learn(cls, task: Task) -> bool:
         """Tables alone. Raises TrainingError without scikit-learn."""
         require_scikit_learn()
         return task.is_table

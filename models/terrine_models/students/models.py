@@ -50,7 +50,7 @@ from terrine_models.features.maps import (
     prepared_features,
     public_features,
 )
-from terrine_models.features.pictures import DRAWS, View, distort, prepare, to_images
+from terrine_models.features.pictures import DRAWS, View, distorted, prepare
 from terrine_models.storage.manifests import (
     FeatureSpec,
     StoreError,
@@ -195,7 +195,7 @@ class Student:
         best: NDArray[np.int64] = probabilities.argmax(1)
         return best
 
-    def said(self, x: NDArray[np.generic]) -> Predictions:
+    def predictions(self, x: NDArray[np.generic]) -> Predictions:
         """Class names and probabilities of inputs [B, *shape]."""
         probabilities = self.probabilities(x)
         names = np.array(self.model.classes)[self.labels(probabilities)]
@@ -212,7 +212,7 @@ class Student:
                 "The student learned from no table, so it knows no columns. predict takes arrays "
                 f"of shape [B, {', '.join(map(str, self.model.input.shape))}]."
             )
-        return self.said(encode_frame(frame, self.model.encoding))
+        return self.predictions(encode_frame(frame, self.model.encoding))
 
     def with_model(self, **changed: object) -> Student:
         """The same student, described otherwise, as by another threshold."""
@@ -325,7 +325,7 @@ class Task:
     seed: int = 0
     view: View | None = None
     """How pictures are seen. None: as is usual."""
-    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError if the inputs are not as `spec` says."""
@@ -344,34 +344,30 @@ class Task:
         """Whether inputs are images from some 20 pixels a side."""
         return not self.is_table and min(self.spec.shape[:2]) >= LARGE_SIDE_PIXELS
 
-    @property
+    @cached_property
     def inputs(self) -> Ints:
         """Which of the distinct inputs each row [N] is: in a table of few values, rows repeat."""
-        return self.once(_distinct)
+        return number_distinct_rows(np.asarray(self.x))
 
-    def seen_for(self, answers: Answers) -> Task:
+    @cached_property
+    def _view_points(self) -> ViewPoints:
+        first = np.unique(self.inputs, return_index=True)[1]
+        return ViewPoints.of(self.spec, np.asarray(self.x), np.sort(first))
+
+    def with_best_view(self, answers: Answers) -> Task:
         """The same task, whose pictures are seen as the answers are learned best."""
         if self.is_table:
             return self
-        view = self.once(_view_points).best(answers.shares, answers.known)
-        seen: Task = self._made.setdefault(view, replace(self, view=view, _made={}))
+        view = self._view_points.best(answers.shares, answers.known)
+        seen: Task = self._cache.setdefault(view, replace(self, view=view, _cache={}))
         return seen
 
-    def once(self, make: Callable[[Task], T]) -> T:
+    def cached(self, make: Callable[[Task], T]) -> T:
         """What `make` computes of the inputs alone: it is computed once, for all students."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        found: T = self._made[make]
+        if make not in self._cache:
+            self._cache[make] = make(self)
+        found: T = self._cache[make]
         return found
-
-
-def _view_points(task: Task) -> ViewPoints:
-    first = np.unique(task.inputs, return_index=True)[1]
-    return ViewPoints.of(task.spec, np.asarray(task.x), np.sort(first))
-
-
-def _distinct(task: Task) -> Ints:
-    return number_distinct_rows(np.asarray(task.x))
 
 
 class StudentMethod(ABC):
@@ -384,7 +380,7 @@ class StudentMethod(ABC):
         self.training = training
 
     @classmethod
-    def can(cls, task: Task) -> bool:
+    def can_learn(cls, task: Task) -> bool:
         """Whether it learns anything from such inputs."""
         return True
 
@@ -405,9 +401,12 @@ class StudentMethod(ABC):
         held_out = np.zeros((len(task.x), len(task.classes)))
         for fold in np.unique(folds[folds >= 0]):
             rows = folds == fold
-            student = self.fit(task, answers.only(~rows))
-            held_out[rows] = student.probabilities(task.x[rows])
+            held_out[rows] = self.predict_held_out(task, answers, rows)
         return held_out
+
+    def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
+        """Probabilities [K, m] of some `rows` [N] by a student that did not see their answers."""
+        return self.fit(task, answers.only(~rows)).probabilities(task.x[rows])
 
 
 MIN_FEATURES = 150
@@ -468,7 +467,7 @@ def is_answered_nearby(task: Task, answers: Answers) -> bool:
 
 def choose_spread(task: Task, answers: Answers) -> float:
     """Choose, once, how far scores may spread, of answers of the units near each row."""
-    features = task.once(softmax_features)
+    features = task.cached(softmax_features)
     if answers not in features.spreads:
         folds = answers.folds(task.seed, task.inputs)
         near = features.around(answers.voting)
@@ -487,7 +486,7 @@ class Regression:
     @classmethod
     def of(cls, task: Task, answers: Answers, spread: float | None = None) -> Regression:
         """Fit it to what is known. spread: of the votes of those near, if it is chosen already."""
-        features = task.once(softmax_features if answers.noise else linear_features)
+        features = task.cached(softmax_features if answers.noise else linear_features)
         if is_answered_nearby(task, answers):
             spread = spread or choose_spread(task, answers)
             near = features.around(answers.voting)
@@ -527,7 +526,13 @@ class Regression:
 
 
 class Ridge(StudentMethod):
-    """Regression on public features."""
+    """The plainest student: a regression of shares on public features.
+
+    Nothing is random and nothing can diverge. The features are those of teachers' heads, fitted on
+    the student's own public inputs, so they use unlabelled inputs too. Of labels the shares are
+    linear in the features; of noisy counts they have a link that saturates at 0 and 1, which bears
+    a finer graph.
+    """
 
     @classmethod
     def suits(cls, task: Task) -> bool:
@@ -539,16 +544,12 @@ class Ridge(StudentMethod):
         parts = [Regression.of(task, answers).part]
         return linear_student(task.spec, task.classes, {"method": "ridge"}, parts, task.encoding)
 
-    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+    def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
         """Held-out inputs are placed on the graph as new ones would be, by their neighbours."""
-        held_out = np.zeros((len(task.x), len(task.classes)))
         # One choice of two or three for all folds: it says next to nothing of the answers of any.
         spread = choose_spread(task, answers) if is_answered_nearby(task, answers) else None
-        for fold in np.unique(folds[folds >= 0]):
-            rows = folds == fold
-            regression = Regression.of(task, answers.only(~rows), spread)
-            held_out[rows] = regression.probabilities(regression.features.as_new[rows])
-        return held_out
+        regression = Regression.of(task, answers.only(~rows), spread)
+        return regression.probabilities(regression.features.as_new[rows])
 
 
 def compute_features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
@@ -630,12 +631,17 @@ class Copies:
 
 
 class Kernel(StudentMethod):
-    """Kernel students."""
+    """The regression, and ridge regression on a Nyström map with distorted copies.
+
+    The kernel learns the labels that were bought and, of all other public inputs, those of the
+    regression (Lee, "Pseudo-Label", 2013). The scores of both are added: each is right where the
+    other errs.
+    """
 
     wants = "images"
 
     @classmethod
-    def can(cls, task: Task) -> bool:
+    def can_learn(cls, task: Task) -> bool:
         """Images alone."""
         return not task.is_table
 
@@ -646,7 +652,7 @@ class Kernel(StudentMethod):
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """Learn from the answers and from what the regression says of the other inputs."""
-        copies, regression = task.once(Copies), Regression.of(task, answers)
+        copies, regression = task.cached(Copies), Regression.of(task, answers)
         weights, biases = self._learned(copies, answers, regression)
         kernel = LinearPart(
             copies.map, KERNEL_WEIGHT * weights, KERNEL_WEIGHT * (biases - copies.centre @ weights)
@@ -654,29 +660,25 @@ class Kernel(StudentMethod):
         how: dict[str, int | float | str] = {"method": "kernel", "copies": len(copies.rows) - 1}
         return linear_student(task.spec, task.classes, how, [regression.part, kernel])
 
-    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+    def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
         """Held-out inputs teach nothing, not even by what the regression says of them."""
-        copies = task.once(Copies)
-        held_out = np.zeros((len(task.x), len(task.classes)))
-        for fold in np.unique(folds[folds >= 0]):
-            own = folds == fold
-            rest = answers.only(~own)
-            regression = Regression.of(task, rest)
-            weights, biases = self._learned(copies, rest, regression, own)
-            kernel = (copies.rows[0, torch.from_numpy(own)] @ weights + biases).double().numpy()
-            scores = regression.scores(regression.features.as_new[own]) + KERNEL_WEIGHT * kernel
-            held_out[own] = softmax(scores, axis=1)
-        return held_out
+        copies, rest = task.cached(Copies), answers.only(~rows)
+        regression = Regression.of(task, rest)
+        weights, biases = self._learned(copies, rest, regression, rows)
+        kernel = (copies.rows[0, torch.from_numpy(rows)] @ weights + biases).double().numpy()
+        scores = regression.scores(regression.features.as_new[rows]) + KERNEL_WEIGHT * kernel
+        probabilities: Floats = softmax(scores, axis=1)
+        return probabilities
 
     @staticmethod
     def _learned(
-        copies: Copies, answers: Answers, regression: Regression, but: Bools | None = None
+        copies: Copies, answers: Answers, regression: Regression, held_out: Bools | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         labels = regression.labels()
         if not answers.noise:
             labels = np.where(answers.known, answers.labels, labels)
-        if but is not None:
-            labels = np.where(but, -1, labels)
+        if held_out is not None:
+            labels = np.where(held_out, -1, labels)
         known = torch.from_numpy(np.flatnonzero(labels >= 0))
         return copies.fit(known, torch.from_numpy(labels)[known], answers.shares.shape[1])
 
@@ -687,11 +689,7 @@ def _features(
     """Features [N, L] of inputs [N, *shape], distorted by `draws` [N, DRAWS] if there are any."""
 
     def compute(rows: torch.Tensor) -> torch.Tensor:
-        block = x[rows]
-        if draws is not None:
-            low = known.inputs.low
-            bent = distort(to_images(block - low), draws[rows]) + low
-            block = bent.squeeze(1) if block.ndim == 3 else bent.permute(0, 2, 3, 1)
+        block = x[rows] if draws is None else distorted(x[rows], draws[rows], known.inputs)
         with torch.inference_mode():
             return known(block)
 
@@ -738,12 +736,12 @@ def calibrate(probabilities: Floats, shares: Floats) -> Calibration:
 
 
 def confine_rarer_class(probabilities: Floats, answers: Answers) -> float:
-    """Return the least share of the rows by the prior of which saying the rarer class is worth it.
+    """Return the least share of the prior at which predicting the rarer class is worth it.
 
-    Where all that is known of the rarer class is in a few rows, to say it of others is to guess: it
-    finds as many of one class as it loses of the other, so balanced accuracy stays what it is, and
-    accuracy falls. probabilities: [K, 2], of the answers that are known, which they did not see. 1
-    unless balanced accuracy over these noisy counts is as high with fewer.
+    Where all that is known of the rarer class is in a few rows, to predict it for others is to
+    guess: balanced accuracy stays what it is, and accuracy falls. probabilities: [K, 2], of the
+    answers that are known, which they did not see. 1 unless balanced accuracy over these noisy
+    counts is as high with fewer.
     """
     at = choose_threshold("prior", probabilities, answers)
     if at is None or not answers.noise:
@@ -763,15 +761,18 @@ def confine_rarer_class(probabilities: Floats, answers: Answers) -> float:
 def choose_threshold(
     wanted: Threshold, probabilities: Floats, answers: Answers, fewer: float = 1.0
 ) -> float | None:
-    """Return the probability from which the second class is said; None: the likelier class is said.
+    """Return the probability from which the second class is predicted; None: the likelier class.
+
+    Where one of two classes is rare, its share hardly ever is the larger one. So `prior` predicts
+    the second class for as many public inputs as its mean share lets expect; `accuracy` predicts
+    the likelier class, and a number is the threshold. Of more classes, the likeliest is predicted.
 
     `probabilities` [N, m]: calibrated, of public inputs. Of labels their mean is the prior, as
-    inputs without a label count, too; of noisy counts, the mean of all. Of more than two classes
-    the likeliest is said. Of teachers that match their prior, a
-    plurality errs towards the larger class, as each of them is unsure in its own way; one that knew
-    all records would say the rarer class less often than the prior only by what features leave
-    open, `LABEL_NOISE`. Where features say little, the rarer class is said as often as it is.
-    fewer: of that, the share that is said, as `confined` finds it.
+    inputs without a label count, too; of noisy counts, the mean of all. Of teachers that match
+    their prior, a plurality errs towards the larger class, as each of them is unsure in its own
+    way; one that knew all records would predict the rarer class less often than the prior only by
+    what features leave open, `LABEL_NOISE`. Where features say little, the rarer class is predicted
+    as often as it occurs. fewer: the share of that which is predicted (`confine_rarer_class`).
     """
     if wanted == "accuracy" or probabilities.shape[1] != 2:
         return None
@@ -798,7 +799,7 @@ def choose_threshold(
 
 CLASS_SHARE_POWER = 0.5
 """A class is expected as often as its share of all votes to this power, relative to others: votes
-are more uneven than the classes are, for the reason above."""
+are more uneven than the classes are."""
 LEAD_SOFTNESS = 0.5
 """Standard errors of a share: by how much a lead counts."""
 RARE_CLASS_PULL = 4.0
@@ -810,7 +811,14 @@ BIAS_PACE = 0.2
 
 
 def class_biases(shares: Floats, means: Floats, error: float) -> Floats:
-    """Return what to add to shares [N, m] of this standard error; see above. It adds up to 0."""
+    """Return what to add to shares [N, m] of this standard error, so that rare classes win rows.
+
+    With many classes, the shard of a teacher lacks some of them, so it never votes for these. A
+    class that is chosen less often than its share of all votes lets one expect gets a lead, and one
+    that is chosen more often a handicap; they add up to 0. Distribution alignment (Berthelot et
+    al., "ReMixMatch", ICLR 2020) in the units of the noise, and not to the full, as what to expect
+    is uncertain itself.
+    """
     least = error / len(shares) ** 0.5
     expected = np.maximum(means, least) ** CLASS_SHARE_POWER
     expected /= expected.sum()
@@ -855,12 +863,19 @@ class Neighbourhoods:
 
 
 class NearestNeighbours(StudentMethod):
-    """Students that ask the nearest public images."""
+    """For many classes: the labels of the nearest public images.
+
+    With few rows of each class, a regression has little to average noise with. Neighbours in
+    discriminant directions mostly are of one class, so the noisy shares of each input are shrunk
+    towards their average over its neighbours, the more the larger the noise is beside what
+    neighbours differ by (empirical Bayes: Efron and Morris, 1973); then rare classes are favoured
+    (`class_biases`).
+    """
 
     wants = "images"
 
     @classmethod
-    def can(cls, task: Task) -> bool:
+    def can_learn(cls, task: Task) -> bool:
         """Images, and enough to have neighbours."""
         return not task.is_table and len(task.x) > GRAPH_NEIGHBOURS
 
@@ -875,7 +890,7 @@ class NearestNeighbours(StudentMethod):
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """Raises ValueError on too few answers."""
-        found, labels = task.once(Neighbourhoods), self._labels(task, answers)
+        found, labels = task.cached(Neighbourhoods), self._labels(task, answers)
         known = np.flatnonzero(labels >= 0)
         if len(known) <= GRAPH_NEIGHBOURS:
             raise ValueError(f"{len(known)} labels; neighbours need more than {GRAPH_NEIGHBOURS}")
@@ -897,26 +912,22 @@ class NearestNeighbours(StudentMethod):
         part = LinearPart(FeatureMap(spec, task.spec, tensors), weights, torch.zeros(classes))
         return linear_student(task.spec, task.classes, {"method": "neighbours"}, [part])
 
-    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+    def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
         """What the labels of other folds say of each input."""
-        points = task.once(Neighbourhoods).points
-        held_out = np.zeros((len(task.x), len(task.classes)))
-        for fold in np.unique(folds[folds >= 0]):
-            own = folds == fold
-            labels = self._labels(task, answers.only(~own))
-            known = np.flatnonzero((labels >= 0) & ~own)
-            shown = F.one_hot(torch.from_numpy(labels[known]), len(task.classes)).float()
-            _, _, scales = neighbourhood(points[known])
-            scores = extend(points[own], points[known], scales, shown)
-            held_out[own] = (NEIGHBOUR_SHARE_FACTOR * scores).softmax(1).numpy()
-        return held_out
+        points, labels = task.cached(Neighbourhoods).points, self._labels(task, answers.only(~rows))
+        known = np.flatnonzero((labels >= 0) & ~rows)
+        shown = F.one_hot(torch.from_numpy(labels[known]), len(task.classes)).float()
+        _, _, scales = neighbourhood(points[known])
+        scores = extend(points[rows], points[known], scales, shown)
+        probabilities: Floats = (NEIGHBOUR_SHARE_FACTOR * scores).softmax(1).numpy()
+        return probabilities
 
     @staticmethod
     def _labels(task: Task, answers: Answers) -> Ints:
         """Labels [N]; of noisy counts, of the shares that are averaged over neighbours."""
         if not answers.noise:
             return answers.labels
-        weights, index, _ = task.once(Neighbourhoods).near
+        weights, index, _ = task.cached(Neighbourhoods).near
         known = torch.from_numpy(answers.known).float()
         mean = torch.from_numpy(answers.shares).float()
         for _ in range(AVERAGING_ROUNDS):
@@ -966,7 +977,7 @@ def check_method(method: str, task: Task) -> None:
     """Raise ValueError if there is no such method, or if it learns nothing from such inputs."""
     if method not in method_names():
         raise ValueError(f"There is no method {method!r}, but {', '.join(method_names())}.")
-    if method != "auto" and not METHODS[method].can(task):
+    if method != "auto" and not METHODS[method].can_learn(task):
         kind = "rows of a table" if task.is_table else "images"
         raise ValueError(
             f"{method} is for {METHODS[method].wants}, and these inputs are {kind}. Use auto, "

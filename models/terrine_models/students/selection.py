@@ -131,7 +131,7 @@ def choose(
             f"answers have shape {answers.shares.shape}, expected one row for each of the "
             f"{len(task.x)} inputs and {len(task.classes)} classes"
         )
-    task = task.seen_for(answers)
+    task = task.with_best_view(answers)
     suited = [name for name, method in METHODS.items() if method.suits(task)]
     wanted = suited[-1] if asked == "auto" else asked
     folds = answers.folds(task.seed, task.inputs)

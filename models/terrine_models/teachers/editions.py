@@ -85,7 +85,7 @@ def forget(
     manifest = load_manifest(directory)
     stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
     before = People.load(stored, key)
-    left = before.without(who)
+    left = before.remove(who)
     if left is None:
         return None
     slots, people = left

@@ -220,7 +220,7 @@ class HeadTeachers(ShardTeachers):
         between = features.tensors.get("between")
 
         def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
-            x, y = shards.of(teacher)
+            x, y = shards.records_of(teacher)
             if augmentations:
                 draws = draws_for(shards.seed, teacher, len(x) * augmentations)
                 repeated = x.repeat_interleave(augmentations, 0)

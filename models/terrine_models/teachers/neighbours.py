@@ -99,12 +99,13 @@ Points = NDArray[np.int16]
 class ShadowPoints:
     """Public points near B queries, as if they were records of S people. Anyone may see it.
 
-    `weights`: uint8 [B, S], how many records of each are within the radius, 255 at most. `around`:
-    uint8 [B, S], likewise within the radius or, if those are more, among the `AROUND` nearest.
+    `weights`: uint8 [B, S], how many records of each are within the radius, 255 at most.
+    `near_wider`: uint8 [B, S], the same within the radius or, if those are more, among the
+    `MIN_JUDGED_POINTS` nearest.
     """
 
     weights: NDArray[np.uint8]
-    around: NDArray[np.uint8]
+    near_wider: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, config=SETTINGS_CONFIG)
@@ -255,11 +256,6 @@ class NeighbourEnsemble:
         """Whether it is known whose public points are."""
         return self._kind.by_person
 
-    @property
-    def bytes(self) -> int:
-        """What the points take in memory."""
-        return 4 * (self._among.numel() + self._records.numel())
-
     @classmethod
     def load(cls, directory: Path) -> NeighbourEnsemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError."""
@@ -302,9 +298,9 @@ class NeighbourEnsemble:
         One pass over all records, which takes as long whatever they are. Beside the result it takes
         BLOCK · B · 4 bytes for each processor. Raises ValueError when shape or dtype do not match.
         """
-        return self.near(self.located(x))
+        return self.near(self.to_points(x))
 
-    def located(self, x: NDArray[np.generic]) -> Points:
+    def to_points(self, x: NDArray[np.generic]) -> Points:
         """Whole coordinates [B, d] of inputs [B, *shape], by the public map. Errors alike."""
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
@@ -319,7 +315,7 @@ class NeighbourEnsemble:
         queries, (radius,) = self._reach(points, self._kind.rank)
         return _within(queries, radius, self._records)
 
-    def near_public(self, points: Points) -> ShadowPoints:
+    def public_neighbours(self, points: Points) -> ShadowPoints:
         """Which public points are near such queries: no record is looked at."""
         rank, around = self._kind.rank, min(MIN_JUDGED_POINTS, len(self.public))
         if around <= rank:

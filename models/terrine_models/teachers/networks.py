@@ -203,7 +203,7 @@ class NetworkTeachers(ShardTeachers):
 
     def train(self, shards: Shards, run: range) -> Trained:
         """Parameters of a run of k networks, each stacked along axis 0."""
-        trained = side_by_side(lambda i: self._fit(*shards.of(i), shards, i), run)
+        trained = side_by_side(lambda i: self._fit(*shards.records_of(i), shards, i), run)
         return {name: torch.stack([t[name] for t in trained]) for name in trained[0]}
 
     def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:

@@ -1,7 +1,7 @@
 """Who the people of private records are: digests of their names under a key of the owner's.
 
     people = People.of(data, key)  # of records whose people have names: `--group`
-    slots, left = people.without(name_digests(["Ada"], key))
+    slots, left = people.remove(name_digests(["Ada"], key))
 
 Without the key, which the owner keeps (`records.key`), a digest tells nothing: nobody can compute
 that of a person whom they guess. Records without a group have no people: nobody knows which of two
@@ -116,7 +116,7 @@ class People:
         known = {bytes(row) for rows in (self.present, self.erased) for row in rows}
         return np.array([bytes(row) in known for row in who], dtype=bool)
 
-    def without(self, who: Digests) -> tuple[NDArray[np.int64], People] | None:
+    def remove(self, who: Digests) -> tuple[NDArray[np.int64], People] | None:
         """The slots of those of `who` that are here, and everybody else.
 
         All of `who` are forgotten, also those who were not here. None if all of them were before.

@@ -45,13 +45,13 @@ class Shards:
     features: FeatureMap | None
     public: PublicData | None
 
-    def of(self, teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def records_of(self, teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs [r, *shape] in float32 and labels [r] of one teacher."""
         rows = self.rows[teacher]
         inputs = torch.from_numpy(self.data.inputs[rows].astype(np.float32))
         return inputs, torch.from_numpy(self.data.labels[rows])
 
-    def only(self, run: range) -> Shards:
+    def of_run(self, run: range) -> Shards:
         """The shards of a run of teachers, without anybody else's records."""
         rows = np.concatenate([self.rows[i] for i in run])
         ends = np.cumsum([len(self.rows[i]) for i in run])

@@ -296,7 +296,7 @@ class ForestTeachers(ShardTeachers):
         classes = len(shards.data.classes)
 
         def train(teacher: int) -> Trained:
-            x, y = shards.of(teacher)
+            x, y = shards.records_of(teacher)
             draws = np.random.SeedSequence([shards.seed, teacher])
             return fit_forest(x.numpy(), y.numpy(), classes, self.trees, draws)
 

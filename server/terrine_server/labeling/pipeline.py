@@ -153,8 +153,8 @@ class Labeling:
         found = self._voters.neighbourhood(project.ensemble)
         shadows = shadows if len(shadows) else np.zeros(found.ensemble.shadows, np.uint32)
         shares = [
-            mechanism.used_up(near.around, shadows, allowance.most)
-            for near in found.public(found.ensemble.located(queries))
+            mechanism.used_up(near.near_wider, shadows, allowance.most)
+            for near in found.public(found.ensemble.to_points(queries))
         ]
         return [float(share) for share in np.concatenate(shares)]
 
@@ -293,7 +293,7 @@ class Labeling:
             if isinstance(mechanism, Neighbours):
                 found = self._voters.neighbourhood(project.ensemble)
                 mechanism = replace(mechanism, teachers=found.units.count)
-                points = found.ensemble.located(queries)
+                points = found.ensemble.to_points(queries)
                 answered, shadows = self._judged(project, mechanism, found, points)
                 judged = list(zip(chosen, answered, strict=False))  # not beyond the last paid
                 exhausted = frozenset(digests[index].query for index, paid in judged if not paid)
@@ -353,7 +353,7 @@ class Labeling:
             if most <= 0:
                 break
             answered, shadows = mechanism.judged(
-                near.weights, near.around, shadows, allowance.most, most
+                near.weights, near.near_wider, shadows, allowance.most, most
             )
             most -= answered.sum()
             judged.append(answered)
@@ -641,7 +641,7 @@ def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Acc
     spent = np.zeros(len(accounts), dtype=np.uint32)
     for edition, some in _by_edition(ledger, project, known[asked]):
         there = found.ensemble.since <= edition  # records of people who left are gone
-        for weights in found.weighed(found.ensemble.located(some)):
+        for weights in found.weighed(found.ensemble.to_points(some)):
             _, spent = mechanism.cast(weights * there, found.units, spent, allowance.most)
     newest = project.ensemble.edition
     spent[list(newest.erased if newest else ())] = allowance.most

@@ -24,7 +24,7 @@ class Nearby(Protocol):
         """How many records of each are so near that they vote, uint8 `[B, S]`."""
 
     @property
-    def around(self) -> np.ndarray:
+    def near_wider(self) -> np.ndarray:
         """Likewise of those by which is judged how far people there are used up, uint8 `[B, S]`."""
 
 
@@ -39,7 +39,7 @@ class Weighing(Protocol):
     def shadows(self) -> int:
         """How many people the public points stand for, S."""
 
-    def located(self, x: np.ndarray) -> np.ndarray:
+    def to_points(self, x: np.ndarray) -> np.ndarray:
         """Return where inputs `[B, …]` are, as points `[B, d]`: a public map."""
 
     def near(self, points: np.ndarray) -> np.ndarray:
@@ -48,7 +48,7 @@ class Weighing(Protocol):
         A record's weight is a function of the query, of the record and of what is public alone.
         """
 
-    def near_public(self, points: np.ndarray) -> Nearby:
+    def public_neighbours(self, points: np.ndarray) -> Nearby:
         """Return which public points are near, and look at no record."""
 
 
@@ -71,9 +71,9 @@ class Neighbourhood:
         """Yield which public points are near queries at `[B, d]`, in order."""
         shadows = self.ensemble.shadows
         for asked in _blocks(points, shadows):
-            found = self.ensemble.near_public(asked)
+            found = self.ensemble.public_neighbours(asked)
             _check(found.weights, (len(asked), shadows))
-            _check(found.around, (len(asked), shadows))
+            _check(found.near_wider, (len(asked), shadows))
             yield found
 
 

@@ -133,7 +133,7 @@ def forget(
         )
     trained = [name for name, each in stored.items() if each.manifest.kind != NEIGHBOURS]
     for name in trained:
-        left = there[name].without(who)
+        left = there[name].remove(who)
         if left is not None and len(left[0]) and name not in given:
             raise DataError(
                 f"People who leave {name} taught some of its teachers. Give the records that it "
