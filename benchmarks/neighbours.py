@@ -46,12 +46,13 @@ def main() -> None:
         bare.append(seconds(lambda: x @ transposed))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     weights, product = float(np.median(found)), float(np.median(bare))
+    points = 4 * (POINTS + options.records) * (options.coordinates + 1) / 2**20
     print(
         f"{options.batch} queries, {options.records:,} records, {options.coordinates} coordinates, "
         f"{torch.get_num_threads()} threads:\n"
         f"weights {weights * 1e3:.1f} ms, bare product {product * 1e3:.1f} ms: "
         f"{weights / product:.2f} times as long (aim: at most {AIM})\n"
-        f"memory: {ensemble.bytes / 2**20:.0f} MiB of points; both together took {grown:.0f} MiB "
+        f"memory: {points:.0f} MiB of points; both together took {grown:.0f} MiB "
         "more"
     )
 

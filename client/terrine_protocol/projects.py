@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from datetime import datetime
 from typing import Annotated, Literal, Self
@@ -44,6 +45,11 @@ class InputSpec(Record):
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {self.low} and {self.high}")
         return self
+
+    @property
+    def size(self) -> int:
+        """How many numbers an input has."""
+        return math.prod(self.shape)
 
 
 class EnsembleFacts(Reply):

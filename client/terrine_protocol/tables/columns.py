@@ -474,6 +474,10 @@ Progress = Callable[[int, int], object]
 T = TypeVar("T", bound=np.generic)
 
 
+def ignore_note(sentence: str) -> None:
+    """Discard a note."""
+
+
 def ignore_progress(done: int, total: int) -> None:
     """Show no progress."""
 

@@ -41,6 +41,7 @@ from terrine_protocol.tables.columns import (
     Values,
     check_names,
     files_within,
+    ignore_note,
     ignore_progress,
     rows_at_a_time,
     rows_at_least,
@@ -355,10 +356,6 @@ TYPED_FORMATS = {
 
 Fits = Callable[[Sequence[str]], bool]
 """Whether a first record is as expected, which resolves most ambiguities."""
-
-
-def ignore_note(sentence: str) -> None:
-    """Discard a note."""
 
 
 class ArrowFile:

@@ -11,10 +11,11 @@ import hashlib
 import math
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,43 +88,30 @@ MAX_RANGE = float(np.finfo(np.float32).max)
 """Between the lowest and the highest value of an input: more cannot be scaled in float32."""
 
 
-class RecordSource(Protocol):
-    """Labelled records that are read a block at a time; attributes as in `Dataset`."""
+class RecordSource(ABC):
+    """Labelled records that are read a block at a time."""
 
-    @property
-    def name(self) -> str:
-        """What they are called in messages."""
+    name: str
+    """What they are called in messages."""
+    classes: tuple[str, ...]
+    spec: InputSpec
+    group_column: str | None
+    """What names people; None if each record counts as one person."""
+    encoding: TableSchema | None
+    """How a table's rows were encoded."""
+    people: tuple[str, ...] | None
+    """[U], what each person is called, by number, once all records were read. It is kept
+    nowhere."""
+    sha256: str | None
+    """Of the records' file, once all were read, if it is a table."""
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes."""
-
-    @property
-    def spec(self) -> InputSpec:
-        """What one input looks like."""
-
-    @property
-    def group_column(self) -> str | None:
-        """What names people; None if each record counts as one person."""
-
-    @property
-    def people(self) -> tuple[str, ...] | None:
-        """What each person is called, once all records were read; None if nobody knows."""
-
-    @property
-    def encoding(self) -> TableSchema | None:
-        """How a table's rows were encoded."""
-
-    @property
-    def sha256(self) -> str | None:
-        """Of the records' file, once all were read, if it is a table."""
-
+    @abstractmethod
     def blocks(self) -> Iterator[Records]:
         """Read all records, in order. Raises DataError."""
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(RecordSource):
     """Labelled records. Raises DataError when its parts do not fit together."""
 
     inputs: NDArray[np.generic]
@@ -140,9 +128,7 @@ class Dataset:
     """How pictures were converted, if the inputs were made from some."""
     name: str = "data"
     sha256: str | None = None
-    """Of the records' file, if it is a table."""
     people: tuple[str, ...] | None = None
-    """[U], what each person is called, by number. It is kept nowhere."""
 
     def __post_init__(self) -> None:
         inputs, rows = self.inputs, len(self.labels)

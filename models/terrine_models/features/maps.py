@@ -11,6 +11,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -42,7 +43,13 @@ from terrine_models.features.pictures import (
     oriented_gradients,
     prepare,
 )
-from terrine_models.storage.manifests import FeatureSpec
+from terrine_models.storage.manifests import (
+    BACKBONE_FILE,
+    FEATURES_FILE,
+    FeatureSpec,
+    save_tensors,
+)
+from terrine_protocol.files import write_atomically
 from terrine_protocol.tables import PublicSource
 
 Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
@@ -232,6 +239,16 @@ class FeatureMap:
             shapes["landmarks"] = (spec.landmarks, spec.components)
             shapes["whitening"] = (spec.landmarks, spec.landmarks)
         return shapes
+
+    def save(self, directory: Path) -> dict[str, str]:
+        """Save the tensors and the backbone, if there are any; return the SHA-256 of each file."""
+        files = {}
+        if self.tensors:
+            files[FEATURES_FILE] = save_tensors(directory / FEATURES_FILE, self.tensors)
+        if self.backbone is not None:
+            write_atomically(directory / BACKBONE_FILE, self.backbone.data)
+            files[BACKBONE_FILE] = self.backbone.source.sha256
+        return files
 
     def to(self, device: str) -> FeatureMap:
         """The same map on another device."""

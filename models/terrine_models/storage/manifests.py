@@ -31,6 +31,8 @@ of earlier numbers are converted when they are read. A manifest that names none 
 MANIFEST_FILE = "manifest.json"
 FEATURES_FILE = "features.safetensors"
 BACKBONE_FILE = "backbone.onnx"
+IDENTITIES_FILE = "identities.safetensors"
+"""Who is in each slot, and who was forgotten: keyed digests. Only of people who have names."""
 MAX_MANIFEST_BYTES = 16 * 2**20
 """Bytes. A larger manifest is refused unread."""
 

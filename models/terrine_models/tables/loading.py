@@ -25,6 +25,7 @@ from terrine_models.data.arrays import (
     GroupNumbering,
     InputSpec,
     Records,
+    RecordSource,
     check_classes,
     remark_on_people,
 )
@@ -40,6 +41,7 @@ from terrine_protocol.tables.columns import (
     column_texts,
     encoded_width,
     files_within,
+    ignore_note,
     ignore_progress,
 )
 from terrine_protocol.tables.encoding import opened_by_schema, opened_table
@@ -83,10 +85,6 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=2)
 
 
-def _nothing(sentence: str) -> None:
-    """It was said when the file was read before."""
-
-
 def is_table(path: Path) -> bool:
     """Whether a file's name says that it is a table, readable or not, or those in a folder do."""
     known, path = TEXT_SUFFIXES | UNREAD_SUFFIXES | TYPED_SUFFIXES, Path(path)
@@ -115,8 +113,8 @@ def has_column(path: Path, name: str, columns: Sequence[str] | None = None) -> b
         return name in file.first
 
 
-class Table:
-    """The labelled records of a file, encoded by a schema, a block at a time: a `RecordSource`.
+class Table(RecordSource):
+    """The labelled records of a file, encoded by a schema, a block at a time.
 
     The file is CSV, plain or packed with gzip, Parquet or Arrow. It has either a header that names
     the columns of the schema (those that are ignored may be absent), or no header and exactly those
@@ -141,7 +139,8 @@ class Table:
         self._public = public
         by_role = {column.role: column for column in schema.columns}
         self._label, self._group = by_role["label"], by_role.get("group")
-        self.name, self.classes, self.encoding = str(path), self._label.values or (), schema
+        self.name, self.classes = str(path), self._label.values or ()
+        self._schema = self.encoding = schema
         self.spec = encoded_input(schema)
         self.sha256: str | None = None
         self.group_column = None if self._group is None else self._group.name
@@ -150,7 +149,7 @@ class Table:
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""
-        schema, people = self.encoding, GroupNumbering()
+        schema, people = self._schema, GroupNumbering()
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, self._label.name]
         always = needed if self._group is None or self._public else [*needed, self._group.name]
@@ -179,7 +178,7 @@ class Table:
 
     def _tell_unused(self, names: Sequence[str]) -> None:
         """Say which columns the schema has not got."""
-        known = {column.name for column in self.encoding.columns}
+        known = {column.name for column in self._schema.columns}
         if unused := [name for name in names if name not in known]:
             self._note(
                 f"{self.name}: column {listed(unused)} is not in the schema, and not used: the "
@@ -231,11 +230,11 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
         return None
     people, groups, needed = GroupNumbering(), GrowingArray((), np.int64), [group.name]
     try:
-        with opened_by_schema(Path(path), schema, needed, _nothing, digest=False) as (
+        with opened_by_schema(Path(path), schema, needed, ignore_note, digest=False) as (
             file,
             read_blocks,
         ):
-            for block in read_blocks(file, schema, needed, _nothing, ignore_progress):
+            for block in read_blocks(file, schema, needed, ignore_note, ignore_progress):
                 names, places = column_texts(group, block)
                 groups.add(people.of(names)[places])
     except DataError:

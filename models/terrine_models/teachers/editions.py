@@ -24,22 +24,24 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import StoreError, save_tensors, verified_bytes
+from terrine_models.storage.manifests import (
+    IDENTITIES_FILE,
+    StoreError,
+    save_tensors,
+    verified_bytes,
+)
 from terrine_models.teachers.heads import load_feature_map
-from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.kinds import StoredEnsemble
 from terrine_models.teachers.manifests import (
     Manifest,
     ShardTeachers,
-    StoredEnsemble,
     Trained,
     save_manifest,
 )
 from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourTeachers, place_records
 from terrine_models.teachers.people import (
-    IDENTITIES,
     Digests,
     People,
-    has_identities,
     people_digests,
 )
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
@@ -82,9 +84,8 @@ def forget(
     in the ensemble or in a shard, `data` is missing or lacks records of those who stay, other
     public rows) and StoreError.
     """
-    manifest = load_manifest(directory)
-    stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
-    before = People.load(stored, key)
+    stored = StoredEnsemble.open(directory)
+    manifest, before = stored.manifest, People.load(stored, key)
     left = before.remove(who)
     if left is None:
         return None
@@ -115,11 +116,10 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
     is not added again. Raises DataError for records of another kind than the ensemble's, and
     StoreError.
     """
-    manifest = load_manifest(directory)
-    kind = manifest.teacher
+    stored = StoredEnsemble.open(directory)
+    manifest, kind = stored.manifest, stored.manifest.teacher
     if not isinstance(kind, NeighbourTeachers):
         raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
-    stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
     people = People.load(stored, key)
     _check_same_kind(data, manifest)
     gone = {bytes(row) for row in people.erased}
@@ -134,7 +134,7 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
             came.append(row)
         slots[unit] = known[bytes(row)]
     # All are placed, and then some left out: where a record is placed must not depend on others.
-    new = dict(place_records(data, load_feature_map(stored, kind.features), kind.scale))
+    new = place_records(data, load_feature_map(stored, kind.features), kind.scale)
     slot_of = slots[new["units"]]
     new["units"] = slot_of.astype(np.int32)
     new["since"] = np.full(len(slot_of), kind.edition + 1, np.int32)
@@ -152,14 +152,6 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
     people = replace(people, present=present)
     saved = _save_edition(directory, manifest, out, tensors, people, key, changed)
     return SavedEdition(saved, (), len(came), int((slots < 0).sum()))
-
-
-def open_identified(directory: Path) -> StoredEnsemble | None:
-    """An ensemble that knows whose its records are; None if it does not. Raises StoreError."""
-    manifest = load_manifest(directory)
-    if not has_identities(manifest):
-        return None
-    return StoredEnsemble(directory, manifest, manifest.teacher_files)
 
 
 def _load_records(stored: StoredEnsemble) -> Records:
@@ -282,10 +274,10 @@ def _save_edition(
     with new_directory(out) as work:
         files = dict(before.files)
         for name, digest in files.items():
-            if name not in (*tensors, IDENTITIES):
+            if name not in (*tensors, IDENTITIES_FILE):
                 write_atomically(work / name, verified_bytes(directory, name, digest))
         files |= {name: save_tensors(work / name, new) for name, new in tensors.items()}
-        files[IDENTITIES] = people.save(work, key)
+        files[IDENTITIES_FILE] = people.save(work, key)
         fields = {name: getattr(before, name) for name in Manifest.model_fields}
         manifest = Manifest.model_validate({**fields, **changed, "files": files})
         save_manifest(work, manifest)

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.workers import side_by_side
-from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import Manifest, StoredEnsemble, Voting, VotingLimits
+from terrine_models.teachers.kinds import StoredEnsemble, load_manifest
+from terrine_models.teachers.manifests import Manifest, Voting, VotingLimits
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers
 from terrine_models.teachers.onnx import SECONDS
 
@@ -45,16 +45,13 @@ class Ensemble:
         the CPU, whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
         result and the buffers of the libraries (some 20 MiB), as long as one input fits. Imported
         teachers vote in a process of their own, which may take `seconds` for a block of inputs and
-        the memory that `guarded.py` says. Only the teachers in `files` are loaded, and vote;
-        without it, all.
+        the memory that `storage/onnx_models.py` says. Only the teachers in `files` are loaded, and
+        vote; without it, all.
         """
-        directory = Path(directory)
-        manifest = load_manifest(directory)
-        stored = StoredEnsemble(
-            directory, manifest, manifest.teacher_files if files is None else files
-        )
+        stored = StoredEnsemble.open(directory, files)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(manifest, manifest.teacher.voting(stored, VotingLimits(memory, seconds), device))
+        limits = VotingLimits(memory, seconds)
+        return cls(stored.manifest, stored.manifest.teacher.voting(stored, limits, device))
 
     def votes(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
         """Vote counts [B, m] on inputs [B, *shape]; each row sums to the number of teachers.

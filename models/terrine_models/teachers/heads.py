@@ -42,7 +42,6 @@ from terrine_models.teachers.manifests import (
     VotingLimits,
     check_shapes,
     teacher_kind,
-    values_of,
 )
 from terrine_models.teachers.networks import match_priors, ridge_head
 from terrine_models.teachers.shards import Shards
@@ -192,7 +191,7 @@ class HeadTeachers(ShardTeachers):
         classes = len(manifest.classes)
         shapes = {"weights": (classes, spec.width), "biases": (classes,)}
         teachers = {name: each.to(device) for name, each in stored.stacked(shapes).items()}
-        values = values_of(manifest.input)
+        values = manifest.input.size
         if spec.base == "oriented_gradients":
             values = max(values, ENLARGED_SIDE_PIXELS**2)
         if spec.base == "coloured_gradients":

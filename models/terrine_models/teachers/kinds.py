@@ -1,6 +1,6 @@
 """The kinds of teacher that Terrine has, and manifests of them all.
 
-Whoever imports `load_manifest` from here knows every kind.
+Whoever imports `load_manifest` or `StoredEnsemble` from here knows every kind.
 """
 
 from __future__ import annotations
@@ -9,7 +9,13 @@ from pathlib import Path
 
 from terrine_models.storage.manifests import verified_bytes
 from terrine_models.teachers.heads import Heads, HeadTeachers
-from terrine_models.teachers.manifests import KINDS, ShardTeachers, TeacherSettings, load_manifest
+from terrine_models.teachers.manifests import (
+    KINDS,
+    ShardTeachers,
+    StoredEnsemble,
+    TeacherSettings,
+    load_manifest,
+)
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
 from terrine_models.teachers.onnx import ImportedTeachers
@@ -24,6 +30,7 @@ __all__ = [
     "NeighbourTeachers",
     "NetworkTeachers",
     "Networks",
+    "StoredEnsemble",
     "load_manifest",
     "trainable",
     "verify",

@@ -7,7 +7,6 @@ kind from another.
 
 from __future__ import annotations
 
-import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from terrine_models.storage.manifests import (
     BACKBONE_FILE,
     FEATURES_FILE,
     FORMAT,
+    IDENTITIES_FILE,
     MANIFEST_FILE,
     FeatureSpec,
     FileName,
@@ -255,6 +255,12 @@ class Manifest(EnsemblePlan):
         return self
 
     @property
+    def knows_people(self) -> bool:
+        """Whether it is known whose the records are: then people can be found."""
+        grouped = self.partition is not None and self.partition.recipe == "groups"
+        return grouped and IDENTITIES_FILE in self.files
+
+    @property
     def teacher_files(self) -> list[str]:
         """Names of the files that hold teachers, in the order of the teachers."""
         named = re.compile(rf"teachers-\d{{5}}\.{self.teacher.suffix}")
@@ -269,6 +275,13 @@ class StoredEnsemble:
     manifest: Manifest
     files: Sequence[str]
     """Of the teachers that are to vote."""
+
+    @classmethod
+    def open(cls, directory: Path, files: Sequence[str] | None = None) -> StoredEnsemble:
+        """Read the manifest; all teachers are to vote, unless `files` names some. Raises
+        StoreError."""
+        manifest = load_manifest(directory)
+        return cls(Path(directory), manifest, manifest.teacher_files if files is None else files)
 
     def tensors(self, name: str) -> Trained:
         """The tensors of one file. Raises StoreError."""
@@ -302,11 +315,6 @@ def check_shapes(
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != dict(expected):
         raise StoreError(f"{where} holds tensors {found}, expected {dict(expected)}.")
-
-
-def values_of(spec: InputSpec) -> int:
-    """How many numbers an input has."""
-    return math.prod(spec.shape)
 
 
 def load_manifest(directory: Path) -> Manifest:

@@ -40,8 +40,7 @@ from terrine_models.features.maps import (
     public_features,
 )
 from terrine_models.storage.manifests import (
-    BACKBONE_FILE,
-    FEATURES_FILE,
+    IDENTITIES_FILE,
     SETTINGS_CONFIG,
     FeatureSpec,
     Partition,
@@ -58,13 +57,12 @@ from terrine_models.teachers.manifests import (
     Voting,
     VotingLimits,
     check_shapes,
-    load_manifest,
     save_manifest,
     teacher_kind,
 )
-from terrine_models.teachers.people import IDENTITIES, People
+from terrine_models.teachers.people import People
 from terrine_models.teachers.shards import check_encoding, check_new, unit_count
-from terrine_protocol.files import new_directory, write_atomically
+from terrine_protocol.files import new_directory
 
 RADIUS_FILE = "radius.safetensors"
 RECORDS_FILE = "teachers-00000.safetensors"
@@ -259,17 +257,12 @@ class NeighbourEnsemble:
     @classmethod
     def load(cls, directory: Path) -> NeighbourEnsemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError."""
-        directory = Path(directory)
-        manifest = load_manifest(directory)
-        kind = manifest.teacher
+        stored = StoredEnsemble.open(directory)
+        directory, manifest, kind = stored.directory, stored.manifest, stored.manifest.teacher
         if not isinstance(kind, NeighbourTeachers):
             raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
-        stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
-        features, public, records = (
-            load_feature_map(stored, kind.features),
-            stored.tensors(RADIUS_FILE),
-            stored.tensors(RECORDS_FILE),
-        )
+        features = load_feature_map(stored, kind.features)
+        public, records = stored.tensors(RADIUS_FILE), stored.tensors(RECORDS_FILE)
         width, n = kind.features.width, len(records.get("labels", ()))
         shapes = {"points": (kind.points, width), "owners": (kind.points,)}
         check_shapes(str(directory / RADIUS_FILE), public, shapes)
@@ -480,9 +473,8 @@ def build(
             recipe="groups", seed=0, group_column=data.group_column, smallest=1, largest=1
         )
     with new_directory(out) as work:
-        records = {
-            name: torch.from_numpy(each) for name, each in place_records(data, features, scale)
-        }
+        placed = place_records(data, features, scale)
+        records = {name: torch.from_numpy(values) for name, values in placed.items()}
         records["since"] = torch.ones(len(records["units"]), dtype=torch.int32)
         points = {
             "points": torch.from_numpy(quantize(among, scale)),
@@ -493,12 +485,8 @@ def build(
             RADIUS_FILE: save_tensors(work / RADIUS_FILE, points),
         }
         if key is not None and data.groups is not None:
-            files[IDENTITIES] = People.of(data, key).save(work, key)
-        if features.tensors:
-            files[FEATURES_FILE] = save_tensors(work / FEATURES_FILE, features.tensors)
-        if features.backbone is not None:
-            write_atomically(work / BACKBONE_FILE, features.backbone.data)
-            files[BACKBONE_FILE] = features.backbone.source.sha256
+            files[IDENTITIES_FILE] = People.of(data, key).save(work, key)
+        files |= features.save(work)
         manifest = Manifest(
             name=name,
             teacher=kind,
@@ -535,7 +523,7 @@ def _sampled(public: PublicData, *, by_person: bool) -> tuple[NDArray[np.int64],
 
 def place_records(
     data: Dataset, features: FeatureMap, scale: float
-) -> list[tuple[str, NDArray[np.generic]]]:
+) -> dict[str, NDArray[np.generic]]:
     """Points, labels and units of the records, sorted by unit and label.
 
     A record without a place is left out: it votes for nothing.
@@ -552,11 +540,11 @@ def place_records(
         ]
         found = np.concatenate(parts)
     placed = np.isfinite(found).all(1)
-    return [
-        ("points", quantize(found[placed], scale)),
-        ("labels", labels[placed].astype(np.int16)),
-        ("units", units[placed].astype(np.int32)),
-    ]
+    return {
+        "points": quantize(found[placed], scale),
+        "labels": labels[placed].astype(np.int16),
+        "units": units[placed].astype(np.int32),
+    }
 
 
 @record(frozen=True)

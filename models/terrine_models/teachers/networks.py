@@ -29,7 +29,6 @@ from terrine_models.teachers.manifests import (
     Voting,
     VotingLimits,
     teacher_kind,
-    values_of,
 )
 from terrine_models.teachers.shards import Shards
 from terrine_protocol.tables import Record
@@ -217,7 +216,7 @@ class NetworkTeachers(ShardTeachers):
             network = self.built(manifest.input, manifest.classes)
         shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
         teachers = {name: each.to(device) for name, each in stored.stacked(shapes).items()}
-        values = values_of(manifest.input) * SCRATCH_BYTES_PER_VALUE
+        values = manifest.input.size * SCRATCH_BYTES_PER_VALUE
         block = limits.block(2 * 8 * manifest.teachers + values, 32)
         if device == "cpu":
             return Voting(self.one_by_one(manifest, teachers), block, device)

@@ -20,17 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.storage.manifests import StoreError, save_tensors
-from terrine_models.teachers.manifests import (
-    Manifest,
-    StoredEnsemble,
-    check_shapes,
-)
+from terrine_models.storage.manifests import IDENTITIES_FILE, StoreError, save_tensors
+from terrine_models.teachers.manifests import StoredEnsemble, check_shapes
 from terrine_models.teachers.shards import unit_count
 from terrine_protocol.base import normalize
 
-IDENTITIES = "identities.safetensors"
-"""Who is in each slot, and who was forgotten: keyed digests. Only of people who have names."""
 Digests = NDArray[np.uint8]
 """Keyed digests [n, 32] of who people are."""
 
@@ -89,16 +83,16 @@ class People:
     def stored(cls, stored: StoredEnsemble) -> tuple[People, bytes]:
         """Those of an ensemble, and the check of the key of their digests. Raises StoreError."""
         directory, manifest = stored.directory, stored.manifest
-        if not has_identities(manifest):
+        if not manifest.knows_people:
             raise StoreError(
                 f"{directory} does not know whose its records are, so nobody in it can be found. "
                 "Build it again with the column that names the person (the role group, or an "
                 "array `group`)."
             )
-        who = stored.tensors(IDENTITIES)
+        who = stored.tensors(IDENTITIES_FILE)
         erased = len(who.get("erased", ()))
         shapes = {"present": (manifest.units, 32), "erased": (erased, 32), "check": (32,)}
-        check_shapes(str(directory / IDENTITIES), who, shapes)
+        check_shapes(str(directory / IDENTITIES_FILE), who, shapes)
         people = cls(who["present"].numpy(), who["erased"].numpy())
         return people, who["check"].numpy().tobytes()
 
@@ -109,7 +103,7 @@ class People:
             "erased": torch.from_numpy(self.erased),
             "check": torch.from_numpy(np.frombuffer(key_check(key), np.uint8).copy()),
         }
-        return save_tensors(directory / IDENTITIES, tensors)
+        return save_tensors(directory / IDENTITIES_FILE, tensors)
 
     def knows(self, who: Digests) -> NDArray[np.bool_]:
         """Which of `who` [k, 32] are here, or were forgotten, [k]."""
@@ -129,9 +123,3 @@ class People:
         present[slots] = 0
         erased = np.frombuffer(b"".join(sorted(gone | leaving)), np.uint8).reshape(-1, 32)
         return slots, People(present, erased.copy())
-
-
-def has_identities(manifest: Manifest) -> bool:
-    """Whether it is known whose the records of an ensemble are: then people can be found."""
-    partition = manifest.partition
-    return IDENTITIES in manifest.files and partition is not None and partition.recipe == "groups"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Annotated, Literal, Protocol
+from typing import IO, Annotated, Literal
 
 import numpy as np
 import torch
@@ -87,22 +87,7 @@ def check_encoding(data: RecordSource) -> None:
         )
 
 
-class GroupedRecords(Protocol):
-    """Records to be partitioned: how many there are, and whose they are; as in `Dataset`."""
-
-    @property
-    def groups(self) -> NDArray[np.int64] | None:
-        """The number of each record's person [N]."""
-
-    @property
-    def group_column(self) -> str | None:
-        """What names people."""
-
-    def __len__(self) -> int:
-        """N."""
-
-
-def unit_count(data: GroupedRecords) -> int:
+def unit_count(data: Dataset | _PendingRecords) -> int:
     """Return how many rows, or people where the data has groups, are partitioned.
 
     This is published in place of the number of rows, which tells how many rows one person has.
@@ -119,7 +104,7 @@ def teacher_of(units: int, teachers: int, seed: int) -> NDArray[np.int64]:
 
 
 def partition_records(
-    data: GroupedRecords, teachers: int, seed: int
+    data: Dataset | _PendingRecords, teachers: int, seed: int
 ) -> tuple[list[NDArray[np.int64]], Partition]:
     """Partition records into disjoint shards: the row numbers of each, and the recipe.
 

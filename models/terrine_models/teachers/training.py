@@ -21,13 +21,13 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
-    BACKBONE_FILE,
     FEATURES_FILE,
+    IDENTITIES_FILE,
     load_tensors,
     save_tensors,
     verified_bytes,
@@ -42,7 +42,7 @@ from terrine_models.teachers.manifests import (
     Trained,
     save_manifest,
 )
-from terrine_models.teachers.people import IDENTITIES, People
+from terrine_models.teachers.people import People
 from terrine_models.teachers.shards import (
     Shards,
     TrainingError,
@@ -56,13 +56,8 @@ from terrine_protocol.files import sync_directory, write_atomically
 PROGRESS_FILE = "training.json"
 
 
-class Trainer(Protocol):
-    """Trains runs of teachers, and yields the tensors of each run, in order."""
-
-    def __call__(
-        self, kind: ShardTeachers, shards: Shards, runs: Sequence[range]
-    ) -> Generator[Trained]:
-        """Train `runs` of teachers of a kind, each a file."""
+Trainer = Callable[[ShardTeachers, Shards, Sequence[range]], Generator[Trained]]
+"""Trains runs of teachers of a kind, each a file, and yields the tensors of each run, in order."""
 
 
 def train_locally(kind: ShardTeachers, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
@@ -119,19 +114,14 @@ def train_ensemble(
     )
     work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
     files = _begin_or_resume(work, plan, of_data)
-    if people is not None and key is not None and IDENTITIES not in files:
-        files[IDENTITIES] = people.save(work, key)
-        _save_progress(work, plan, of_data, files)
-    if features and features.backbone and BACKBONE_FILE not in files:
-        write_atomically(work / BACKBONE_FILE, features.backbone.data)
-        files[BACKBONE_FILE] = features.backbone.source.sha256
-        _save_progress(work, plan, of_data, files)
+    if people is not None and key is not None and IDENTITIES_FILE not in files:
+        files[IDENTITIES_FILE] = people.save(work, key)
     if features and FEATURES_FILE in files:
         tensors = load_tensors(work, FEATURES_FILE, files[FEATURES_FILE])
         features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
-    elif features and features.tensors:
-        files[FEATURES_FILE] = save_tensors(work / FEATURES_FILE, features.tensors)
-        _save_progress(work, plan, of_data, files)
+    elif features:
+        files |= features.save(work)
+    _save_progress(work, plan, of_data, files)
     shards = Shards(data, dict(enumerate(rows)), seed, features, public)
     report = on_trained or (lambda done: None)
     report(0)

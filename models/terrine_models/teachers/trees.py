@@ -30,7 +30,6 @@ from terrine_models.teachers.manifests import (
     VotingLimits,
     check_shapes,
     teacher_kind,
-    values_of,
 )
 from terrine_models.teachers.networks import matched_biases
 from terrine_models.teachers.shards import Shards, TrainingError
@@ -282,7 +281,7 @@ class ForestTeachers(ShardTeachers):
         trees = Trees(tensors, manifest.input.shape[0], classes, manifest.name)
         walks = limits.memory // 2  # the other half is for blocks
         pairs = pairs_within(walks // torch.get_num_threads(), classes)
-        each = 2 * 8 * manifest.teachers + 8 * values_of(manifest.input)
+        each = 2 * 8 * manifest.teachers + 8 * manifest.input.size
         block = VotingLimits(limits.memory - walks, limits.seconds).block(each, 128)
 
         def choose(x: torch.Tensor) -> torch.Tensor:

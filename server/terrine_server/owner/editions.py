@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_models.teachers.editions import SavedEdition
-    from terrine_models.teachers.manifests import StoredEnsemble
+    from terrine_models.teachers.kinds import StoredEnsemble
     from terrine_models.teachers.people import Digests
 
 BUILD_AGAIN = (
@@ -172,11 +172,11 @@ def refuse_forgotten_people(
 
     Who they are is compared by keyed digests of their names alone.
     """
-    from terrine_models.teachers.editions import open_identified
+    from terrine_models.teachers.kinds import StoredEnsemble
     from terrine_models.teachers.people import People
 
-    made = open_identified(directory)
-    if made is None:
+    made = StoredEnsemble.open(directory)
+    if not made.manifest.knows_people:
         return
     people, check = People.stored(made)
     forgotten: set[bytes] = set()
@@ -213,15 +213,15 @@ def _identified(settings: Settings, records: list[EnsembleRecord]) -> dict[str, 
 
     Raises StoreError.
     """
-    from terrine_models.teachers.editions import open_identified
     from terrine_models.teachers.federation import is_federation
+    from terrine_models.teachers.kinds import StoredEnsemble
 
     found = {}
     for record in records:
         directory = settings.data_dir / record.path
         if directory.exists() and not is_federation(directory):
-            stored = open_identified(settings.data_dir / record.current.path)
-            if stored is not None:
+            stored = StoredEnsemble.open(settings.data_dir / record.current.path)
+            if stored.manifest.knows_people:
                 found[record.name] = stored
     return found
 
