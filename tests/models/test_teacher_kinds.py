@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from refusals import holds, refuses
 
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import load_manifest
@@ -23,6 +23,7 @@ from terrine_models.teachers.manifests import (
     KINDS,
     ShardTeachers,
     StoredEnsemble,
+    TeacherSettings,
     Trained,
     Voting,
     VotingLimits,
@@ -32,14 +33,11 @@ from terrine_models.teachers.shards import Shards
 
 
 @dataclass(frozen=True, config=SETTINGS_CONFIG)
-class Centroids:
+class Centroids(TeacherSettings):
     """The nearest class mean."""
 
     shrink: Annotated[float, Field(ge=0, le=1, description="Towards the mean of all.")] = 0.0
     kind = "centroids"
-
-    def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
-        return None
 
     def teacher(
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None

@@ -37,6 +37,7 @@ from terrine_models.teachers.manifests import (
     Manifest,
     ShardTeachers,
     StoredEnsemble,
+    TeacherSettings,
     Trained,
     Voting,
     VotingLimits,
@@ -58,8 +59,28 @@ MAX_BLOCK_INPUTS = {"cpu": 32}
 devices; it is no slower by row."""
 
 
+Augmentations = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="Distorted copies of each training image. Handwriting gains, clothes lose.",
+    ),
+]
+Rotation = Annotated[
+    float, Field(ge=0, le=180, description="The largest angle of a copy, in degrees.")
+]
+Elastic = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="The largest elastic displacement in a copy, as a share of half the side.",
+    ),
+]
+
+
 @dataclass(frozen=True, config=SETTINGS_CONFIG)
-class Heads:
+class Heads(TeacherSettings):
     """Linear heads on public features that all share: fast, and the default."""
 
     width: Annotated[int, Field(ge=3, le=4096, description="Features of an image, at most.")] = (
@@ -81,24 +102,9 @@ class Heads:
             "on the whitened features of a table with public rows. Class means have none.",
         ),
     ] = None
-    augmentations: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Distorted copies of each training image. Handwriting gains, clothes lose.",
-        ),
-    ] = 2
-    rotation: Annotated[
-        float, Field(ge=0, le=180, description="The largest angle of a copy, in degrees.")
-    ] = ROTATION_DEGREES
-    elastic: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="The largest elastic displacement in a copy, as a share of half the side.",
-        ),
-    ] = ELASTIC_SHARE
+    augmentations: Augmentations = 2
+    rotation: Rotation = ROTATION_DEGREES
+    elastic: Elastic = ELASTIC_SHARE
     bins: Annotated[
         bool,
         Field(description="Whether a table's columns are binned at the quantiles of public rows."),
@@ -165,12 +171,11 @@ class HeadTeachers(ShardTeachers):
 
     kind: Literal["heads"] = "heads"
     features: FeatureSpec
-    augmentations: Annotated[int, Field(ge=0)]
-    """Distorted copies in addition to each original."""
-    rotation: Annotated[float, Field(ge=0, le=180)] | None = None
-    """With augmentations: the largest angle, in degrees."""
-    elastic: Annotated[float, Field(ge=0, le=1)] | None = None
-    """With augmentations: the largest elastic displacement, as a share of half the side."""
+    augmentations: Augmentations
+    rotation: Rotation | None = None
+    """With augmentations."""
+    elastic: Elastic | None = None
+    """With augmentations."""
     ridge: Annotated[float, Field(gt=0)] | None = None
     """None for class means."""
     match_prior: bool = False

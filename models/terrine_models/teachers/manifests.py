@@ -8,11 +8,11 @@ kind from another.
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union
 
 import torch
 from pydantic import (
@@ -56,16 +56,17 @@ SCRATCH_BYTES_PER_VALUE = 400
 K = TypeVar("K", bound="TeacherKind")
 
 
-class TeacherSettings(Protocol):
+class TeacherSettings(ABC):
     """What a user may say of a kind of teacher: fields with a description are parameters."""
 
-    @property
-    def kind(self) -> str:
-        """The name of the kind."""
+    kind: ClassVar[str]
+    """The name of the kind."""
 
     def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
         """The public map that all teachers share; None if they take the inputs themselves."""
+        return None
 
+    @abstractmethod
     def teacher(
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
     ) -> ShardTeachers:

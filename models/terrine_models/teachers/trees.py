@@ -19,12 +19,13 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
     ShardTeachers,
     StoredEnsemble,
+    TeacherSettings,
     Trained,
     Voting,
     VotingLimits,
@@ -202,11 +203,14 @@ MAX_PUBLIC_ROWS = 2000
 """Public rows, at most, on which priors are matched."""
 
 
-@dataclass(frozen=True, config=SETTINGS_CONFIG)
-class Forests:
-    """A random forest for each teacher, for tables: scikit-learn's, at most `trees.DEPTH` deep."""
+TreeCount = Annotated[int, Field(ge=1, le=MAX_TREES, description="Trees in each forest.")]
 
-    trees: Annotated[int, Field(ge=1, le=10_000, description="Trees in each forest.")] = 100
+
+@dataclass(frozen=True, config=SETTINGS_CONFIG)
+class Forests(TeacherSettings):
+    """A random forest for each teacher, for tables: scikit-learn's, at most `MAX_DEPTH` deep."""
+
+    trees: TreeCount = 100
     match_prior: Annotated[
         bool,
         Field(
@@ -215,10 +219,6 @@ class Forests:
         ),
     ] = True
     kind = "forest"
-
-    def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
-        """None: forests have the columns themselves."""
-        return None
 
     def teacher(
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
@@ -241,8 +241,7 @@ class ForestTeachers(ShardTeachers):
 
     kind: Literal["forest"] = "forest"
     features: None = None
-    trees: Annotated[int, Field(ge=1, le=10_000)]
-    """Trees in each."""
+    trees: TreeCount
     matched_on: PublicSource | None = None
     """The public rows to as many of which each says yes as its shard has; None for no such rule."""
     settings = Forests
@@ -311,14 +310,9 @@ class ForestTeachers(ShardTeachers):
         return tensors
 
 
-def has_scikit_learn() -> bool:
-    """Whether forests can be trained here."""
-    return find_spec("sklearn") is not None
-
-
 def require_scikit_learn() -> None:
     """Raise TrainingError if scikit-learn is not installed."""
-    if not has_scikit_learn():
+    if find_spec("sklearn") is None:
         raise TrainingError(
             "Forests are trained by scikit-learn, which is not installed. In a checkout: "
             "pip install '.[forest]'. To use a trained forest it is not needed."
