@@ -65,7 +65,7 @@ class PublicSource(Record):
 
 
 class Column(Record):
-    """One column of a table and its public range or categories (see `tables.py`)."""
+    """One column of a table and its public range or categories."""
 
     name: str
     role: Literal[

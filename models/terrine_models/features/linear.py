@@ -1,13 +1,4 @@
-"""Directions in which images of other classes differ, found without labels; and heads on them.
-
-How images of one class differ can be seen in public ones without labels: in an image and its
-distorted copies, and in near neighbours, which mostly are of one class. That gives a covariance
-within classes, and the rest of the covariance of all images lies between them. In coordinates where
-the first is the identity, a class mean from one or two records already says much, and how far to
-believe it is known: probabilistic linear discriminant analysis (Ioffe, ECCV 2006). So teachers with
-few records of each of many classes do better than by ridge regression, whose every direction is
-learned from the shard alone.
-"""
+"""What is fitted on public features: directions, landmarks, a neighbourhood graph, and bins."""
 
 from __future__ import annotations
 
@@ -47,7 +38,14 @@ def discriminant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return directions [D, C] and variances between classes [C], the largest first.
 
-    They are found among `points` [N, D], which are centred, and distorted `copies` of these. Within
+    How images of one class differ can be seen in public ones without labels: in an image and its
+    distorted copies, and in near neighbours, which mostly are of one class. That gives a covariance
+    within classes, and the rest of the covariance of all images lies between them. In coordinates
+    where the first is the identity, how far to trust a class mean of one or two records is known:
+    probabilistic linear discriminant analysis (Ioffe, ECCV 2006). So teachers with few records of
+    each of many classes do better than by ridge regression.
+
+    Directions are found among `points` [N, D], which are centred, and distorted `copies` of these. Within
     a class the variance is 1 in each direction.
     """
     size, unit = len(points), torch.eye(points.shape[1], dtype=torch.float64)
@@ -126,6 +124,9 @@ def choose_landmarks(
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Choose at most `count` of `points` [N, D] at random; return the tensors of the map, and γ.
 
+    Ridge regression on this map is kernel ridge regression with all functions that the landmarks
+    span (Williams and Seeger, "Using the Nyström Method to Speed Up Kernel Machines", NIPS 2000).
+
     The tensors: `landmarks` [L, D], and `whitening` [L, L], which turns similarities to landmarks
     into coordinates whose dot products approximate the kernel.
     """
@@ -163,6 +164,10 @@ def embed(
     points: torch.Tensor, width: int, power: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Coordinates [N, width] of `points` [N, D] of unit length, and their scales [N].
+
+    The smoothest functions on the nearest-neighbour graph (Belkin and Niyogi, "Laplacian
+    Eigenmaps", Neural Computation 2003) change little within a class and much between classes:
+    ridge regression on them is Laplacian-regularised least squares.
 
     The less `power`, the more the less smooth functions count. A scale is the distance to the
     NEIGHBOURS-th neighbour: similarity falls with distance relative to it (Zelnik-Manor and Perona,
@@ -206,7 +211,8 @@ def extend(
     *,
     skip: int = 0,
 ) -> torch.Tensor:
-    """Coordinates [B, width] of new inputs `x` [B, D] of unit length.
+    """Coordinates [B, width] of new inputs `x` [B, D] of unit length, as a weighted mean of those
+    of the nearest public points (Bengio et al., "Out-of-Sample Extensions", NIPS 2003).
 
     With `skip` 1, the nearest point does not count: what is a point itself is treated as new.
     """

@@ -54,11 +54,11 @@ from terrine_protocol.tables import PublicSource
 
 Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
 """What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
-directions in which classes differ (`discriminant.py`)."""
+directions in which classes differ (`linear.discriminant`)."""
 KERNEL_COMPONENTS = 150
 """Principal components among which a kernel measures distances."""
 FINE_GRAPH_POWER = 0.5
-"""Power of `graph.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
+"""Power of `linear.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
 images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
 MIN_SIDE = 4
 """Pixels of a grey picture's side from which gradients say more than the pixels themselves."""
@@ -182,7 +182,7 @@ class FeatureMap:
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
         `landmarks` [L, components] and `whitening` [L, L]; of discriminant also `between`
-        [components]; of bins, `bins.Bins`."""
+        [components]; of bins, `linear.Bins`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
@@ -201,7 +201,7 @@ class FeatureMap:
     def of_base(self, base: torch.Tensor, *, skip: int = 0) -> torch.Tensor:
         """Features [B, width] of the data-independent ones [B, D] (`base_features`).
 
-        `skip` as in `graph.extend`.
+        `skip` as in `linear.extend`.
         """
         if self.spec.projection == "none":
             return base
@@ -340,7 +340,7 @@ def public_features(
     `discriminant` they are the directions in which classes seem to differ. Without public data
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
     data-independent and needs more dimensions. Tables get bins at the quantiles of public rows
-    (`bins.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
+    (`linear.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
     their encoded columns.
     With a backbone, its embeddings replace oriented gradients, of images and of tables; without
     public data they are kept as they are. `nystrom`, which students have, is for public images and

@@ -201,7 +201,7 @@ say little, as of late flights, 0.1 shrinks too much."""
 LOG_FREQUENCY_VARIANCE = 0.1
 """Variance that the logarithm of a class's frequency is expected to have before any count is seen.
 Where noise is large, a class would otherwise win or lose rows by the noise of its total alone. Two
-classes are cut afterwards, by the share of each (`thresholds.py`)."""
+classes get a threshold afterwards (`models.choose_threshold`)."""
 MAX_LBFGS_STEPS = 40
 """Steps of L-BFGS at most, in single precision: what is left is far below the noise."""
 
@@ -215,6 +215,9 @@ def fit_softmax(
     spread: float | None = None,
 ) -> tuple[Floats, Floats]:
     """Return W [d, m] and b [m] of shares softmax(x·W + b), fitted to noisy ones [K, m].
+
+    Near 0 and 1 a linear regression bends where it should not, and spends noise on classes that no
+    teacher would choose; a softmax saturates there.
 
     Squared errors on features [N, d], with penalties on W, and on the differences of b, that follow
     from the known `noise` of each share. votes: [K, N], what the shares at each input add to those

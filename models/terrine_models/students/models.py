@@ -434,7 +434,7 @@ class Features:
     _around: dict[float, csr_array] = field(default_factory=dict, repr=False)
 
     def around(self, voting: float) -> csr_array:
-        """The inputs [N, N] around each, of which so many vote (`near_votes.around`)."""
+        """The inputs [N, N] around each, of which so many vote (`near_votes.find_surroundings`)."""
         if voting not in self._around:
             self._around[voting] = find_surroundings(self.rows, voting)
         return self._around[voting]

@@ -5,7 +5,7 @@ So they come from a schema that the owner wrote, or from a table that the owner 
 never from private rows. A private value that is not in the schema is encoded as "other", a number
 outside the range is clipped to it, and how many there are is said.
 
-Rows without labels are encoded by `terrine_protocol.tables.encoding`, of which this makes use.
+Rows without labels are encoded by `terrine_protocol.tables.encoding`, which this module uses.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
 
 
 def encoded_input(schema: TableSchema) -> InputSpec:
-    """What an encoded row looks like: the numbers of each column, see `columns.width`."""
+    """What an encoded row looks like: the numbers of each column, see `columns.encoded_width`."""
     numbers = sum(map(encoded_width, schema.columns))
     return InputSpec(shape=(numbers,), dtype="float32", low=0, high=1)
 

@@ -2,7 +2,9 @@
 
 Names, forms and counts of values are clues, not proof, so doubts are reported. A column that
 identifies people becomes the group, and one that may do so in doubt; columns that identify rows or
-cannot be learned from are ignored.
+cannot be learned from are ignored. Names are understood in English, German, French, Spanish,
+Italian, Dutch and Portuguese, without accents, and as a whole: patient_id, PatientID and "Patient
+ID" are one name, and `patients` is a count.
 """
 
 from __future__ import annotations
@@ -359,7 +361,13 @@ class Overflow:
 
 @dataclass
 class ColumnStats:
-    """A column of a table whose fields `delimiter` separates: its values are added, then read."""
+    """Clues in the name and the values of a column; `delimiter` separates the table's fields.
+
+    Values are added in one pass and bounded memory: the first `max_counted` different ones are
+    counted. Of those beyond, only what must hold for every row is kept: whether all are numbers or
+    dates, and their range. So what else is said of such a column comes from the rows with a counted
+    value.
+    """
 
     path: Path
     name: str
@@ -870,7 +878,7 @@ def propose_schema(
 ) -> SchemaProposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
-    Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct
+    Its values are counted in one pass and in bounded memory (`ColumnStats`). Every distinct
     value of a categorical column becomes public. `columns` names the columns of a file without a
     header. `classes` declares what the label can be, or `bins` the edges that cut its numbers into
     classes: the table need not have that column then. `group`, `ignore` and `keep` (as a feature)

@@ -1,5 +1,9 @@
 """Disjoint shards: how records are partitioned among teachers, and what one teacher may see of
 them.
+
+    split(data, Path("shards"), teachers=250)   # shards/00000.npz, …, shards/partition.json
+
+writes them for teachers that are trained elsewhere: teacher i on shard i alone.
 """
 
 from __future__ import annotations

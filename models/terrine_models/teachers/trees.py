@@ -1,7 +1,7 @@
 """Random forests as teachers of tables: one on each shard, trained by scikit-learn.
 
 What the papers of PATE used on tables. A forest needs nothing public: it votes on the encoded
-columns. Voting (`trees.py`) needs no scikit-learn.
+columns. Voting needs no scikit-learn.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class ForestTeachers(ShardTeachers):
         return Voting(choose, block, "cpu", padded=False)
 
     def train(self, shards: Shards, run: range) -> Trained:
-        """The arrays of a run of k forests, as `trees.Trees` takes them."""
+        """The arrays of a run of k forests, as `Trees` takes them."""
         classes = len(shards.data.classes)
 
         def train(teacher: int) -> Trained:
@@ -326,7 +326,7 @@ def fit_forest(
     trees: int,
     seed: np.random.SeedSequence,
 ) -> Trained:
-    """The arrays of a forest on rows [r, columns] with labels [r] of `classes`: `trees.Trees`.
+    """The arrays of a forest on rows [r, columns] with labels [r] of `classes`: see `Trees`.
 
     A function of the arguments alone. Classes that the rows lack have probability 0 in every leaf.
     Raises TrainingError if scikit-learn is not installed.
