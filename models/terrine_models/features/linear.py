@@ -45,8 +45,8 @@ def discriminant(
     probabilistic linear discriminant analysis (Ioffe, ECCV 2006). So teachers with few records of
     each of many classes do better than by ridge regression.
 
-    Directions are found among `points` [N, D], which are centred, and distorted `copies` of these. Within
-    a class the variance is 1 in each direction.
+    Directions are found among `points` [N, D], which are centred, and distorted `copies` of these.
+    Within a class the variance is 1 in each direction.
     """
     size, unit = len(points), torch.eye(points.shape[1], dtype=torch.float64)
     total = _scatter(points) / size
