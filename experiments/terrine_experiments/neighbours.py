@@ -45,8 +45,8 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Foretold:
-    """What the public inputs, in place of private ones, foretell of a project. It is public."""
+class ProjectForecast:
+    """A project as forecast from public inputs in place of private ones. It is public."""
 
     rule: Rule
     allowance: Allowance
@@ -99,7 +99,7 @@ class NeighbourExperiment(Experiment):
             near_to += stand_ins.near(public[start : start + BLOCK]).sum(0, dtype=np.int64)
         return np.maximum(near_to - 1, 0)
 
-    def foretold(self, setup: Setup) -> Foretold:
+    def forecast(self, setup: Setup) -> ProjectForecast:
         """Choose A so that half of the public inputs would last, and the least noise for it."""
         public, near_to = self.ensemble.public, self.appearances
         queries = len(self.pool)
@@ -111,12 +111,12 @@ class NeighbourExperiment(Experiment):
             low, high = (low, sigma) if _most(sigma, queries, setup) >= wanted else (sigma, high)
         rule, found = allowance(round(high, 4), 1, queries, setup.epsilon, setup.delta)
         kept = float(np.minimum(near_to, found.most).mean() / queries)
-        return Foretold(rule, found, kept * self.ensemble.manifest.units)
+        return ProjectForecast(rule, found, kept * self.ensemble.manifest.units)
 
     def _bought(self, setup: Setup, run: Run, specification: dict[str, Any]) -> Bought:
         """Cast and release the counts of every input of the pool, once; or look them up."""
-        foretold = self.foretold(setup)
-        found, ensemble = foretold.allowance, self.ensemble
+        forecast = self.forecast(setup)
+        found, ensemble = forecast.allowance, self.ensemble
         classes = len(ensemble.manifest.classes)
         home = self._home(setup, run)
         home.mkdir(parents=True, exist_ok=True)
@@ -142,22 +142,22 @@ class NeighbourExperiment(Experiment):
         noisy = np.load(file)
         self._say(
             f"Run {run.number + 1}, ε = {setup.epsilon:g}: A = {found.most}, σ = {found.sigma:g}, "
-            f"{foretold.votes:.0f} votes a query by public inputs."
+            f"{forecast.votes:.0f} votes a query by public inputs."
         )
         return Bought(
             answers=Answers.of_counts(
                 noisy,
-                teachers=max(1, round(foretold.votes)),
+                teachers=max(1, round(forecast.votes)),
                 sigma=found.sigma,
                 matches_prior=ensemble.manifest.teacher.matches_prior,
             ),
             outcomes={"answered": len(noisy)},
             epsilon_spent=setup.epsilon,
-            rule=f"{foretold.rule}, an account for each record",
+            rule=f"{forecast.rule}, an account for each record",
         )
 
     def _specification(self, setup: Setup, manifest: Manifest) -> dict[str, Any]:
-        found = self.foretold(setup).allowance
+        found = self.forecast(setup).allowance
         return {
             "name": "neighbours",
             "sigma": found.sigma,

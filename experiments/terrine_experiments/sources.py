@@ -189,7 +189,7 @@ def _glyph(found: list[Path]) -> tuple[Dataset, Dataset]:
 
 
 # Teachers and students have the defaults of `terrine ensemble train` and `terrine student train`,
-# but for the number of teachers, which has none, and for glyphs, of which `augmentations=0` makes
+# except the number of teachers, which has none, and glyphs, of which `augmentations=0` makes
 # none.
 RECIPES: Mapping[str, _Recipe] = {
     "mnist": _Recipe("MNIST", _idx, 1e-5, 2000),

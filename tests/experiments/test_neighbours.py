@@ -40,7 +40,7 @@ def test_public_rows_choose_the_terms_and_accounts_bound_every_record(
 ) -> None:
     experiment = NeighbourExperiment(source, [SETUP], tmp_path, Console(quiet=True))
     run = Run(0, experiment.directory(0), experiment._manifest(0))
-    terms = experiment.foretold(SETUP)
+    terms = experiment.forecast(SETUP)
     assert terms.allowance.queries == 400
     assert 0 < terms.votes < 80
     bought = experiment._bought(SETUP, run, {})
@@ -59,7 +59,7 @@ def test_public_rows_choose_the_terms_and_accounts_bound_every_record(
     changed = replace(source, private=others)
     other = NeighbourExperiment(changed, [SETUP], tmp_path / "other", Console(quiet=True))
     other._manifest(0)
-    assert other.foretold(SETUP) == terms, "it is public"
+    assert other.forecast(SETUP) == terms, "it is public"
 
 
 def test_how_many_are_near_follows_from_the_budget(source: Source) -> None:

@@ -38,7 +38,8 @@ TRUE_TEXTS = ("true", "t", "yes", "y", "1", "1.0")
 FALSE_TEXTS = ("false", "f", "no", "n", "0", "0.0")
 """How a boolean is written, in capitals or not."""
 MIN_UNKNOWN_VALUES = 10
-"""So many values, none of them known, are no accident where columns are told by their order."""
+"""Values of a column, none of them known, that cannot be an accident where columns are identified by
+their order."""
 MAX_SHOWN_CHARACTERS = 200
 """Characters of a value that an error quotes."""
 MAX_CLIPPED_SHARE = 0.1
@@ -101,12 +102,12 @@ class RowBlock:
     commas: frozenset[str] = frozenset()
     """Columns with decimal commas."""
     hint: Callable[[str, str], str] = lambda column, text: ""
-    """What else to say of a field that is no number."""
+    """What else to say of a field that is not a number."""
 
 
 @dataclass
 class Tally:
-    """What a schema does not foresee in a column."""
+    """What a schema does not expect in a column."""
 
     rows: int = 0
     missing: int = 0
@@ -117,7 +118,7 @@ class Tally:
 
 
 class Encoder:
-    """Encodes the rows of a table, a block at a time, and counts what the schema does not foresee.
+    """Encodes the rows of a table, a block at a time, and counts what the schema does not expect.
 
     what: the table, in messages.
     """
@@ -142,7 +143,7 @@ class Encoder:
         return encoded
 
     def finish(self, note: Note, accept_clipped: bool = True) -> None:
-        """Say what was not foreseen.
+        """Say what was not expected.
 
         Raises ClippedError if that is much of a column's numbers and not accepted, and DataError if
         nothing of a column is known and there is no header.
@@ -170,8 +171,8 @@ class Encoder:
                     f"{start} {tally.missing:,} of {tally.rows:,} values are missing; "
                     f"{_missing_value(column):g} stands for them."
                 )
-            foreseen = column.role != "numeric" or column.missing is not None
-            if tally.outside + (0 if foreseen else tally.missing) > MAX_CLIPPED_SHARE * tally.rows:
+            expected = column.role != "numeric" or column.missing is not None
+            if tally.outside + (0 if expected else tally.missing) > MAX_CLIPPED_SHARE * tally.rows:
                 much.append(name)
         if much and not accept_clipped:
             raise ClippedError(
@@ -251,8 +252,8 @@ def column_texts(column: Column, block: RowBlock) -> tuple[list[str], NDArray[np
 def as_text(value: object, known: Collection[str] | None = None) -> str:
     """A value as a CSV file would hold it: 1, true, 2020-01-31, and nothing for null and NaN.
 
-    Text is in Unicode NFC. What is no text is found among the values that are `known` however it is
-    written there, and so is a whole number with or without .0.
+    Text is in Unicode NFC. What is not text is found among the `known` values however it is written
+    there, and so is a whole number with or without .0.
     """
     if isinstance(value, str):
         text = normalize(value.strip())
@@ -293,8 +294,8 @@ def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
 
 
 def parse_number(text: str, *, decimal_comma: bool = False, thousands: bool = False) -> float:
-    """Parse a field as a number; NaN if it is not one. 1_2 is none, nor is what has other digits
-    than 0 to 9.
+    """Parse a field as a number; NaN if it is not one. 1_2 is not one, nor is what has other
+    digits than 0 to 9.
 
     With `decimal_comma`, 3,5 and 1.234,5 are numbers, and 1.234 is not: it is ambiguous. With
     `thousands`, 1,234 and 1,234.5 are.

@@ -53,7 +53,7 @@ def encode_table(
     """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
 
     It needs the columns that are features, in a header, or without one all columns of the schema,
-    or just its features, in order. What the schema does not foresee is said in one warning, or to
+    or just its features, in order. What the schema does not expect is said in one warning, or to
     `note`. Raises DataError, and ClippedError if more than a tenth of a column's numbers are
     outside the schema's range or missing, unless that is accepted.
     """

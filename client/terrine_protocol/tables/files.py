@@ -143,7 +143,7 @@ FOREIGN_FORMATS: tuple[tuple[bytes, str, str], ...] = (
         "names its attributes.",
     ),
 )
-"""How files start that are no CSV (a pattern), what they are, and what to do with FILE."""
+"""How files that are not CSV start (a pattern), what they are, and what to do with FILE."""
 WIDE_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -160,9 +160,9 @@ UNUSED_CHARACTER = re.compile(f"[{UNUSED_BYTES.decode('latin-1')}]")
 
 
 class TextFile(io.RawIOBase):
-    """The text of a file, plain or gzip, as UTF-8 without a mark. Raises DataError if it is none.
+    """The text of a file, plain or gzip, as UTF-8 without a mark. Raises DataError for binary data.
 
-    A line that is not UTF-8 is read as Windows-1252, and `note` is told of the first. Each line is
+    A line that is not UTF-8 is read as Windows-1252, and `note` hears about the first. Each line is
     decoded by itself: how one person's record is written must not change what others' say.
     """
 
@@ -230,8 +230,8 @@ class TextFile(io.RawIOBase):
         except UnicodeError as error:
             reason = getattr(error, "reason", None) or str(error)
             raise DataError(
-                f"{self._path} starts as text in UTF-16 or UTF-32 does, and is none: {reason}. "
-                "Save it in UTF-8."
+                f"{self._path} starts as text in UTF-16 or UTF-32 does, but is not such text: "
+                f"{reason}. Save it in UTF-8."
             ) from None
 
     def _decoded(self, chunk: bytes) -> bytes:
@@ -290,7 +290,7 @@ class TextFile(io.RawIOBase):
 
 
 def _of_old(byte: int) -> str:
-    """A byte of Windows-1252 as text; one that it has not got, as a control character."""
+    """A byte of Windows-1252 as text; one that it lacks, as a control character."""
     return bytes([byte]).decode(OLD_ENCODING) if byte not in UNUSED_BYTES else chr(byte)
 
 
@@ -344,7 +344,7 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 OTHER_DELIMITERS = (" ", ":", "^", "~", "\x01")
 MAX_TITLE_LINES = 20
 SEPARATOR_HINT = re.compile(r"sep=(.?)", re.IGNORECASE)
-"""A first line that tells Excel the delimiter, and is no record."""
+"""A first line that tells Excel the delimiter, and is not a record."""
 
 TYPED_FORMATS = {
     "Parquet": b"PAR1",
@@ -702,7 +702,7 @@ TableFile = ArrowFile | ArrowFolder | CsvFile
 def open_file(
     path: Path, fits: Fits = bool, note: Note = ignore_note, digest: bool = True
 ) -> Iterator[TableFile]:
-    """Open a table's file, whatever its name. Raises DataError for what is no table, and if two
+    """Open a table's file, whatever its name. Raises DataError for what is not a table, and if two
     delimiters fit.
 
     digest: whether `sha256` is wanted, which a CSV file has once it has been read.
@@ -985,7 +985,7 @@ def _values(
             found: NDArray[np.float64] = numbers.to_numpy(zero_copy_only=False)
             if len(found) - np.count_nonzero(np.isfinite(found)) == numbers.null_count:
                 return found
-        # Else one is no finite number, or written in a way that only `columns.parse_number` reads.
+        # Otherwise one is not a finite number, or written so that only `columns.parse_number` reads it.
     elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
         whole: Values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return whole

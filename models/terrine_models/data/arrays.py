@@ -92,7 +92,7 @@ class RecordSource(ABC):
     """Labelled records that are read a block at a time."""
 
     name: str
-    """What they are called in messages."""
+    """Their name in messages."""
     classes: tuple[str, ...]
     spec: InputSpec
     group_column: str | None
@@ -352,7 +352,7 @@ def read_arrays(path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generi
                 "it holds Python objects, which are not loaded; save arrays of numbers or text, "
                 "such as x.astype('float32') and names.astype(str)"
                 if start[:2] == b"PK" or start == b"\x93NUMPY"
-                else "it is no .npy or .npz; write one with numpy.save or numpy.savez"
+                else "it is not a .npy or .npz file; write one with numpy.save or numpy.savez"
             )
         raise DataError(f"{path} cannot be read as arrays of NumPy: {reason}.") from None
 

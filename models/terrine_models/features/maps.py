@@ -105,8 +105,8 @@ class PublicData:
     ) -> PublicData:
         """State that `inputs` [N, *shape] are public, under a name that the manifest will show.
 
-        `groups`: whose they are, [N], if people have several. `labels`: their classes, [N], public
-        likewise: of pictures in colour they tell how much colours say.
+        `groups`: whose they are, [N], if people have several. `labels`: their classes, [N], also
+        public: of colour pictures they show how much colours matter.
         """
         if not name.strip():
             raise DataError("Public data needs a name, so that its use can be checked later.")
@@ -144,7 +144,7 @@ class PublicData:
 
         Raises DataError if they are too many for chance: most likely the private file was given as
         the public one. By chance come 1 %, or as many as would if each had twice as many private
-        rows like it as the repetitions foretell among the public rows, or among the private ones:
+        rows like it as the repetitions suggest among the public rows, or among the private ones:
         of few public rows, which hardly repeat, the latter tell more. Where rows repeat so often
         that all are expected among the private ones, a mix-up looks like chance.
         """
@@ -511,7 +511,8 @@ class ViewPoints:
 
     @classmethod
     def of(cls, inputs: InputSpec, x: NDArray[Any], rows: NDArray[np.int64]) -> ViewPoints:
-        """Compute them of at most MOST_JUDGED of the `rows` of x [N, *shape]; none of one view."""
+        """Compute them for at most MAX_JUDGED_PICTURES of the `rows` of x [N, *shape], unless there
+        is only one view."""
         rows, views = rows[:: -(-len(rows) // MAX_JUDGED_PICTURES)], views_of(inputs, x)
         if len(views) < 2 or len(rows) < MIN_GRAPH_POINTS:
             return cls(rows, {views[0]: torch.zeros(0)})

@@ -974,9 +974,11 @@ def method_names() -> tuple[str, ...]:
 
 
 def check_method(method: str, task: Task) -> None:
-    """Raise ValueError if there is no such method, or if it learns nothing from such inputs."""
+    """Raise ValueError for an unknown method, or one that cannot learn from such inputs."""
     if method not in method_names():
-        raise ValueError(f"There is no method {method!r}, but {', '.join(method_names())}.")
+        raise ValueError(
+            f"There is no method {method!r}; expected one of {', '.join(method_names())}."
+        )
     if method != "auto" and not METHODS[method].can_learn(task):
         kind = "rows of a table" if task.is_table else "images"
         raise ValueError(

@@ -177,7 +177,7 @@ class Table(RecordSource):
         encoder.finish(self._note)
 
     def _tell_unused(self, names: Sequence[str]) -> None:
-        """Say which columns the schema has not got."""
+        """Say which columns the schema lacks."""
         known = {column.name for column in self._schema.columns}
         if unused := [name for name in names if name not in known]:
             self._note(
@@ -223,7 +223,7 @@ def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]
 def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
     """Read whose each row of a table is: the number of its person, [N].
 
-    None if the schema has no column of the role group, or the table has not got it.
+    None if the schema has no column of the role group, or the table lacks it.
     """
     group = next((column for column in schema.columns if column.role == "group"), None)
     if group is None:
@@ -259,7 +259,7 @@ def read_schema(path: Path) -> TableSchema:
 
 
 def _lacks(file: TableFile, schema: TableSchema, name: str) -> bool:
-    """Whether a file with all features and the label has not got this column of the schema."""
+    """Whether a file with all features and the label lacks this column of the schema."""
     from terrine_protocol.tables.files import is_header
 
     if file.delimiter is None or is_header(file.first, schema):

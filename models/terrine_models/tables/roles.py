@@ -334,7 +334,7 @@ class Overflow:
     low: float = math.inf
     high: float = -math.inf
     words: int = 0
-    """Rows whose value is no number."""
+    """Rows whose value is not a number."""
     points: int = 0
     """Rows whose value has a point and no comma."""
     commas: bool = False
@@ -468,7 +468,7 @@ class ColumnStats:
 
     @cached_property
     def words(self) -> int:
-        """Rows whose value is no number."""
+        """Rows whose value is not a number."""
         counts, rest = self.counts, self.rest
         words = sum(counts[text] for text, value in self._numbers.items() if math.isnan(value))
         if rest is None:
@@ -476,7 +476,7 @@ class ColumnStats:
         return words + rest.words + (rest.points if self.decimal else 0)
 
     def is_word(self, value: str) -> bool:
-        """Whether a counted value is no number."""
+        """Whether a counted value is not a number."""
         return math.isnan(self._numbers[value])
 
     def rows_between(self, edges: Sequence[float]) -> list[int]:
@@ -939,7 +939,7 @@ def propose_schema(
             described = Column(name=label, role="label", edges=tuple(bins))
         guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
     if group is not None and group in absent:
-        why = f"as specified; {path.name} has not got it, so the private table must"
+        why = f"as specified; {path.name} does not have it, so the private table must"
         guesses.append(RoleGuess(Column(name=group, role="group"), why))
     if not any(guess.column.role in FEATURE_ROLES for guess in guesses):
         left = [f"{g.column.name} ({g.why})" for g in guesses if g.column.role == "ignored"]
@@ -995,7 +995,7 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
             for column in list(found):
                 try:
                     column.add(coded(file, column.name, batch.column(column.name), rows))
-                except DataError:  # it is no column of the schema, and need not be readable
+                except DataError:  # it is not a column of the schema, and need not be readable
                     found.remove(column)
             rows += batch.num_rows
     people = _group([column for column in found if column.rows_per_value > 1])
@@ -1326,7 +1326,7 @@ def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
     if count > MAX_CATEGORIES:
         share = _most_common(column)[1]
         if share >= MIN_KEPT_SHARE:
-            return _common(column, f"If this is no category, use --ignore {name}.")
+            return _common(column, f"If this is not a category, use --ignore {name}.")
         most = f"the {KEPT_CATEGORIES} most common in {share:.0%} of the rows"
         why = f"{column.different} different values, {most}"
         return _ignore(column, why, keep_or_group)

@@ -269,7 +269,7 @@ def _save_edition(
 ) -> Manifest:
     """Save an edition in `out`, which must not exist, completely or not at all.
 
-    `tensors`: of the files that are new; all others, but for identities, stay as they are.
+    `tensors`: of the files that are new; all others except identities stay as they are.
     """
     with new_directory(out) as work:
         files = dict(before.files)

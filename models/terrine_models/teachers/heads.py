@@ -56,7 +56,7 @@ DEFAULT_WIDTH = 150
 """Features after the public projection."""
 MAX_BLOCK_INPUTS = {"cpu": 32}
 """Inputs in a block, at most: what it computes with stays in a processor's cache then. 128 on other
-devices; it is no slower by row."""
+devices; it is not slower per row."""
 
 
 Augmentations = Annotated[

@@ -8,9 +8,10 @@
 A record votes for its label where it lies within a radius r(x) of the query x, in the coordinates
 of a public map. r(x) is the distance to the k'-th nearest of the public inputs. So whether a record
 votes follows from the query, that record and public things alone: replacing one person's records
-changes no other's vote. Everything of which this could fail is kept out: there is no index, no
-choice of the k nearest, and no scale of private records. Nor do products round: coordinates are
-whole numbers, so small that no sum of their products leaves what float32 holds exactly.
+changes no other's vote. There is
+no index, no choice of the k nearest and no scale of private records, each of which would break
+that. Nor do products round: coordinates are whole numbers, so small that float32 holds every sum of
+their products exactly.
 """
 
 from __future__ import annotations
@@ -150,13 +151,13 @@ class NeighbourTeachers(TeacherKind):
     kind: Literal["neighbours"] = "neighbours"
     features: FeatureSpec
     near: Annotated[int, Field(ge=1)]
-    """Units within a query's radius, as public rows foretell."""
+    """Units within a query's radius, as forecast from public rows."""
     rank: Annotated[int, Field(ge=1)]
     """Which of a query's nearest public points is at the radius."""
     points: Annotated[int, Field(ge=1)]
     """Public points among which it is found."""
     by_person: bool = False
-    """Whether it is known whose these are; else each counts as a person's only one."""
+    """Whether it is known whose each is; otherwise each counts as one person's only row."""
     scale: Annotated[float, Field(gt=0)]
     """Whole numbers for a coordinate of 1, by public points alone."""
     edition: Annotated[int, Field(ge=1)] = 1
@@ -192,7 +193,7 @@ class NeighbourTeachers(TeacherKind):
         NeighbourEnsemble.load(stored.directory)
         raise StoreError(
             f"{stored.directory} holds neighbours. They vote in a project, where each has an "
-            "account of what its votes have told, and nowhere else."
+            "account of what its votes have revealed, and nowhere else."
         )
 
     def inspect(self, directory: Path, manifest: Manifest) -> None:

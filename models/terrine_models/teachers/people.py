@@ -35,7 +35,7 @@ def key_check(key: bytes) -> bytes:
 
 
 def name_digests(names: Sequence[str], key: bytes) -> Digests:
-    """Digests [U, 32] of people by what they are called, in Unicode NFC."""
+    """Digests [U, 32] of people by their names, in Unicode NFC."""
     made = b"".join(
         hmac.digest(key, b"terrine/people/name/1\0" + normalize(name).encode(), "sha256")
         for name in names
@@ -46,10 +46,10 @@ def name_digests(names: Sequence[str], key: bytes) -> Digests:
 def people_digests(data: Dataset, key: bytes) -> Digests:
     """Digests [U, 32] of the people of records that have a group, in their order.
 
-    Raises DataError if nobody knows what these people are called.
+    Raises DataError if the names are not known.
     """
     if data.people is None or len(data.people) != unit_count(data):
-        raise DataError(f"{data.name}: it is not known what its people are called.")
+        raise DataError(f"{data.name}: the names of its people are not known.")
     return name_digests(data.people, key)
 
 
@@ -65,7 +65,7 @@ class People:
 
     @classmethod
     def of(cls, data: Dataset, key: bytes) -> People:
-        """The people of some records, of whom nobody was forgotten. Raises `people_digests`'."""
+        """The people of some records; nobody is forgotten. Raises DataError as `people_digests`."""
         return cls(people_digests(data, key), np.empty((0, 32), np.uint8))
 
     @classmethod

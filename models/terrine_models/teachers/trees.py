@@ -243,7 +243,8 @@ class ForestTeachers(ShardTeachers):
     features: None = None
     trees: TreeCount
     matched_on: PublicSource | None = None
-    """The public rows to as many of which each says yes as its shard has; None for no such rule."""
+    """The public rows on which each predicts class 1 as often as it occurs in its shard; None if it
+    does not."""
     settings = Forests
     packages = ("scikit-learn",)
 
