@@ -38,7 +38,7 @@ TRUE_TEXTS = ("true", "t", "yes", "y", "1", "1.0")
 FALSE_TEXTS = ("false", "f", "no", "n", "0", "0.0")
 """How a boolean is written, in capitals or not."""
 MIN_UNKNOWN_VALUES = 10
-"""Values of a column, none of them known, that cannot be an accident where columns are identified by
+"""Values of a column, none of them known, that are not an accident where columns are identified by
 their order."""
 MAX_SHOWN_CHARACTERS = 200
 """Characters of a value that an error quotes."""

@@ -985,7 +985,7 @@ def _values(
             found: NDArray[np.float64] = numbers.to_numpy(zero_copy_only=False)
             if len(found) - np.count_nonzero(np.isfinite(found)) == numbers.null_count:
                 return found
-        # Otherwise one is not a finite number, or written so that only `columns.parse_number` reads it.
+        # Otherwise one is not finite, or written so that only `columns.parse_number` reads it.
     elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
         whole: Values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return whole

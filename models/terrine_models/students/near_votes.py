@@ -4,8 +4,8 @@ Of trained teachers, all vote on every input. Of neighbours only the units near 
 more of them in one place than in another; where many are exhausted, hardly any. A student that
 takes each count as a share of the mean number of votes finds inputs undecided where few vote. And
 the units near an input are of the classes of all inputs round about: their votes are a blurred
-picture of the classes. So what is fitted to the counts are not the shares at an input, but the sum of
-those around it (`near_votes`), as a telescope's picture is fitted with the telescope's blur.
+picture of the classes. So what is fitted to the counts are not the shares at an input, but the sum
+of those around it (`weigh_surroundings`), as a telescope's picture is fitted with its blur.
 """
 
 from __future__ import annotations
