@@ -13,7 +13,6 @@ import bisect
 import itertools
 import json
 import math
-import operator
 import re
 import unicodedata
 from collections import Counter
@@ -260,28 +259,6 @@ _DAY = (
     rf"\d{{1,2}}\.?[- ]?{_MONTH}[- ,]*\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})"
 )
 _DATE = re.compile(rf"{_DAY}([t ]{_CLOCK})?|(?=\d\d:){_CLOCK}", re.IGNORECASE)
-SCALES = [
-    scale.split(", ")
-    for scale in (
-        "no, none, minimal, slight, mild, some, moderate, much, severe, very severe",
-        "keine, gering, leicht, mäßig, mittel, schwer, sehr schwer",
-        "never, rarely, sometimes, often, usually, always",
-        "nie, selten, manchmal, oft, häufig, immer",
-        "very low, low, below normal, normal, medium, above normal, high, very high",
-        "sehr niedrig, niedrig, normal, mittel, hoch, sehr hoch",
-        "very poor, poor, fair, good, very good, excellent",
-        "xs, s, m, l, xl, xxl",
-        "small, medium, large",
-        "i, ii, iii, iv, v, vi",
-    )
-]
-"""Words that are levels, from least to most, in lower case."""
-_BAND = re.compile(
-    r"(?P<only>\d+)|[\[(]?(?P<low>\d+)( ?[-–] ?| to | bis |, ?)(?P<high>\d+)[\])]?|"
-    r"(<|under|below|unter) ?=?(?P<below>\d+)|"
-    r"(>|over|above|über|≥) ?=?(?P<above>\d+)|(?P<least>\d+) ?(\+|and over|or more|und mehr)",
-    re.IGNORECASE,
-)
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 """Of numbers that may be whole, with points between thousands."""
 _UNREAD_NUMBER = re.compile(
@@ -653,23 +630,6 @@ class ColumnStats:
         return {value.lower() for value in self.distinct} == {"true", "false"}
 
     @property
-    def levels(self) -> tuple[str, ...] | None:
-        """The values from least to most, if they are three or more known levels, or bands."""
-        if len(self.distinct) < 3 or self._all_numbers:
-            return None
-        words = [value.lower() for value in self.distinct]
-        for scale in SCALES:
-            if set(words) <= set(scale) and len(set(words)) == len(words):
-                return tuple(sorted(self.distinct, key=lambda value: scale.index(value.lower())))
-        bands = [_BAND.fullmatch(word) for word in words]
-        spans = {
-            value: _span(band) for value, band in zip(self.distinct, bands, strict=True) if band
-        }
-        if len(spans) < len(words) or not _disjoint(list(spans.values())):
-            return None
-        return tuple(sorted(spans, key=spans.__getitem__))
-
-    @property
     def names_people(self) -> bool:
         """Whether the name is one for people; yes and no under "patient" are not people, and nor
         are 1.5 workers."""
@@ -792,28 +752,6 @@ def _commas(texts: Iterable[str], delimiter: str) -> Commas | None:
     if all(map(THOUSANDS.fullmatch, marked)) and (delimiter == "," or not decimal):
         return "thousands"
     return "decimal" if decimal or delimiter != "," else None
-
-
-def _span(band: re.Match[str]) -> tuple[float, float]:
-    """The numbers that a band such as 18-29, <18, 65+ or 0 covers."""
-    only, low, high, below, above, least = (
-        None if text is None else float(text)
-        for text in band.group("only", "low", "high", "below", "above", "least")
-    )
-    if only is not None:
-        return only, only
-    if low is not None and high is not None:
-        return low, high
-    if below is not None:
-        return -math.inf, below
-    return above or least or 0, math.inf
-
-
-def _disjoint(spans: list[tuple[float, float]]) -> bool:
-    """Whether bands may touch, but do not overlap."""
-    ordered = sorted(spans)
-    starts, ends = [low for low, _ in ordered], [high for _, high in ordered]
-    return all(map(operator.le, starts, ends)) and all(map(operator.le, ends[:-1], starts[1:]))
 
 
 MAX_CATEGORIES = 1000
@@ -1204,10 +1142,6 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
         return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
     if count <= MAX_CATEGORIES:
         doubt = _together(doubt, _ask_of_spelling(column))
-    if (levels := column.levels) and count <= MAX_CATEGORIES:
-        why = f"levels, from least to most: {levels[0]} … {levels[-1]}"
-        doubt = doubt or "Is this their order? If they have none, make the role categorical."
-        return RoleGuess(Column(name=column.name, role="ordinal", values=levels), why, doubt)
     if not count or (count > MAX_CATEGORIES and column.rare):
         raise DataError(
             f"{column.path}: column {column.name} cannot be kept. It has {column.different} "
