@@ -31,16 +31,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-import processes
 from digits import DigitsEnsemble, train_digits
 from migrated import SECRET_KEY
 from server import installed
 
+from end_to_end import SERVE, served
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import make_checkpoint_key
@@ -197,29 +198,6 @@ def _nicely(begins: Any, attack: Callable[..., None], port: int, given: Any) -> 
 
 
 @contextmanager
-def command(*arguments: object, **variables: str) -> Iterator[int]:
-    """Run a `terrine` command that serves; yield its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with tempfile.NamedTemporaryFile() as log:
-        given, settings = tuple(map(str, arguments)), variables | {"TERRINE_PORT": str(port)}
-        process = processes.start(processes.command, given, os.environ | settings, log.name)
-        try:
-            deadline = time.monotonic() + 120
-            while True:
-                with suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                if time.monotonic() > deadline or not process.is_alive():
-                    raise RuntimeError(Path(log.name).read_text())
-                time.sleep(0.1)
-            yield port
-        finally:
-            process.kill()
-            process.join()
-
-
-@contextmanager
 def service(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
     url = f"sqlite:///{home / 'terrine.sqlite'}"
     settings, engine = installed(home / "data", url, ensemble)
@@ -250,11 +228,8 @@ def service(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
     text = largest.astype(np.uint8).tolist()
     json = f'{{"inputs":{text}}}'.replace(" ", "").encode()
     whole = label("x-npy", npy(largest))
-    with command(
-        "serve",
-        TERRINE_DATA_DIR=str(home / "data"),
-        TERRINE_DATABASE_URL=url,
-    ) as port:
+    with served(SERVE, settings) as served_at:
+        port = urlsplit(served_at).port or 80
         yield Target(
             port,
             student,
