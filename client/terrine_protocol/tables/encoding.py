@@ -60,9 +60,9 @@ def encode_table(
     path, needed = Path(path), schema.features
     with (
         _noted(note) as note,
-        opened_by_schema(path, schema, needed, note, digest=False) as (file, read_blocks),
+        opened_by_schema(path, schema, needed, note, digest=False) as file,
     ):
-        blocks = read_blocks(file, schema, needed, note, progress)
+        blocks = file.read_blocks(schema, needed, note, progress)
         return _encoded(blocks, Encoder(schema, str(path)), note, accept_clipped)
 
 
@@ -139,17 +139,15 @@ def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
 @contextmanager
 def opened_by_schema(
     path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
-) -> Iterator[tuple[TableFile, Callable[..., Iterator[RowBlock]]]]:
-    """Open a file whose rows are read by a schema; and what reads it, which needs pyarrow."""
+) -> Iterator[TableFile]:
+    """Open a file whose rows are read by a schema."""
     widths = {len(needed), len(schema.columns)}
 
     def fits(first: Sequence[str]) -> bool:
         return len(first) in widths or set(needed) <= set(first)
 
     with opened_table(path, fits=fits, note=note, digest=digest) as file:
-        from terrine_protocol.tables.files import read_blocks
-
-        yield file, read_blocks
+        yield file
 
 
 def _row(start: int, row: int) -> str:

@@ -15,7 +15,8 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -358,10 +359,156 @@ Fits = Callable[[Sequence[str]], bool]
 """Whether a first record is as expected, which resolves most ambiguities."""
 
 
-class ArrowFile:
-    """A file that pyarrow reads, whose columns have types. `first` are their names."""
+class TableFile(ABC):
+    """A table in a file, read some rows at a time. Made by `open_file`."""
 
-    delimiter = None
+    path: Path
+    first: list[str]
+    """The names of columns; of a text file its first record, empty if there is none."""
+    types: Mapping[str, Any]
+    """Of columns, as pyarrow names them; of a text file, none."""
+    delimiter: str | None = None
+    """What separates fields, of a text file."""
+    sha256: str
+    """Empty if it is not wanted, or until a text file has been read."""
+
+    @abstractmethod
+    def batches(
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
+    ) -> Iterator[Any]:
+        """Record batches with these columns. Raises DataError, and what pyarrow does.
+
+        Of a text file, `names` are those of all columns, and `header` is whether the first record
+        is one.
+        """
+
+    @abstractmethod
+    def where(self, record: int) -> str:
+        """Name a record (from 0, without the header) in an error.
+
+        Raises DataError if another before it in a text file is wrong.
+        """
+
+    def check_header(self) -> None:
+        """Raise DataError if a column's name is in no known encoding."""
+        return  # typed files have one encoding
+
+    def check(self, texts: Sequence[str], where: Callable[[int], str], name: str) -> None:
+        """Raise DataError for the first text of a column that cannot be read.
+
+        where: names the one of this place.
+        """
+        return  # typed files have one encoding
+
+    def has_header(self, schema: TableSchema) -> bool:
+        """Whether columns are named: in a text file, by a first row that names more than half of
+        the features, or any column other than by a value."""
+        if self.delimiter is None:
+            return True
+        values = {value for column in schema.columns for value in column.values or ()}
+        names = {column.name for column in schema.columns}
+        many = 2 * len(set(self.first) & set(schema.features)) > len(schema.features)
+        return many or bool(set(self.first) & names - values)
+
+    def read_blocks(
+        self, schema: TableSchema, needed: Sequence[str], note: Note, progress: Progress
+    ) -> Iterator[RowBlock]:
+        """Read the columns that are needed, some rows at a time. Raises DataError.
+
+        A column with decimal commas in some rows and points in others is refused, in whichever rows
+        they come first.
+        """
+        names, every = self.first, [column.name for column in schema.columns]
+        named = self.has_header(schema)
+        if named:
+            self.check_header()
+            check_names(names, needed, str(self.path))
+        else:
+            names = list({len(order): order for order in (needed, every)}.get(len(names), every))
+        wanted = frozenset(needed)
+        described = [column for column in schema.columns if column.name in wanted]
+        numeric = [column for column in described if column.role == "numeric" or column.edges]
+        other = self.delimiter not in (None, ",")
+        mixed = [column.name for column in numeric if other and column.commas != "thousands"]
+        start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
+        for batch in self.batches(names if self.delimiter else needed, named, progress):
+            if not start and not named:
+                note(
+                    f"{self.path} has no header; its columns are taken to be {', '.join(names)}, "
+                    "in this order."
+                )
+            for name in mixed:
+                texts = batch.column(name)
+                if name not in commas and _first(texts, ",") is not None:
+                    commas.add(name)
+                    if name in points:
+                        record, text = points[name]
+                        raise DataError(
+                            f"{self.where(record)}: column {name} holds {text!r}, expected a "
+                            f"finite number. {_hint(self.delimiter, commas, name, text)}"
+                        )
+                elif name not in {*commas, *points} and (row := _first(texts, ".")) is not None:
+                    points[name] = (start + row, texts[row].as_py().strip())
+            columns = {
+                c.name: self._values(c, batch.column(c.name), start, commas) for c in described
+            }
+            where = partial(lambda start, row: self.where(start + row), start)
+            hint = partial(_hint, self.delimiter, commas)
+            yield RowBlock(columns, batch.num_rows, where, named, frozenset(commas), hint)
+            start += batch.num_rows
+        if not start:
+            raise DataError(f"{self.path} holds no records.")
+
+    def coded(self, name: str, array: Any, start: int) -> CodedValues:
+        """The values of a column, each once, of rows from `start` on. Raises DataError."""
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pa.types.is_string_view(array.type):
+            array = array.cast(pa.large_string())
+        kind = array.type
+        if unread := unread_type(kind):
+            raise DataError(
+                f"{self.path}: column {name} holds {unread}; expected numbers, text or dates. To "
+                f"leave it out: --ignore {name}."
+            )
+        array = _moments(array).dictionary_encode()  # in the order in which they first appear
+        found = array.dictionary.to_pylist()
+        places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
+
+        def where(place: int) -> str:
+            return self.where(start + int(np.flatnonzero(places == place)[0]))
+
+        self.check(found, where, name)
+        return CodedValues([*found, None] if array.null_count else found, places)
+
+    def _values(self, column: Column, array: Any, start: int, commas: Collection[str]) -> Values:
+        kind, text = array.type, self.delimiter is not None
+        if column.role == "numeric" and text and column.name not in commas:
+            for trimmed in (False, True):
+                numbers = array
+                if trimmed:
+                    numbers = compute.utf8_trim_whitespace(array)
+                    missing = compute.is_in(numbers, value_set=pa.array(sorted(MISSING_TEXTS)))
+                    numbers = compute.if_else(missing, None, numbers)
+                try:
+                    numbers = numbers.cast(pa.float64())
+                except pa.ArrowInvalid:
+                    continue
+                found: NDArray[np.float64] = numbers.to_numpy(zero_copy_only=False)
+                if len(found) - np.count_nonzero(np.isfinite(found)) == numbers.null_count:
+                    return found
+            # Otherwise one is not finite, or written so that only `columns.parse_number` reads it.
+        elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+            whole: Values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            return whole
+        elif column.role == "date" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+            moments: Values = _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
+            return moments
+        return self.coded(column.name, array, start)
+
+
+class ArrowFile(TableFile):
+    """A file that pyarrow reads, whose columns have types."""
 
     def __init__(self, path: Path, file: io.BufferedReader, digest: bool) -> None:
         self.path = path
@@ -431,14 +578,12 @@ def _typed(file: io.BufferedReader) -> str:
     return kind if kind != "ORC" or TYPED_FORMATS["ORC"] in end else ""
 
 
-class ArrowFolder:
+class ArrowFolder(TableFile):
     """A folder of files that pyarrow reads, with the same columns, as one table.
 
     Folders within it may say a column's value for all their rows, as year=2020 does (Hive). The
     files are read in the order of their paths; those that start with . or _ are left out.
     """
-
-    delimiter = None
 
     def __init__(self, path: Path, kind: str, digest: bool) -> None:
         from pyarrow import dataset
@@ -494,12 +639,14 @@ class ArrowFolder:
         return f"{self._parts[part][0]} row {record - self._starts[part] + 1}"
 
 
-class CsvFile:
+class CsvFile(TableFile):
     """A CSV file, plain or gzip. `first` is its first record, empty if there is none.
 
     Fields are separated by commas, semicolons, tabs or bars; a delimiter other than the comma is
     noted. Blank lines and UCI's `|` comments are skipped.
     """
+
+    delimiter: str
 
     def __init__(
         self, path: Path, file: io.BufferedReader, fits: Fits, note: Note, digest: bool
@@ -540,7 +687,7 @@ class CsvFile:
             )
 
     def batches(
-        self, names: Sequence[str], header: bool, progress: Progress = ignore_progress
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
     ) -> Iterator[Any]:
         """Record batches of text with columns of these names. Raises DataError.
 
@@ -613,14 +760,15 @@ class CsvFile:
         self._text.check("".join(self.first), f"{self.path}: its header")
 
     def check(self, texts: Sequence[str], where: Callable[[int], str], name: str) -> None:
-        """Raise DataError for the first text of a column that is in no known encoding.
-
-        where: names the one of this place.
-        """
-        if self._text.odd:
-            for place, each in enumerate(texts):
-                if UNUSED_CHARACTER.search(each):
-                    self._text.check(each, where(place), name)
+        """Raise DataError for a text in no known encoding, or with a quote that opens no field."""
+        for place, text in enumerate(texts):
+            if self._text.odd and UNUSED_CHARACTER.search(text):
+                self._text.check(text, where(place), name)
+            if text[:1] == " " and text.lstrip()[:1] == '"':
+                raise DataError(
+                    f"{where(place)}: column {name} holds {text!r}: a quote after a space "
+                    f"does not open a field. Leave out the space, or the column: --ignore {name}."
+                )
 
     def where(self, record: int) -> str:
         """Name a record (from 0, without the header) in an error.
@@ -693,9 +841,6 @@ class CsvFile:
                     "doubled."
                 ) from None
         return max(0, found)
-
-
-TableFile = ArrowFile | ArrowFolder | CsvFile
 
 
 @contextmanager
@@ -876,85 +1021,6 @@ def _sniffed(
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
-def read_blocks(
-    file: TableFile, schema: TableSchema, needed: Sequence[str], note: Note, progress: Progress
-) -> Iterator[RowBlock]:
-    """Read the columns that are needed, some rows at a time. Raises DataError.
-
-    A column with decimal commas in some rows and points in others is refused, in whichever rows
-    they come first.
-    """
-    names, every = file.first, [column.name for column in schema.columns]
-    named = file.delimiter is None or is_header(names, schema)
-    if named:
-        if isinstance(file, CsvFile):
-            file.check_header()
-        check_names(names, needed, str(file.path))
-    else:
-        names = list({len(order): order for order in (needed, every)}.get(len(names), every))
-    wanted = frozenset(needed)
-    described = [column for column in schema.columns if column.name in wanted]
-    numeric = [column for column in described if column.role == "numeric" or column.edges]
-    other = file.delimiter not in (None, ",")
-    mixed = [column.name for column in numeric if other and column.commas != "thousands"]
-    start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
-    for batch in file.batches(names if file.delimiter else needed, named, progress):
-        if not start and not named:
-            note(
-                f"{file.path} has no header; its columns are taken to be {', '.join(names)}, in "
-                "this order."
-            )
-        for name in mixed:
-            texts = batch.column(name)
-            if name not in commas and _first(texts, ",") is not None:
-                commas.add(name)
-                if name in points:
-                    record, text = points[name]
-                    raise DataError(
-                        f"{file.where(record)}: column {name} holds {text!r}, expected a finite "
-                        f"number. {_hint(file.delimiter, commas, name, text)}"
-                    )
-            elif name not in {*commas, *points} and (row := _first(texts, ".")) is not None:
-                points[name] = (start + row, texts[row].as_py().strip())
-        columns = {c.name: _values(file, c, batch.column(c.name), start, commas) for c in described}
-        where = partial(lambda start, row: file.where(start + row), start)
-        hint = partial(_hint, file.delimiter, commas)
-        yield RowBlock(columns, batch.num_rows, where, named, frozenset(commas), hint)
-        start += batch.num_rows
-    if not start:
-        raise DataError(f"{file.path} holds no records.")
-
-
-def coded(file: TableFile, name: str, array: Any, start: int) -> CodedValues:
-    """The values of a column, each once, of rows from `start` on. Raises DataError."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_string_view(array.type):
-        array = array.cast(pa.large_string())
-    kind = array.type
-    if unread := unread_type(kind):
-        raise DataError(
-            f"{file.path}: column {name} holds {unread}; expected numbers, text or dates. To leave "
-            f"it out: --ignore {name}."
-        )
-    array = _moments(array).dictionary_encode()  # in the order in which they first appear
-    found = array.dictionary.to_pylist()
-    places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
-    if isinstance(file, CsvFile):
-
-        def where(place: int) -> str:
-            return file.where(start + int(np.flatnonzero(places == place)[0]))
-
-        file.check(found, where, name)
-        for place, text in enumerate(found):
-            if text[:1] == " " and text.lstrip()[:1] == '"':
-                raise DataError(
-                    f"{where(place)}: column {name} holds {text!r}: a quote after a space "
-                    f"does not open a field. Leave out the space, or the column: --ignore {name}."
-                )
-    return CodedValues([*found, None] if array.null_count else found, places)
-
-
 def unread_type(kind: Any) -> str | None:
     """What a typed column holds that cannot be read, such as lists; None if it can."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -965,34 +1031,6 @@ def unread_type(kind: Any) -> str | None:
         or any(is_text(plain) for is_text in _TEXT)
     )
     return None if readable else str(kind)
-
-
-def _values(
-    file: TableFile, column: Column, array: Any, start: int, commas: Collection[str]
-) -> Values:
-    kind, text = array.type, file.delimiter is not None
-    if column.role == "numeric" and text and column.name not in commas:
-        for trimmed in (False, True):
-            numbers = array
-            if trimmed:
-                numbers = compute.utf8_trim_whitespace(array)
-                missing = compute.is_in(numbers, value_set=pa.array(sorted(MISSING_TEXTS)))
-                numbers = compute.if_else(missing, None, numbers)
-            try:
-                numbers = numbers.cast(pa.float64())
-            except pa.ArrowInvalid:
-                continue
-            found: NDArray[np.float64] = numbers.to_numpy(zero_copy_only=False)
-            if len(found) - np.count_nonzero(np.isfinite(found)) == numbers.null_count:
-                return found
-        # Otherwise one is not finite, or written so that only `columns.parse_number` reads it.
-    elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-        whole: Values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return whole
-    elif column.role == "date" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        moments: Values = _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
-        return moments
-    return coded(file, column.name, array, start)
 
 
 def _moments(array: Any) -> Any:
@@ -1008,14 +1046,6 @@ def _first(texts: Any, character: str) -> int | None:
     """The first row with this character."""
     row = compute.index(compute.match_substring(texts, character), True).as_py()
     return None if row < 0 else row
-
-
-def is_header(first: Sequence[str], schema: TableSchema) -> bool:
-    """Whether a first row names more than half of the features, or any column but by a value."""
-    values = {value for column in schema.columns for value in column.values or ()}
-    names = {column.name for column in schema.columns}
-    many = 2 * len(set(first) & set(schema.features)) > len(schema.features)
-    return many or bool(set(first) & names - values)
 
 
 def _hint(delimiter: str | None, commas: Collection[str], name: str, text: str) -> str:

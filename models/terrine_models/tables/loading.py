@@ -153,13 +153,13 @@ class Table(RecordSource):
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, self._label.name]
         always = needed if self._group is None or self._public else [*needed, self._group.name]
-        with opened_by_schema(self._path, schema, always, self._note, True) as (file, read_blocks):
+        with opened_by_schema(self._path, schema, always, self._note, True) as file:
             if self._group is not None and self._public and _lacks(file, schema, self._group.name):
                 self._group = self.group_column = None
             if self._group is not None:
                 needed.append(self._group.name)
             first = True
-            for block in read_blocks(file, schema, needed, self._note, self._progress):
+            for block in file.read_blocks(schema, needed, self._note, self._progress):
                 if first and block.named:
                     self._tell_unused(file.first)
                 first = False
@@ -211,11 +211,8 @@ def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]
     if group is None:
         raise DataError(f"{path}: the schema has no column of the role group, which names people.")
     names: dict[str, None] = {}
-    with opened_by_schema(Path(path), schema, [group.name], note, digest=False) as (
-        file,
-        read_blocks,
-    ):
-        for block in read_blocks(file, schema, [group.name], note, ignore_progress):
+    with opened_by_schema(Path(path), schema, [group.name], note, digest=False) as file:
+        for block in file.read_blocks(schema, [group.name], note, ignore_progress):
             names |= dict.fromkeys(column_texts(group, block)[0])
     return list(names)
 
@@ -230,11 +227,8 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
         return None
     people, groups, needed = GroupNumbering(), GrowingArray((), np.int64), [group.name]
     try:
-        with opened_by_schema(Path(path), schema, needed, ignore_note, digest=False) as (
-            file,
-            read_blocks,
-        ):
-            for block in read_blocks(file, schema, needed, ignore_note, ignore_progress):
+        with opened_by_schema(Path(path), schema, needed, ignore_note, digest=False) as file:
+            for block in file.read_blocks(schema, needed, ignore_note, ignore_progress):
                 names, places = column_texts(group, block)
                 groups.add(people.of(names)[places])
     except DataError:
@@ -260,8 +254,6 @@ def read_schema(path: Path) -> TableSchema:
 
 def _lacks(file: TableFile, schema: TableSchema, name: str) -> bool:
     """Whether a file with all features and the label lacks this column of the schema."""
-    from terrine_protocol.tables.files import is_header
-
-    if file.delimiter is None or is_header(file.first, schema):
+    if file.has_header(schema):
         return name not in file.first
     return len(file.first) == len(schema.features) + 1 < len(schema.columns)

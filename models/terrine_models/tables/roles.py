@@ -917,9 +917,7 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
         return features <= set(first) or len(first) == len(columns)
 
     with opened_table(path, fits=fits, digest=False) as file:
-        from terrine_protocol.tables.files import coded, is_header
-
-        header = file.delimiter is None or is_header(file.first, schema)
+        header = file.has_header(schema)
         names = file.first if header else columns
         named = list(filter(may_name_people, names))
         if not named or len(names) != len(file.first):
@@ -932,7 +930,7 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
         for batch in file.batches(names if file.delimiter else named, header):
             for column in list(found):
                 try:
-                    column.add(coded(file, column.name, batch.column(column.name), rows))
+                    column.add(file.coded(column.name, batch.column(column.name), rows))
                 except DataError:  # it is not a column of the schema, and need not be readable
                     found.remove(column)
             rows += batch.num_rows
@@ -955,13 +953,13 @@ def _counted(
         return label in first if columns is None else len(first) == len(columns)
 
     with opened_table(path, fits=fits, note=note) as file:
-        from terrine_protocol.tables.files import CsvFile, coded, unread_type
+        from terrine_protocol.tables.files import unread_type
 
         if file.delimiter is None and columns is not None:
             raise DataError(f"{path} names its columns itself: leave out --columns.")
         if not file.first:
             raise DataError(f"{path} is empty.")
-        if isinstance(file, CsvFile) and columns is None:
+        if columns is None:
             file.check_header()
         names = file.first if columns is None else columns
         check_names(names, [], str(path))
@@ -978,7 +976,7 @@ def _counted(
         rows = 0
         for batch in file.batches(read, columns is None, progress):
             for column in counted:
-                column.add(coded(file, column.name, batch.column(column.name), rows))
+                column.add(file.coded(column.name, batch.column(column.name), rows))
             rows += batch.num_rows
         return table, unread, file.sha256
 
