@@ -238,8 +238,8 @@ pyarrow.set_io_thread_count(1)
 from pathlib import Path
 from terrine_models.tables.roles import propose_schema
 from terrine_models.tables.loading import load_table
-from terrine_protocol.tables import text
-text.BLOCK = 2**14
+from terrine_protocol.tables import files
+files.BLOCK_BYTES = 2**14
 propose_schema(Path(sys.argv[2]), label="ill")
 status = Path("/proc/self/status").read_text()
 now = int(status.partition("VmData:")[2].split()[0]) * 1024
