@@ -30,7 +30,7 @@ from reference.data import SHARED
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, WIDTH, Task
+from terrine_models.students.models import METHODS, MIN_FEATURES, Task
 from terrine_models.students.selection import asking_order
 from terrine_models.students.selection import choose as learn_from
 from terrine_models.students.settings import Training
@@ -147,7 +147,7 @@ def without_privacy(material: Material) -> None:
 
     def logistic(own: NDArray[np.bool_]) -> Ints:
         public = PublicData.declare("pool", inputs[~own])
-        known = public_features(pool.spec, public, WIDTH)
+        known = public_features(pool.spec, public, MIN_FEATURES)
         x = known(torch.from_numpy(inputs)).numpy()
         model = LogisticRegression(C=0.1, max_iter=500).fit(x[~own], labels[~own])
         return np.asarray(model.predict(x[own]), dtype=np.int64)

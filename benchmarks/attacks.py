@@ -1,14 +1,14 @@
-"""What an honest caller of each server notices of others who want nobody else to be served.
+"""What an honest student notices of others who want nobody else to be served.
 
     python benchmarks/attacks.py [--rounds 3] [--requests 150] [--only TEXT]
 
-Runs `terrine serve`, `terrine aggregator serve` and `terrine teacher serve` on this machine's
-loopback, and asks each again and again: alone, beside a process that only keeps a processor busy,
-and beside attackers. Prints the median and the 99th percentile, and how many times as long each is
-as alone in the same round. Attackers run at the lowest priority, in a process of their own: on a
-small machine they would otherwise take the server's processor without any mistake of the server's;
-the busy process shows what is left of that. Each attack has a fixed number of connections and ends
-with its measurement. Everybody has the server's default limits, also of requests in a minute.
+Runs `terrine serve` on this machine's loopback, and asks it again and again: alone, beside a
+process that only keeps a processor busy, and beside attackers. Prints the median and the 99th
+percentile, and how many times as long each is as alone in the same round. Attackers run at the
+lowest priority, in a process of their own: on a small machine they would otherwise take the
+server's processor without any mistake of the server's; the busy process shows what is left of that.
+Each attack has a fixed number of connections and ends with its measurement. Everybody has the
+server's default limits, also of requests in a minute.
 
 The first line is the machine's: how long a fixed computation takes when nothing here is running.
 """
@@ -25,39 +25,37 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-import processes
 from digits import DigitsEnsemble, train_digits
 from migrated import SECRET_KEY
 from server import installed
 
-from terrine_addons.federation import aggregator as aggregators
-from terrine_addons.federation import voters
-from terrine_addons.federation.federations import read_token
-from terrine_addons.federation.voters import TERMS, AggregatorTerms
+from end_to_end import SERVE, served
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import make_checkpoint_key
 from terrine_server.owner.operations import open_project
 from terrine_server.owner.sign_in import Tokens
 
-LONGEST = 120
+ATTACK_SECONDS = 120
 """Seconds after which an attacker ends by itself."""
-AT_A_TIME, MANY = 16, 300
-"""Connections of an attacker who sends requests, and of one who does not finish them."""
-WARM = 1.5
-PAUSE = 0.01
-CLASSES = 10
+SENDING_CONNECTIONS = 16
+"""Of an attacker who sends requests."""
+HELD_CONNECTIONS = 300
+"""Of one who does not finish them."""
+WARM_UP_SECONDS = 1.5
+PAUSE_SECONDS = 0.01
 STRANGERS = {
     "the log": ("/checkpoint", "/tile/0/000.p/1", "/tile/entries/000.p/5", "/tile/0/000.p/7"),
     "tiles that are not there": ("/tile/0/001.p/1", "/tile/entries/999", "/tile/1/000.p/3"),
@@ -72,7 +70,6 @@ CHEAP = {"name": "gnmax", "sigma": 100.0}
 class Target:
     """A server, its callers' requests, and who attacks it how: a function, and what it is given."""
 
-    name: str
     port: int
     ask: Callable[[], Callable[[], bytes]]
     """Makes an honest caller: returns a new request each time."""
@@ -117,14 +114,14 @@ def exchange(connection: socket.socket, sent: bytes) -> int:
 
 def busy(_: int, __: None) -> None:
     """Keep a processor busy."""
-    ends = time.monotonic() + LONGEST
+    ends = time.monotonic() + ATTACK_SECONDS
     while time.monotonic() < ends:
         pass
 
 
 def repeat(port: int, sent: Sequence[bytes]) -> None:
     """Send each request again and again, on a connection of its own."""
-    ends = time.monotonic() + LONGEST
+    ends = time.monotonic() + ATTACK_SECONDS
 
     def one(body: bytes) -> None:
         while time.monotonic() < ends:
@@ -145,8 +142,8 @@ def repeat(port: int, sent: Sequence[bytes]) -> None:
 
 def hold(port: int, sent: bytes) -> None:
     """Keep connections open on which this much was sent; open anew what is closed, 100 a second."""
-    ends = time.monotonic() + LONGEST
-    held: list[socket.socket | None] = [None] * MANY
+    ends = time.monotonic() + ATTACK_SECONDS
+    held: list[socket.socket | None] = [None] * HELD_CONNECTIONS
     opened = 0
     while time.monotonic() < ends:
         for number, one in enumerate(held):
@@ -162,7 +159,7 @@ def hold(port: int, sent: bytes) -> None:
                 held[number] = None
                 continue
             opened += 1
-            if opened > MANY:
+            if opened > HELD_CONNECTIONS:
                 time.sleep(0.01)
             with suppress(OSError):
                 made = socket.create_connection(("127.0.0.1", port), 5)
@@ -182,7 +179,7 @@ def attacking(attack: Callable[..., None], port: int, given: Any) -> Iterator[No
     try:
         if not begins.wait(60):
             raise RuntimeError("the attacker did not begin")
-        time.sleep(WARM)
+        time.sleep(WARM_UP_SECONDS)
         yield
         if not process.is_alive():
             raise RuntimeError("the attacker gave up before it was measured")
@@ -198,29 +195,6 @@ def _nicely(begins: Any, attack: Callable[..., None], port: int, given: Any) -> 
 
 
 # Servers
-
-
-@contextmanager
-def command(*arguments: object, **variables: str) -> Iterator[int]:
-    """Run a `terrine` command that serves; yield its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with tempfile.NamedTemporaryFile() as log:
-        given, settings = tuple(map(str, arguments)), variables | {"TERRINE_PORT": str(port)}
-        process = processes.start(processes.command, given, os.environ | settings, log.name)
-        try:
-            deadline = time.monotonic() + 120
-            while True:
-                with suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                if time.monotonic() > deadline or not process.is_alive():
-                    raise RuntimeError(Path(log.name).read_text())
-                time.sleep(0.1)
-            yield port
-        finally:
-            process.kill()
-            process.join()
 
 
 @contextmanager
@@ -254,27 +228,23 @@ def service(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
     text = largest.astype(np.uint8).tolist()
     json = f'{{"inputs":{text}}}'.replace(" ", "").encode()
     whole = label("x-npy", npy(largest))
-    with command(
-        "serve",
-        TERRINE_DATA_DIR=str(home / "data"),
-        TERRINE_DATABASE_URL=url,
-    ) as port:
+    with served(SERVE, settings) as served_at:
+        port = urlsplit(served_at).port or 80
         yield Target(
-            "service, 2 rows",
             port,
             student,
             {
                 "npz that unpack to 63 MiB": (
                     repeat,
                     [label("x-npz", packed(inputs=np.zeros((63 << 14, 8, 8), np.uint8)))]
-                    * AT_A_TIME,
+                    * SENDING_CONNECTIONS,
                 ),
                 "npz of the largest batch": (
                     repeat,
-                    [label("x-npz", packed(inputs=largest))] * AT_A_TIME,
+                    [label("x-npz", packed(inputs=largest))] * SENDING_CONNECTIONS,
                 ),
-                "npy of the largest batch": (repeat, [whole] * AT_A_TIME),
-                "JSON of the largest batch": (repeat, [label("json", json)] * AT_A_TIME),
+                "npy of the largest batch": (repeat, [whole] * SENDING_CONNECTIONS),
+                "JSON of the largest batch": (repeat, [label("json", json)] * SENDING_CONNECTIONS),
                 "half-sent heads": (hold, whole[:40]),
                 "half-sent bodies": (hold, whole[:60_000]),
                 "idle connections": (hold, b""),
@@ -286,74 +256,6 @@ def service(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
             },
         )
     engine.dispose()
-
-
-@contextmanager
-def aggregator(home: Path, _: DigitsEnsemble) -> Iterator[Target]:
-    terms = {
-        "owners": ["a", "b", "c"],
-        "classes": CLASSES,
-        "sigma": 4,
-        "epsilon": 50,
-        "delta": 1e-6,
-    }
-    agreed = AggregatorTerms.model_validate(terms)
-    aggregators.make(agreed, home / "party")
-
-    def put(owner: str, rows: int) -> Callable[[], bytes]:
-        token = read_token(home / "party" / aggregators.OWNERS / f"{owner}.token")
-        share = np.zeros((rows, CLASSES), np.uint32)
-        more = {
-            "Authorization": f"Bearer {token}",
-            TERMS: agreed.digest(),
-            voters.SHAPE: voters.shape_of(share),
-        }
-
-        def made() -> bytes:
-            path = f"/v1/rounds/{voters.new_round()}/share"
-            return request("PUT", path, voters.encode_share(share), **more)
-
-        return made
-
-    with command("aggregator", "serve", home / "party") as port:
-        large = put("a", aggregators.MAX_ROUND_INPUTS)
-        yield Target(
-            "aggregator, a share of 64 rows",
-            port,
-            lambda: put("b", 64),
-            {
-                "an owner's largest shares": (repeat, [large() for _ in range(AT_A_TIME)]),
-                "an owner's half-sent shares": (hold, large()[:-1]),
-                "half-sent heads": (hold, large()[:40]),
-                "idle connections": (hold, b""),
-            },
-        )
-
-
-@contextmanager
-def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
-    (home / "token").write_text(token := "a-token-of-more-than-twenty-characters")
-
-    def asked(rows: int, bearer: str) -> bytes:
-        x = np.resize(ensemble.public, (rows, 8, 8))
-        body, headers = voters.encode_request(x, "input", None, binary=True)
-        more = {"Authorization": f"Bearer {bearer}", **headers}
-        return request("POST", "/v2/models/digits/infer", body, **more)
-
-    own = {"TERRINE_TEACHER_TOKEN_FILE": str(home / "token"), "TERRINE_TEACHER_MODEL": "digits"}
-    with command("teacher", "serve", ensemble.directory, **own) as port:
-        unknown = asked(4096, "no-token-of-this-teacher")
-        yield Target(
-            "owner, 2 rows",
-            port,
-            lambda: lambda: asked(2, token),
-            {
-                "unauthenticated bodies": (repeat, [unknown] * AT_A_TIME),
-                "unauthenticated half-sent bodies": (hold, unknown[:60_000]),
-                "half-sent heads": (hold, unknown[:40]),
-                "idle connections": (hold, b""),
-            },
-        )
 
 
 # Measuring
@@ -374,7 +276,7 @@ def latencies(target: Target, requests: int) -> list[float]:
         except (OSError, http.client.HTTPException):
             connection, failed = None, failed + 1
         took.append(1000 * (time.perf_counter() - began))
-        time.sleep(PAUSE)
+        time.sleep(PAUSE_SECONDS)
     if connection is not None:
         connection.close()
     if failed:
@@ -391,7 +293,7 @@ def computation() -> float:
     began = time.perf_counter()
     sum(number * number for number in range(50_000))
     time_taken = 1000 * (time.perf_counter() - began)
-    time.sleep(PAUSE)
+    time.sleep(PAUSE_SECONDS)
     return time_taken
 
 
@@ -405,7 +307,7 @@ def measure(target: Target, rounds: int, requests: int, only: str) -> None:
         for name, (attack, given) in attacks.items():
             with attacking(attack, target.port, given):
                 found[name].append(quantiles(latencies(target, requests)))
-    print(f"{target.name}: milliseconds, and times as long as alone in the same round")
+    print("2 rows: milliseconds, and times as long as alone in the same round")
     first = found["alone"]
     for name, each in found.items():
         line = f"  {name:32}"
@@ -425,13 +327,10 @@ def main() -> None:
     idle = quantiles([computation() for _ in range(options.requests)])
     print(f"a computation in one thread: p50 {idle[0]:.1f} ms, p99 {idle[1]:.1f} ms")
     print(f"processors: {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        ensemble = train_digits(Path(scratch, "digits"))
-        for served in (service, aggregator, owner):
-            home = Path(scratch, served.__name__)
-            home.mkdir()
-            with served(home, ensemble) as target:
-                measure(target, options.rounds, options.requests, options.only)
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        target = stack.enter_context(service(home, train_digits(home / "digits")))
+        measure(target, options.rounds, options.requests, options.only)
 
 
 if __name__ == "__main__":

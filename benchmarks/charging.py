@@ -41,7 +41,7 @@ KEY, TOKEN = b"k" * 32, "0123456789abcdef"
 MECHANISM = {"name": "gnmax", "sigma": 5000.0}
 FACTS = EnsembleFacts(
     kind="heads",
-    input=InputSpec(shape=[28, 28], dtype="uint8", low=0, high=255),
+    input=InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255),
     classes=[str(digit) for digit in range(10)],
     teachers=5000,
 )

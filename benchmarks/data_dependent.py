@@ -99,7 +99,7 @@ def new_ledger(directory: Path, order: float) -> Ledger:
     ledger = Ledger(engine, b"k" * 32)
     facts = EnsembleFacts(
         kind="networks",
-        input=InputSpec(shape=[28, 28], dtype="uint8", low=0, high=255),
+        input=InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255),
         classes=[str(digit) for digit in range(10)],
         teachers=1000,
     )

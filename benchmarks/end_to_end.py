@@ -356,7 +356,7 @@ def served(command: list[str], settings: Settings, log_name: str = "server.log")
     environment = os.environ | {
         "TERRINE_DATA_DIR": str(settings.data_dir),
         "TERRINE_DATABASE_URL": settings.database,
-        "TERRINE_REQUESTS_PER_MINUTE": "1000000000",
+        "TERRINE_REQUESTS_PER_MINUTE": str(settings.requests_per_minute),
         "TERRINE_VOTERS": settings.voters,
     }
     log = settings.data_dir / log_name

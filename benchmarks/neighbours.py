@@ -20,7 +20,7 @@ from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.storage.manifests import versions
 from terrine_models.teachers.manifests import Manifest
-from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers, whole
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers, quantize
 
 AIM = 1.5
 ROUNDS = 30
@@ -35,9 +35,9 @@ def main() -> None:
     options = parser.parse_args()
     random = np.random.default_rng(0)
     ensemble = made(random, options.records, options.coordinates)
-    queries = whole(unit(random, options.batch, options.coordinates), 3300.0)
+    queries = quantize(unit(random, options.batch, options.coordinates), 3300.0)
     x = torch.from_numpy(queries).float()
-    records = torch.from_numpy(whole(unit(random, options.records, options.coordinates), 3300.0))
+    records = torch.from_numpy(quantize(unit(random, options.records, options.coordinates), 3300.0))
     transposed = records.float().T.contiguous()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found, bare = [], []
@@ -46,12 +46,13 @@ def main() -> None:
         bare.append(seconds(lambda: x @ transposed))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     weights, product = float(np.median(found)), float(np.median(bare))
+    points = 4 * (POINTS + options.records) * (options.coordinates + 1) / 2**20
     print(
         f"{options.batch} queries, {options.records:,} records, {options.coordinates} coordinates, "
         f"{torch.get_num_threads()} threads:\n"
         f"weights {weights * 1e3:.1f} ms, bare product {product * 1e3:.1f} ms: "
         f"{weights / product:.2f} times as long (aim: at most {AIM})\n"
-        f"memory: {ensemble.bytes / 2**20:.0f} MiB of points; both together took {grown:.0f} MiB "
+        f"memory: {points:.0f} MiB of points; both together took {grown:.0f} MiB "
         "more"
     )
 
@@ -76,9 +77,9 @@ def made(random: np.random.Generator, records: int, coordinates: int) -> Neighbo
         files={"teachers-00000.safetensors": "0" * 64, "radius.safetensors": "0" * 64},
     )
     labels = np.zeros(records, np.int16)
-    own = whole(unit(random, records, coordinates), 3300.0)
+    own = quantize(unit(random, records, coordinates), 3300.0)
     units = np.arange(records, dtype=np.int32)
-    return NeighbourEnsemble(manifest, features, whole(inputs, 3300.0), own, labels, units)
+    return NeighbourEnsemble(manifest, features, quantize(inputs, 3300.0), own, labels, units)
 
 
 def unit(random: np.random.Generator, rows: int, coordinates: int) -> np.ndarray:

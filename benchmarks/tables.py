@@ -139,19 +139,19 @@ def functions(work: Callable[[], object]) -> tuple[int, int]:
         sys.setprofile(count)
         return before(self, size)
 
-    before, block = files.TextFile.read, files.BLOCK
+    before, block = files.TextFile.read, files.BLOCK_BYTES
     files.TextFile.read = read  # type: ignore[method-assign]
     try:
         found = []
         for size in (block, block // 4):
             calls.clear()
-            files.BLOCK = size
+            files.BLOCK_BYTES = size
             sys.setprofile(count)
             work()
             sys.setprofile(None)
             found.append(dict(calls))
     finally:
-        files.TextFile.read, files.BLOCK = before, block  # type: ignore[method-assign]
+        files.TextFile.read, files.BLOCK_BYTES = before, block  # type: ignore[method-assign]
     few, many = found
     return len(many), sum(many[name] > few.get(name, 0) for name in many)
 

@@ -119,7 +119,7 @@ def measure(title: str, url: str, sizes: tuple[int, int, int]) -> None:
     ):
         facts = EnsembleFacts(
             kind=kind,
-            input=InputSpec(shape=[WIDTH], dtype="uint8", low=0, high=255),
+            input=InputSpec(shape=(WIDTH,), dtype="uint8", low=0, high=255),
             classes=[str(digit) for digit in range(CLASSES)],
             teachers=units,
         )

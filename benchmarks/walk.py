@@ -55,7 +55,7 @@ from sklearn.preprocessing import StandardScaler
 
 from corpus import CORPUS, INSTALLED, Material, halve, missing_packages, parts_of
 from terrine_client import Client, Labels
-from terrine_models.data.arrays import Dataset, distinct, load_idx, load_npz
+from terrine_models.data.arrays import Dataset, load_idx, load_npz, number_distinct_rows
 from terrine_models.tables.loading import load_table, read_schema
 
 PLAIN_ROWS, PLAIN_VALUES = 50_000, 8_000_000
@@ -387,7 +387,9 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> E
     if certain is None:
         raise WalkError(f"quickstart did not say what is certain:\n{said}")
     outcomes = np.array(answers.outcomes)
-    answered = distinct(pool.inputs)[np.isin(outcomes, ("answered", "abstained", "exhausted"))]
+    answered = number_distinct_rows(pool.inputs)[
+        np.isin(outcomes, ("answered", "abstained", "exhausted"))
+    ]
     own, plain = _of_student(place / "said.csv", tested), _plain(answers, pool, tested)
     boosted = None if pictures else _judged(_boosted(), private.inputs, private.labels, tested)
     return Walk(
@@ -400,7 +402,7 @@ def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> E
         balanced_range=_between(r"balanced accuracy", foretold),
         promised=int(certain[1].replace(",", "")),
         answered=len(set(answered.tolist())),
-        exhausted=len(set(distinct(pool.inputs)[outcomes == "exhausted"].tolist())),
+        exhausted=len(set(number_distinct_rows(pool.inputs)[outcomes == "exhausted"].tolist())),
         student=_scores(own, tested),
         above_chance=is_above_chance(own, tested.labels),
         majority=_scores(majority, tested),

@@ -19,7 +19,6 @@ from terrine_protocol import ProjectInfo
 from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
-    from terrine_models.data.arrays import InputSpec
     from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student, Task
     from terrine_models.students.selection import TrainedStudent
@@ -70,10 +69,10 @@ class Distillation:
 
     def sketch(self) -> Student:
         """The plain student of what was bought so far, calibrated: it takes seconds."""
-        from terrine_models.students.selection import PLAIN, choose
+        from terrine_models.students.selection import PLAIN_METHOD, choose
         from terrine_models.students.settings import Training
 
-        return choose(self.task, self.answers, Training(method=PLAIN)).student
+        return choose(self.task, self.answers, Training(method=PLAIN_METHOD)).student
 
     def order(self) -> Ints:
         """All inputs in an order of which any beginning represents the whole."""
@@ -281,13 +280,6 @@ def answers_of(
         matches_prior=facts.matches_prior or by_units,
         voting=min(1.0, teachers / facts.teachers),
     )
-
-
-def spec_of(project: ProjectInfo) -> InputSpec:
-    """The kind of input that the project takes."""
-    from terrine_models.data.arrays import InputSpec
-
-    return InputSpec.model_validate(project.ensemble.input.model_dump())
 
 
 ONE_SIDED = 0.9

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._distillation import Distillation, Examples, spec_of
+from terrine_client._distillation import Distillation, Examples
 from terrine_client._notebook import Notebook
 from terrine_client._report import Report, Round, choice_lines, continued, draw, round_line
 from terrine_client.client import Client
@@ -176,7 +176,7 @@ def check_data(public: Array, project: ProjectInfo, held_out: Examples | None) -
 
 def _check(x: Array, project: ProjectInfo, what: str) -> None:
     spec = project.ensemble.input
-    if x.ndim < 1 or list(x.shape[1:]) != spec.shape or len(x) == 0:
+    if x.ndim < 1 or x.shape[1:] != spec.shape or len(x) == 0:
         raise DistillError(
             f"{what} have shape {list(x.shape)}; the project {project.name} takes "
             f"[N, {', '.join(map(str, spec.shape))}]."
@@ -201,15 +201,15 @@ def task_of(
 
     facts = project.ensemble
     encoding = encoding or facts.encoding
-    return Task(public, spec_of(project), tuple(facts.classes), encoding, seed)
+    return Task(public, facts.input, tuple(facts.classes), encoding, seed)
 
 
 def check_training(training: Training, task: Task) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
-    from terrine_models.students.models import check
+    from terrine_models.students.models import check_method
 
     try:
-        check(training.method, task)
+        check_method(training.method, task)
     except ValueError as error:
         raise DistillError(f"{error} Nothing was asked.") from None
 

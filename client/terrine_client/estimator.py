@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._distillation import answers_of, spec_of
+from terrine_client._distillation import answers_of
 from terrine_client._labels import NO_COUNT, Labels
 from terrine_client._rows import as_array
 from terrine_client.client import Client
@@ -104,7 +104,7 @@ def buy(
         raise ValueError(f"queries must be at least 1 or None, got {queries}.")
     project = client.project()
     x = _taken(as_array(pool, project, accept_clipped), project)
-    rows = asking_order(x, spec_of(project), random_state)[:queries]
+    rows = asking_order(x, project.ensemble.input, random_state)[:queries]
     beliefs = None
     if project.mechanism.name == "interactive_gnmax":
         classes = len(project.ensemble.classes)
@@ -202,7 +202,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _taken(x: Array, project: ProjectInfo) -> Array:
     """Return inputs with the dtype that the project takes. Raises ValueError for others."""
-    expected = tuple(project.ensemble.input.shape)
+    expected = project.ensemble.input.shape
     if x.shape[1:] != expected:
         raise ValueError(
             f"X has shape {list(x.shape)}; the project {project.name} takes "
@@ -210,7 +210,7 @@ def _taken(x: Array, project: ProjectInfo) -> Array:
         )
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ValueError("X contains NaN or infinity: leave such inputs out, or fill them in.")
-    spec = spec_of(project)
+    spec = project.ensemble.input
     with np.errstate(invalid="ignore", over="ignore"):
         taken: Array = x.astype(spec.dtype)
     if spec.dtype == "uint8" and not np.array_equal(taken, x):  # it would be paid for as another

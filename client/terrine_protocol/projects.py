@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from terrine_protocol.base import (
     PROTECTS,
@@ -24,16 +25,31 @@ from terrine_protocol.base import (
 )
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.mechanisms import MechanismSpec
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables import Record, TableSchema
 
 
-class InputSpec(Reply):
+class InputSpec(Record):
     """The format of an ensemble's inputs."""
 
-    shape: Annotated[list[int], Field(description="Shape of one input, without the batch.")]
+    model_config = ConfigDict(extra="ignore")  # as replies
+
+    shape: Annotated[tuple[int, ...], Field(description="Shape of one input, without the batch.")]
     dtype: Literal["uint8", "float32"]
     low: Annotated[float, Field(description="Smallest allowed value.")]
     high: Annotated[float, Field(description="Largest allowed value.")]
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        if not 1 <= len(self.shape) <= 4 or min(self.shape) < 1:
+            raise ValueError(f"shape must be one to four sizes from 1, got {list(self.shape)}")
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+        return self
+
+    @property
+    def size(self) -> int:
+        """How many numbers an input has."""
+        return math.prod(self.shape)
 
 
 class EnsembleFacts(Reply):

@@ -36,7 +36,7 @@ def half_width(figures: Sequence[float], tested: int) -> float | None:
 
 
 def shown(figures: Sequence[float], tested: int) -> str:
-    """The mean and the interval in words, rounded up."""
+    """The mean and the interval as text, rounded up."""
     runs, mean, half = len(figures), statistics.fmean(figures), half_width(figures, tested)
     if half is None:
         return f"{mean:.2%} (one run: no interval)"

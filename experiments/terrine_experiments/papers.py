@@ -41,15 +41,10 @@ PAPERS: dict[str, tuple[Published, ...]] = {
     "fashion": (
         Published(TB21, "DP-SGD on scattering features", 3.0, 1e-5, 0.897, None, None, WORST_CASE),
     ),
-    "svhn": (
-        Published(P17, "LNMax", 8.19, 1e-6, 0.907, 0.928, 1000, DATA_DEPENDENT),
-        Published(P18, "Confident-GNMax", 4.96, 1e-6, 0.916, 0.928, 3098, DATA_DEPENDENT),
-    ),
     "adult": (
         Published(P17, "LNMax", 2.66, 1e-5, 0.830, 0.850, 500, DATA_DEPENDENT),
         Published(P18, "Confident-GNMax", 1.90, 1e-5, 0.837, 0.850, 524, DATA_DEPENDENT),
     ),
-    "diabetes": (),  # P17 measured on a selection of columns and rows of its own
     "glyph": (
         Published(P18, "Interactive-GNMax", 0.837, 1e-8, 0.732, 0.822, None, DATA_DEPENDENT),
     ),

@@ -1,6 +1,6 @@
 """ε as the papers' own accountant states it: their curves, and the order that is best afterwards.
 
-Terrine enforces a tighter rule (`privacy/budget.py`). This one is no filter: if students
+Terrine enforces a tighter rule (`privacy/budget.py`). This one is not a filter: if students
 adapt, the order must be fixed beforehand. Google's accountants are asked through
 `tests/support/dp_events.py`.
 """

@@ -21,9 +21,7 @@ class Data(StrEnum):
 
     MNIST = "mnist"
     FASHION = "fashion"
-    SVHN = "svhn"
     ADULT = "adult"
-    DIABETES = "diabetes"
     GLYPH = "glyph"
 
 
@@ -63,8 +61,7 @@ def reproduce(
         typer.Argument(
             metavar="DIR",
             help="Directory with its files, as published: the four IDX files of mnist or fashion, "
-            "train_32x32.mat and test_32x32.mat, adult.data and adult.test, or diabetic_data.csv "
-            "(also .gz); for glyph, what `make glyphs` writes.",
+            "or adult.data and adult.test (also .gz); for glyph, what `make glyphs` writes.",
         ),
     ],
     epsilon: Annotated[
@@ -197,7 +194,7 @@ def _suited(
     quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
-    from terrine_models.students.models import Task, check
+    from terrine_models.students.models import Task, check_method
     from terrine_models.teachers.kinds import Forests
 
     importlib.import_module("terrine_experiments.students")  # registers its methods
@@ -208,7 +205,7 @@ def _suited(
         training = replace(training, method=method)
     try:
         test = source.test
-        check(training.method, Task(test.inputs, test.spec, test.classes, test.encoding))
+        check_method(training.method, Task(test.inputs, test.spec, test.classes, test.encoding))
     except ValueError as error:
         fail(str(error))
     number = teachers or (min(source.teachers, QUICK_TEACHERS) if quick else source.teachers)

@@ -81,7 +81,7 @@ class Result:
 
     @property
     def accuracy(self) -> str:
-        """The mean, and the interval of a new run, in words."""
+        """The mean, and the interval of a new run, as text."""
         return shown(self.accuracies, self.tested)
 
     @property

@@ -8,20 +8,16 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from terrine_experiments.encounters import read_encounters
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
-from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
+from terrine_models.data.arrays import DIGITS, DataError, Dataset, load_idx, load_npz
 from terrine_models.students.settings import Training
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.manifests import TeacherSettings
 from terrine_protocol.files import read
 
-Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
+Name = Literal["mnist", "fashion", "adult", "glyph"]
 
 CLOTHES = (
     "T-shirt/top",
@@ -53,8 +49,8 @@ ADULT_COLUMNS = (
     "income",
 )
 
-# SHA-256 of the public originals. All but SVHN's unpacked, as mirrors pack them differently. The
-# paper's Glyph is not public; `make glyphs` draws data like it.
+# SHA-256 of the public originals, unpacked, as mirrors pack them differently. The paper's Glyph is
+# not public; `make glyphs` draws data like it.
 DIGESTS: dict[str, tuple[str, ...]] = {
     "mnist": (
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -68,10 +64,6 @@ DIGESTS: dict[str, tuple[str, ...]] = {
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     ),
-    "svhn": (
-        "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-        "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-    ),
     "adult": (
         "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
         "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
@@ -80,14 +72,11 @@ DIGESTS: dict[str, tuple[str, ...]] = {
 FILES: dict[str, tuple[str, ...]] = {
     "mnist": ("train-images", "train-labels", "t10k-images", "t10k-labels"),
     "fashion": ("train-images", "train-labels", "t10k-images", "t10k-labels"),
-    "svhn": ("train_32x32.mat", "test_32x32.mat"),
     "adult": ("adult.data", "adult.test"),
-    "diabetes": ("diabetic_data.csv",),
     "glyph": (PRIVATE, PUBLIC),
 }
 """How the names of a data set's files begin."""
 UNCOMPARED = {
-    "diabetes": "No digest of the public original is known here, so the file is taken as it is.",
     "glyph": (
         "The paper's data are not public: these are drawn with other fonts and characters, so its "
         "figures are of a task that is alike, not the same."
@@ -183,11 +172,6 @@ def _idx(found: list[Path], classes: tuple[str, ...] = DIGITS) -> tuple[Dataset,
     return private, load_idx(found[2], found[3], classes=classes)
 
 
-def _cropped(found: list[Path]) -> tuple[Dataset, Dataset]:
-    train, test = found
-    return _mat(train), _mat(test)
-
-
 def _adult(found: list[Path]) -> tuple[Dataset, Dataset]:
     from terrine_models.tables.loading import load_table
     from terrine_models.tables.roles import propose_schema
@@ -204,40 +188,13 @@ def _glyph(found: list[Path]) -> tuple[Dataset, Dataset]:
     return private, test
 
 
-def _mat(path: Path) -> Dataset:
-    """Read cropped SVHN digits: X uint8[32, 32, 3, N] and y [N, 1], where 10 stands for 0."""
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
-    try:
-        content: dict[str, Any] = loadmat(path)
-    except (MatReadError, ValueError, NotImplementedError, TypeError, OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read as a MATLAB file ({error}).") from None
-    for key in ("X", "y"):
-        if key not in content:
-            raise DataError(f"{path} has no array {key}; expected SVHN's cropped digits.")
-    x: NDArray[Any] = content["X"]
-    y = np.asarray(content["y"]).ravel()
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != len(y):
-        raise DataError(
-            f"{path}: X is {x.dtype} {x.shape} and y has {len(y)} labels, expected uint8 "
-            "[H, W, 3, N] and N labels."
-        )
-    images = np.ascontiguousarray(x.transpose(3, 0, 1, 2))
-    spec = InputSpec(shape=images.shape[1:], dtype="uint8", low=0, high=255)
-    labels = np.where(y == 10, 0, y).astype(np.int64)
-    return Dataset(images, labels, DIGITS, spec, name=str(path))
-
-
 # Teachers and students have the defaults of `terrine ensemble train` and `terrine student train`,
-# but for the number of teachers, which has none, and for glyphs, of which `augmentations=0` makes
+# except the number of teachers, which has none, and glyphs, of which `augmentations=0` makes
 # none.
 RECIPES: Mapping[str, _Recipe] = {
     "mnist": _Recipe("MNIST", _idx, 1e-5, 2000),
     "fashion": _Recipe("Fashion-MNIST", lambda found: _idx(found, CLOTHES), 1e-5, 500),
-    "svhn": _Recipe("SVHN", _cropped, 1e-6, 250),
     "adult": _Recipe("Adult", _adult, 1e-5, 1000),
-    "diabetes": _Recipe("Diabetes", lambda found: read_encounters(found[0]), 1e-5, 500),
     "glyph": _Recipe("Glyph", _glyph, 1e-8, 4000, Heads(augmentations=0)),
 }
 

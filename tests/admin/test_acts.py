@@ -15,7 +15,7 @@ from refusals import holds, says
 from server import GNMAX, installed
 from visitor import Visitor, text_of
 
-from terrine_models.teachers.neighbours import RECORDS, NeighbourEnsemble, forecast_from_public
+from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourEnsemble, forecast_from_public
 from terrine_models.teachers.people import name_digests
 from terrine_protocol import MECHANISM_SPECS, ProjectStatus, Role
 from terrine_server.app import create_app
@@ -183,7 +183,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         page = admin.post("/admin/open", **asked)
         assert page.status_code == 200, "by the newest edition: the files of others are gone"
         holds(text_of(admin.get("/admin/ensembles")), "Edition", 2, "forget", "add")
-        (settings.data_dir / house.ledger.ensemble(name).current.path / RECORDS).unlink()
+        (settings.data_dir / house.ledger.ensemble(name).current.path / RECORDS_FILE).unlink()
         reply = admin.post("/admin/open", **asked)
         assert reply.status_code == 422
         assert "terrine doctor" in text_of(reply)

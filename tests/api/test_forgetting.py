@@ -13,11 +13,11 @@ from refusals import refuses
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import load_tensors
+from terrine_models.storage.manifests import IDENTITIES_FILE, load_tensors
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.neighbours import NeighbourSettings, build
-from terrine_models.teachers.people import IDENTITIES, name_digests
+from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister
 from terrine_server.errors import Conflict, NotFound
@@ -65,7 +65,7 @@ class House:
     def present(self, name: str) -> list[bool]:
         directory = self.settings.data_dir / self.ledger.ensemble(name).current.path
         manifest = load_manifest(directory)
-        who = load_tensors(directory, IDENTITIES, manifest.files[IDENTITIES])
+        who = load_tensors(directory, IDENTITIES_FILE, manifest.files[IDENTITIES_FILE])
         return [bool(each.any()) for each in who["present"].numpy()]
 
 

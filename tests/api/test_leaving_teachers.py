@@ -22,12 +22,12 @@ from refusals import holds
 from server import RunningServer, running_server
 
 from terrine_models.data.arrays import Dataset
-from terrine_models.storage.manifests import load_tensors
+from terrine_models.storage.manifests import IDENTITIES_FILE, load_tensors
 from terrine_models.teachers import editions as saving
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.people import IDENTITIES, name_digests
+from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.ledger import Ledger
 from terrine_server.owner import editions as owner
@@ -123,7 +123,9 @@ def test_people_leave_trained_teachers_while_these_serve(
     holds(done.fine, "Edition", 2, "taught", "People")
     assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
     manifest = load_manifest(world.directory / "edition-2")
-    who = load_tensors(world.directory / "edition-2", IDENTITIES, manifest.files[IDENTITIES])
+    who = load_tensors(
+        world.directory / "edition-2", IDENTITIES_FILE, manifest.files[IDENTITIES_FILE]
+    )
     assert np.flatnonzero(~who["present"].numpy().any(1)).tolist() == [3, 17]
     gone = sorted(map(bytes, name_digests(GONE, KEY)))
     assert sorted(map(bytes, who["erased"].numpy())) == gone
@@ -243,7 +245,9 @@ def test_killed_at_any_step_it_is_the_old_edition_or_the_new(world: World) -> No
         assert not saw & {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         theirs = data.inputs[2 * step : 2 * step + 2]
         assert holding(settings.data_dir, *(each.tobytes() for each in theirs)) == []
-        left = load_tensors(settings.data_dir / done.path, IDENTITIES, new.files[IDENTITIES])
+        left = load_tensors(
+            settings.data_dir / done.path, IDENTITIES_FILE, new.files[IDENTITIES_FILE]
+        )
         assert not left["present"].numpy()[step].any()
         assert ledger.verify_log().problems == []
         if process.exitcode == 0:

@@ -16,8 +16,8 @@ from terrine_server.labeling.queries import (
     query_digests,
 )
 
-PIXELS = InputSpec(shape=[2, 2], dtype="uint8", low=0, high=16)
-ROWS = InputSpec(shape=[3], dtype="float32", low=-0.1, high=0.1)
+PIXELS = InputSpec(shape=(2, 2), dtype="uint8", low=0, high=16)
+ROWS = InputSpec(shape=(3,), dtype="float32", low=-0.1, high=0.1)
 ENSEMBLE = "ab" * 32
 
 

@@ -165,7 +165,7 @@ def test_what_a_student_may_not_do_raises_a_typed_error(terrine_server: RunningS
         client.label(x)
         assert client.label(x[::-1]).budget.charges == 3
         assert [type(found) for found in client.ensembles()] == [EnsembleInfo]
-        assert client.project().ensemble.input.shape == [8, 8]
+        assert client.project().ensemble.input.shape == (8, 8)
     with Client(url, token[:-4] + "AAAA") as client, pytest.raises(Unauthorized):
         client.label(x)
 

@@ -15,7 +15,7 @@ import terrine_experiments.students  # noqa: F401 - which makes the forest a met
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import MODEL, WEIGHTS, Student, Task
+from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE, Student, Task
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
 from terrine_models.teachers.shards import TrainingError
@@ -82,7 +82,7 @@ def test_a_saved_forest_predicts_the_same_without_scikit_learn(
 
 def test_an_altered_forest_is_refused(student: Student, tmp_path: Path) -> None:
     student.save(tmp_path)
-    weights, model = tmp_path / WEIGHTS, tmp_path / MODEL
+    weights, model = tmp_path / WEIGHTS_FILE, tmp_path / MODEL_FILE
     sound, text = weights.read_bytes(), model.read_text()
     weights.write_bytes(sound[:-1] + b"!")
     with refuses(StoreError, "altered"):
@@ -95,7 +95,7 @@ def test_an_altered_forest_is_refused(student: Student, tmp_path: Path) -> None:
     data = save(tensors)
     weights.write_bytes(data)
     model.write_text(text.replace(sha256(sound), sha256(data)))
-    with refuses(StoreError, WEIGHTS, "feature", 0, 3):
+    with refuses(StoreError, WEIGHTS_FILE, "feature", 0, 3):
         Student.load(tmp_path)
     two = {name: torch.cat([value, value]) for name, value in student.network.state_dict().items()}
     data = save(two)

@@ -26,7 +26,7 @@ from terrine_experiments.glyphs.fonts import (
 )
 from terrine_experiments.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
 from terrine_models.data.arrays import load_npz
-from terrine_models.features.linear import MANY
+from terrine_models.features.linear import MANY_CLASSES
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Task
 from terrine_models.students.selection import choose
@@ -168,7 +168,7 @@ def test_the_experiment_runs_on_what_was_drawn(
 
 def test_a_student_learns_many_classes_from_noisy_counts(tmp_path: Path) -> None:
     characters, teachers, sigma = "ABCDEFGHIJKLMNPQRSTUVWXYZabdefghijk", 5000, 400.0
-    assert len(characters) >= MANY
+    assert len(characters) >= MANY_CLASSES
     plan = Drawing(private=200, public=1200, families=4, characters=characters)
     write_glyphs(tmp_path / "data", plan, FONTS)
     data = load_npz(tmp_path / "data" / PUBLIC)

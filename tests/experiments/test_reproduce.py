@@ -14,7 +14,6 @@ from commands import Terrine
 from numpy.typing import NDArray
 from refusals import holds, refuses, says
 from rich.console import Console
-from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from terrine_experiments.interval import half_width
@@ -62,20 +61,6 @@ def idx(
             sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
             content = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
             (directory / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
-    return directory
-
-
-@pytest.fixture(scope="session")
-def svhn(
-    tmp_path_factory: pytest.TempPathFactory, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]]
-) -> Path:
-    """A directory as SVHN's cropped digits are published: 10 stands for 0."""
-    directory = tmp_path_factory.mktemp("svhn")
-    for part, rows in (("train", slice(PRIVATE)), ("test", slice(PRIVATE, None))):
-        images = np.repeat(np.pad(digits[0][rows], ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=3)
-        labels = np.where(digits[1][rows] == 0, 10, digits[1][rows])
-        content = {"X": images.transpose(1, 2, 3, 0), "y": labels[:, None]}
-        savemat(directory / f"{part}_32x32.mat", content)
     return directory
 
 
@@ -256,20 +241,12 @@ def test_the_protocol_of_2017_is_reproduced_with_forests(
     holds(refused, "--queries", "--protocol")
 
 
-def test_svhn_is_read_from_matlab_files(svhn: Path, idx: Path) -> None:
-    source, plain = load("svhn", svhn), load("mnist", idx)
-    assert source.test.inputs.shape == (TEST, 32, 32, 3)
-    assert (source.test.labels == plain.test.labels).all()
-    assert (source.test.inputs[:, 2:30, 2:30, 1] == plain.test.inputs).all()
-    assert source.delta == 1e-6
-
-
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_every_data_set_names_its_files_digests_and_papers(name: str) -> None:
     assert (name in DIGESTS) != (name in UNCOMPARED)
     assert len(DIGESTS.get(name, FILES[name])) == len(FILES[name])
     assert all(len(digest) == 64 for digest in DIGESTS.get(name, ()))
-    assert PAPERS[name] or name == "diabetes"  # its paper measured other rows and columns
+    assert PAPERS[name]
 
 
 def test_the_real_mnist_is_recognised(shared_data: Path) -> None:
@@ -293,19 +270,12 @@ def test_no_student_is_measured_on_what_it_has_seen(idx: Path) -> None:
 
 
 def test_files_that_do_not_fit_are_refused(
-    experiments: Terrine, idx: Path, svhn: Path, tmp_path: Path
+    experiments: Terrine, adult: Path, tmp_path: Path
 ) -> None:
     out = ("--out", tmp_path / "out")
     holds(experiments("reproduce", "mnist", "nowhere", *out).refused, "nowhere", "directory")
-    holds(experiments("reproduce", "mnist", svhn, *out).refused, "train-images")
+    holds(experiments("reproduce", "mnist", adult, *out).refused, "train-images")
     assert not (tmp_path / "out").exists()
-    (tmp_path / "train_32x32.mat").write_bytes(b"not matlab" * 40)
-    (tmp_path / "test_32x32.mat").write_bytes((svhn / "test_32x32.mat").read_bytes())
-    with refuses(DataError, "MATLAB"):
-        load("svhn", tmp_path)
-    savemat(tmp_path / "train_32x32.mat", {"X": np.zeros((2, 2)), "y": [1, 2]})
-    with refuses(DataError, "uint8"):
-        load("svhn", tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
@@ -356,7 +326,7 @@ def test_results_gather_and_the_same_experiment_replaces_its_own(tmp_path: Path)
     assert table(found[0]).row_count == 5 + len(PAPERS["mnist"])
 
 
-@pytest.mark.parametrize("name", sorted(name for name in FILES if PAPERS[name]))
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_a_picture_shows_the_baselines_and_which_epsilon_is_not_safe_to_publish(
     name: str, tmp_path: Path
 ) -> None:

@@ -234,13 +234,13 @@ def empties_accounts(patch: pytest.MonkeyPatch) -> None:
 
 def adds_a_file_whole_or_not(patch: pytest.MonkeyPatch) -> None:
     """A file that brings anything new is added again, with the records that are there already."""
-    usual = saving._repeated
+    usual = saving._find_repeated
 
     def repeated(new: Any, records: Any) -> NDArray[np.bool_]:
         each = usual(new, records)
         return np.full(len(each), bool(each.all()))
 
-    patch.setattr(saving, "_repeated", repeated)
+    patch.setattr(saving, "_find_repeated", repeated)
 
 
 @pytest.mark.slow

@@ -131,8 +131,8 @@ def frame() -> pd.DataFrame:
 def test_parquet_and_arrow_files_are_encoded_as_text_is(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "FIELDS", 8)
-    monkeypatch.setattr(columns, "ROWS", 1)
+    monkeypatch.setattr(columns, "BLOCK_FIELDS", 8)
+    monkeypatch.setattr(columns, "MIN_BLOCK_ROWS", 1)
     path, table = tmp_path / name, pa.Table.from_pandas(frame())
     if name.endswith((".parquet", ".csv")):
         pa.parquet.write_table(table, path)

@@ -14,7 +14,7 @@ from table_corpus import npz, zipped
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import is_table, load_table
 from terrine_protocol.tables import Column, TableSchema
-from terrine_protocol.tables.columns import number
+from terrine_protocol.tables.columns import parse_number
 from terrine_protocol.tables.encoding import encode_table
 from terrine_protocol.tables.files import open_file
 
@@ -177,7 +177,7 @@ def test_numbers_with_a_decimal_comma(
     text: str, plain: float | None, with_comma: float | None
 ) -> None:
     for comma, expected in ((False, plain), (True, with_comma)):
-        found = number(text, decimal_comma=comma)
+        found = parse_number(text, decimal_comma=comma)
         assert np.isnan(found) if expected is None else found == expected
 
 

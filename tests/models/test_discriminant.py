@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from taught import chosen, taught
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
-from terrine_models.features.linear import NEVER, discriminant, mean_head
+from terrine_models.features.linear import UNSEEN_CLASS_SCORE, discriminant, mean_head
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task
@@ -75,7 +75,7 @@ def test_a_head_scores_what_the_density_of_a_class_is_worth() -> None:
     ]
     own, theirs = scores[:, [0, 1, 3]], np.stack(expected, 1)
     np.testing.assert_allclose(own - own[:, :1], theirs - theirs[:, :1], atol=1e-9)
-    assert biases[2] == NEVER
+    assert biases[2] == UNSEEN_CLASS_SCORE
     repeated = mean_head(
         torch.from_numpy(np.tile(rows, (3, 1))),
         torch.from_numpy(np.tile(labels, 3)),

@@ -12,13 +12,13 @@ from refusals import refuses
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import StoreError, load_tensors
+from terrine_models.storage.manifests import IDENTITIES_FILE, StoreError, load_tensors
 from terrine_models.teachers.editions import add, forget
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.networks import Networks
-from terrine_models.teachers.people import IDENTITIES, name_digests
+from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.shards import teacher_of
 from terrine_models.teachers.training import train_ensemble
 
@@ -66,10 +66,10 @@ def built(out: Path, data: Dataset, key: bytes | None = KEY) -> Path:
 
 def of_slots(directory: Path) -> dict[int, list[tuple[bytes, int, int]]]:
     """What each slot has: points, label and edition of its records."""
-    from terrine_models.teachers.neighbours import RECORDS
+    from terrine_models.teachers.neighbours import RECORDS_FILE
 
     NeighbourEnsemble.load(directory)
-    tensors = load_tensors(directory, RECORDS, load_manifest(directory).files[RECORDS])
+    tensors = load_tensors(directory, RECORDS_FILE, load_manifest(directory).files[RECORDS_FILE])
     found: dict[int, list[tuple[bytes, int, int]]] = {}
     rows = zip(
         *(tensors[name].numpy() for name in ("units", "points", "labels", "since")), strict=True
@@ -166,8 +166,10 @@ def test_nobody_is_found_by_a_record(tmp_path: Path, kind: str) -> None:
         built(first, nameless(rows))
     else:
         train_ensemble(nameless(rows), first, name="few", teachers=3, config=HEADS, key=KEY)
-    assert IDENTITIES not in load_manifest(first).files
-    assert not (first / IDENTITIES).exists(), "nor is anything kept by which one could be found"
+    assert IDENTITIES_FILE not in load_manifest(first).files
+    assert not (first / IDENTITIES_FILE).exists(), (
+        "nor is anything kept by which one could be found"
+    )
     with refuses(StoreError, "column", "group"):
         forget(first, out, name_digests(["ada"], KEY), KEY, nameless(rows))
     if kind == "neighbours":
@@ -180,11 +182,11 @@ def test_what_stays_of_who_left_is_a_digest_without_a_slot(tmp_path: Path) -> No
     start = built(tmp_path / "1", dataset(persons("abcdef")))
     forget(start, tmp_path / "2", name_digests(["e", "b"], KEY), KEY)
     manifest = load_manifest(tmp_path / "2")
-    who = load_tensors(tmp_path / "2", IDENTITIES, manifest.files[IDENTITIES])
+    who = load_tensors(tmp_path / "2", IDENTITIES_FILE, manifest.files[IDENTITIES_FILE])
     digests = sorted(bytes(row) for row in name_digests(["e", "b"], KEY))
     assert [bytes(row) for row in who["erased"].numpy()] == digests
     assert not who["present"].numpy()[[1, 4]].any()
-    assert manifest.files[IDENTITIES] != load_manifest(start).files[IDENTITIES]
+    assert manifest.files[IDENTITIES_FILE] != load_manifest(start).files[IDENTITIES_FILE]
 
 
 def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_a_teacher_is_trained_anew_without_those_who_left_and_no_other_changes(
         made.append((before, after, teachers_of(third)))
         manifest = load_manifest(third)
         assert manifest.units == len(names), "slots stay"
-        who = load_tensors(third, IDENTITIES, manifest.files[IDENTITIES])
+        who = load_tensors(third, IDENTITIES_FILE, manifest.files[IDENTITIES_FILE])
         assert [bool(row.any()) for row in who["present"]] == [n not in "ace" for n in names]
     for one, other, equal in zip(*made, (False, True, True), strict=True):
         same = [np.array_equal(one[name], other[name]) for name in one]

@@ -24,7 +24,7 @@ from terrine_models.teachers.people import name_digests
 from terrine_protocol.base import fold, numbered
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import TableSchema
-from terrine_protocol.tables.columns import number
+from terrine_protocol.tables.columns import parse_number
 from terrine_protocol.tables.encoding import encode_frame, encode_table
 
 ONE, TWO = "M\u00fcller", "Mu\u0308ller"
@@ -204,7 +204,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize(("text", "expected"), NUMBERS.items())
 def test_numbers_have_a_strict_grammar(tmp_path: Path, text: str, expected: float | None) -> None:
-    found = number(text)
+    found = parse_number(text)
     assert np.isnan(found) if expected is None else found == expected
     wide = {**DOSE, "low": -2000, "high": 2000}
     path = table(tmp_path / "t.csv", "dose,ill", "0,no", f'"{text}",yes')
@@ -289,7 +289,7 @@ def test_commas_that_the_schema_does_not_know_are_named_with_both_meanings(tmp_p
 def test_commas_beyond_the_values_that_are_counted_are_read_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roles, "MOST", 50)
+    monkeypatch.setattr(roles, "MAX_VALUES", 50)
     rows = [f'"{1000 + i:,}",{"ab"[i % 2]}' for i in range(300)]
     path = table(tmp_path / "t.csv", "sum,ill", *rows)
     found = propose_schema(path, label="ill", keep=["sum"]).schema.columns[0]
@@ -498,7 +498,7 @@ def test_a_quantity_is_cut_into_classes_by_the_edges_of_a_schema(
     assert found.classes == ("under 100", "100 to 250", "250 and more")
     assert found.labels.tolist() == expected
     typed = tmp_path / "t.parquet"
-    numbers = [number(each) for each in prices]
+    numbers = [parse_number(each) for each in prices]
     if np.isfinite(numbers).all():
         pd.DataFrame({"dose": 1.5, "price": numbers}).to_parquet(typed)
         assert load_table(typed, described).labels.tolist() == expected

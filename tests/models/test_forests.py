@@ -25,7 +25,7 @@ from terrine_models.teachers.kinds import Forests, load_manifest
 from terrine_models.teachers.manifests import Trained, save_manifest
 from terrine_models.teachers.shards import TrainingError, partition_records
 from terrine_models.teachers.training import train_ensemble
-from terrine_models.teachers.trees import DEPTH, Trees, as_tensors, fit_forest, rounded_down
+from terrine_models.teachers.trees import MAX_DEPTH, Trees, as_tensors, fit_forest, round_down
 
 Floats = NDArray[np.float32]
 FEW = Forests(trees=8)
@@ -43,7 +43,7 @@ def table(rows: int, classes: int = 2, seed: int = 0) -> Dataset:
 
 
 def theirs(x: Floats, y: NDArray[np.int64]) -> tuple[Any, Trained]:
-    forest = RandomForestClassifier(20, max_depth=DEPTH, random_state=0).fit(x, y)
+    forest = RandomForestClassifier(20, max_depth=MAX_DEPTH, random_state=0).fit(x, y)
     return forest, as_tensors([each.tree_ for each in forest.estimators_], forest.classes_, 5)
 
 
@@ -90,7 +90,7 @@ def test_a_threshold_that_is_no_float32_parts_the_same_numbers() -> None:
     below = np.float32(0.1)
     above = np.nextafter(below, np.float32(1))
     thresholds = np.linspace(float(below), float(above), 9)
-    for threshold, rounded in zip(thresholds, rounded_down(thresholds), strict=True):
+    for threshold, rounded in zip(thresholds, round_down(thresholds), strict=True):
         for x in (below, above):
             assert (np.float64(x) <= threshold) == (x <= rounded)
 
@@ -144,7 +144,7 @@ def test_votes_are_those_of_scikit_learns_forests(out: Path) -> None:
     expected = np.zeros((500, 4), np.int64)
     for number, rows in enumerate(shards):
         state = int(np.random.SeedSequence([5, number]).generate_state(1)[0])
-        forest = RandomForestClassifier(8, max_depth=DEPTH, random_state=state)
+        forest = RandomForestClassifier(8, max_depth=MAX_DEPTH, random_state=state)
         forest.fit(data.inputs[rows], data.labels[rows])
         # Not their predict: where two classes are equal up to rounding, it takes either.
         tied = np.round(forest.predict_proba(x), 9)
@@ -356,8 +356,8 @@ def test_a_parent_comes_before_its_children() -> None:
 
 
 def test_trees_that_are_too_deep_are_refused() -> None:
-    assert Trees(chain(DEPTH), 1, 2, "file").trees == 1
-    for levels in (DEPTH + 1, 100_000):
+    assert Trees(chain(MAX_DEPTH), 1, 2, "file").trees == 1
+    for levels in (MAX_DEPTH + 1, 100_000):
         with refuses(StoreError, 16):
             Trees(chain(levels), 1, 2, "file")
 

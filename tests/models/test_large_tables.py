@@ -24,7 +24,7 @@ from terrine_models.tables.loading import Table, encoded_input, load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.shards import split
 from terrine_protocol.tables import Column, TableSchema, columns, files
-from terrine_protocol.tables.columns import GrowingArray, check_names, unchanged
+from terrine_protocol.tables.columns import GrowingArray, check_names, check_unchanged
 from terrine_protocol.tables.encoding import encode_frame, encode_table
 
 SCHEMA = TableSchema(
@@ -55,9 +55,9 @@ def written(path: Path, lines: Iterator[str] | Sequence[str]) -> Path:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows at a time."""
-    monkeypatch.setattr(columns, "FIELDS", 64)
-    monkeypatch.setattr(columns, "ROWS", 1)
-    monkeypatch.setattr(files, "BLOCK", 2**10)
+    monkeypatch.setattr(columns, "BLOCK_FIELDS", 64)
+    monkeypatch.setattr(columns, "MIN_BLOCK_ROWS", 1)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 2**10)
 
 
 # ----------------------------------------------------------------------------- the same result
@@ -94,9 +94,9 @@ def test_blocks_change_nothing(
         return schema.to_json(), data.digest(), shards
 
     whole = everything(tmp_path / "whole")
-    monkeypatch.setattr(columns, "FIELDS", 40)
-    monkeypatch.setattr(columns, "ROWS", 1)
-    monkeypatch.setattr(files, "BLOCK", 2**9)
+    monkeypatch.setattr(columns, "BLOCK_FIELDS", 40)
+    monkeypatch.setattr(columns, "MIN_BLOCK_ROWS", 1)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 2**9)
     assert everything(tmp_path / "blocks") == whole
 
 
@@ -169,8 +169,8 @@ def test_a_wide_table_is_read_in_few_steps_for_each_column(
         for k in range(records)
     )
     path = written(tmp_path / "t.csv", [header, *lines])
-    monkeypatch.setattr(files, "BLOCK", 2**13)
-    assert path.stat().st_size > 100 * files.BLOCK, "of one record or two each"
+    monkeypatch.setattr(files, "BLOCK_BYTES", 2**13)
+    assert path.stat().st_size > 100 * files.BLOCK_BYTES, "of one record or two each"
     calls = list[str]()
 
     def count(frame: Any, event: str, argument: Any) -> None:
@@ -207,10 +207,10 @@ def peak(work: Callable[[Path], None], path: Path) -> int:
 def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "FIELDS", 2**9)
-    monkeypatch.setattr(columns, "ROWS", 1)
-    monkeypatch.setattr(files, "BLOCK", 2**10)
-    monkeypatch.setattr(roles, "MOST", 100)
+    monkeypatch.setattr(columns, "BLOCK_FIELDS", 2**9)
+    monkeypatch.setattr(columns, "MIN_BLOCK_ROWS", 1)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 2**10)
+    monkeypatch.setattr(roles, "MAX_VALUES", 100)
     few, many = 1_500, 3_000  # both more than is read ahead
     short, long = (written(tmp_path / f"{n}.csv", table(n)) for n in (few, many))
     encoded = 4 * encoded_input(SCHEMA).shape[0]
@@ -238,8 +238,8 @@ pyarrow.set_io_thread_count(1)
 from pathlib import Path
 from terrine_models.tables.roles import propose_schema
 from terrine_models.tables.loading import load_table
-from terrine_protocol.tables import text
-text.BLOCK = 2**14
+from terrine_protocol.tables import files
+files.BLOCK_BYTES = 2**14
 propose_schema(Path(sys.argv[2]), label="ill")
 status = Path("/proc/self/status").read_text()
 now = int(status.partition("VmData:")[2].split()[0]) * 1024
@@ -341,9 +341,9 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, small_blocks: 
         with refuses(DataError, "changed"):
             read()
     other = written(tmp_path / "b.csv", table(500))
-    with refuses(DataError, "changed"), unchanged(path):
+    with refuses(DataError, "changed"), check_unchanged(path):
         os.replace(other, path)
-    with refuses(DataError, "read"), unchanged(path):
+    with refuses(DataError, "read"), check_unchanged(path):
         path.unlink()
 
 
@@ -381,7 +381,7 @@ def proposed(
 def test_of_many_values_the_first_say_the_role_and_all_the_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
-    monkeypatch.setattr(roles, "MOST", 50)
+    monkeypatch.setattr(roles, "MAX_VALUES", 50)
     rows = 400
     days = pd.date_range("2020-01-01", periods=rows).strftime("%Y-%m-%d").tolist()
     ill = ["no", "yes"] * (rows // 2)
@@ -414,7 +414,7 @@ def test_of_many_values_the_first_say_the_role_and_all_the_range(
 def test_late_decimal_commas_are_seen_in_a_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roles, "MOST", 50)
+    monkeypatch.setattr(roles, "MAX_VALUES", 50)
     rows = [f"{i};{i % 7};{'ny'[i % 2]}" for i in range(200)]
     path = tmp_path / "public.csv"
     path.write_text("\n".join(["dose;days;ill", *rows, "900,5;1;n"]))
@@ -425,7 +425,7 @@ def test_late_decimal_commas_are_seen_in_a_schema(
 
 
 def test_long_texts_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roles, "MOST_CHARACTERS", 5_000)
+    monkeypatch.setattr(roles, "MAX_CHARACTERS", 5_000)
     notes = [f"The patient of row {i} was well and went home." for i in range(300)]
     found = proposed(
         tmp_path, {"note": notes, "dose": [i % 7 for i in range(300)], "ill": ["n", "y"] * 150}

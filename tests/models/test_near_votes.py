@@ -15,12 +15,12 @@ from terrine_models.students import near_votes
 from terrine_models.students.answers import Answers, fit_softmax
 from terrine_models.students.models import Task
 from terrine_models.students.near_votes import (
-    SPREADS,
-    around,
-    chosen_spread,
+    SCORE_VARIANCES,
+    choose_score_variance,
+    find_surroundings,
     fit_near,
 )
-from terrine_models.students.near_votes import near_votes as votes_of
+from terrine_models.students.near_votes import weigh_surroundings as votes_of
 from terrine_models.students.selection import choose
 
 Floats = NDArray[np.float64]
@@ -57,49 +57,53 @@ def test_where_few_vote_is_not_taken_for_undecided() -> None:
 def test_classes_are_less_blurred_than_the_votes_of_those_around() -> None:
     x = np.random.default_rng(3).normal(size=(600, 6))
     true = softmax(4 * x[:, :3], axis=1)
-    near = around(x, 0.1)
+    near = find_surroundings(x, 0.1)
     answers = answered(near @ true, np.full(600, 100.0), 5.0, 0.1)
 
     def missed(weights: Floats, biases: Floats) -> float:
         return float(((softmax(x @ weights + biases, axis=1) - true) ** 2).mean())
 
-    sharp = missed(*fit_near(x, answers, near, SPREADS[1]))
+    sharp = missed(*fit_near(x, answers, near, SCORE_VARIANCES[1]))
     blurred = missed(*fit_softmax(x, answers.shares, answers.noise))
     assert sharp < blurred / 2
 
 
-@pytest.mark.parametrize(("columns", "chosen"), [(3, max(SPREADS)), (200, min(SPREADS))])
+@pytest.mark.parametrize(
+    ("columns", "chosen"), [(3, max(SCORE_VARIANCES)), (200, min(SCORE_VARIANCES))]
+)
 def test_few_columns_let_scores_spread_and_many_do_not(columns: int, chosen: float) -> None:
     x = np.random.default_rng(4).normal(size=(500, columns))
     steep = 12.0 if columns == 3 else 0.3
-    near = around(x, 0.02)
+    near = find_surroundings(x, 0.02)
     answers = answered(near @ softmax(steep * x[:, :3], axis=1), np.full(500, 100.0), 30.0, 0.02)
     folds = np.arange(500) % 5
-    assert chosen_spread(x, answers, near, folds) == chosen
-    assert chosen_spread(x, answers, near, None) == SPREADS[0]  # too few to choose by
+    assert choose_score_variance(x, answers, near, folds) == chosen
+    assert (
+        choose_score_variance(x, answers, near, None) == SCORE_VARIANCES[0]
+    )  # too few to choose by
 
 
 def test_those_around_an_input_are_the_nearest_and_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.arange(100.0)[:, None]
-    near = around(x, 0.03)
+    near = find_surroundings(x, 0.03)
     np.testing.assert_allclose(near.sum(axis=1), 1, rtol=1e-6)
     assert set(near[[50]].indices) == {49, 50, 51}
-    alone = around(x, 0.001)
+    alone = find_surroundings(x, 0.001)
     np.testing.assert_array_equal(alone.toarray(), np.eye(100))
-    monkeypatch.setattr(near_votes, "MOST_POINTS", 50)  # every second stands for all
-    assert set(around(x, 0.06)[[50]].indices) == {48, 50, 52}
-    monkeypatch.setattr(near_votes, "MOST_AROUND", 1)
-    assert np.diff(around(x, 0.06).indptr).max() <= 2
+    monkeypatch.setattr(near_votes, "MAX_STAND_INS", 50)  # every second stands for all
+    assert set(find_surroundings(x, 0.06)[[50]].indices) == {48, 50, 52}
+    monkeypatch.setattr(near_votes, "MAX_AROUND", 1)
+    assert np.diff(find_surroundings(x, 0.06).indptr).max() <= 2
 
 
 def test_an_input_without_an_answer_is_around_others_all_the_same() -> None:
     x = np.random.default_rng(5).normal(size=(200, 2))
     true = softmax(x @ [[1.0, 0, 0], [0, 1, 0]], axis=1)
     answers = answered(true, np.full(200, 100.0), 1.0, 0.05).only(np.arange(200) % 4 > 0)
-    near = around(x, 0.05)
+    near = find_surroundings(x, 0.05)
     votes = votes_of(x, answers, near)
     assert votes.shape == (150, 200)
     assert votes[:, np.arange(200) % 4 == 0].sum() > 0
-    weights, biases = fit_near(x, answers, near, SPREADS[0])
+    weights, biases = fit_near(x, answers, near, SCORE_VARIANCES[0])
     assert np.isfinite(weights).all()
     assert np.isfinite(biases).all()

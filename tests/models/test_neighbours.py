@@ -25,15 +25,15 @@ from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import save_manifest
 from terrine_models.teachers.neighbours import (
-    LENGTH,
-    RECORDS,
+    MAX_POINT_LENGTH,
+    RECORDS_FILE,
     NeighbourEnsemble,
     NeighbourSettings,
     NeighbourTeachers,
     build,
+    coordinates,
     forecast_from_public,
-    mapped,
-    whole,
+    quantize,
 )
 
 PLANE = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
@@ -112,7 +112,7 @@ def test_weights_are_those_of_a_loop_over_all_pairs(built: Path, digits: Dataset
     weights = ensemble.weights(x)
     assert weights.dtype == np.uint8
     assert weights.shape == (30, 1300)
-    expected = by_hand(ensemble, whole(mapped(ensemble.features, x), kind.scale))
+    expected = by_hand(ensemble, quantize(coordinates(ensemble.features, x), kind.scale))
     assert np.array_equal(weights, expected)
     assert 5 < weights.sum(1).mean() < 100
     assert ensemble.weights(x[:0]).shape == (0, 1300)
@@ -182,7 +182,7 @@ def test_replacing_one_person_changes_no_other_vote(
 def test_a_record_without_a_place_votes_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, place = people(4), neighbours.mapped
+    data, place = people(4), neighbours.coordinates
 
     def broken(features: FeatureMap, x: NDArray[np.float32], *more: int) -> NDArray[np.float32]:
         found = place(features, x, *more)
@@ -190,7 +190,7 @@ def test_a_record_without_a_place_votes_for_nothing(
         return found
 
     build(data, tmp_path / "whole", name="t", public=POOL, settings=NeighbourSettings(near=5))
-    monkeypatch.setattr(neighbours, "mapped", broken)
+    monkeypatch.setattr(neighbours, "coordinates", broken)
     build(data, tmp_path / "less", name="t", public=POOL, settings=NeighbourSettings(near=5))
     monkeypatch.undo()
     whole_, less = (NeighbourEnsemble.load(tmp_path / name) for name in ("whole", "less"))
@@ -208,10 +208,10 @@ def test_no_sum_is_rounded() -> None:
     points[:100] = np.eye(300, dtype=np.float32)[:100] * 5
     points[100] = np.nan
     points[101] = np.inf
-    made = whole(points * 1e6, 3.0)
+    made = quantize(points * 1e6, 3.0)
     squares = (made.astype(np.int64) ** 2).sum(1)
     assert (made[100:102] == 0).all()
-    assert abs(np.sqrt(np.delete(squares, [100, 101])) - LENGTH).max() < 10
+    assert abs(np.sqrt(np.delete(squares, [100, 101])) - MAX_POINT_LENGTH).max() < 10
     assert 1.5 * squares.max() < 2**24
 
 
@@ -312,9 +312,9 @@ def test_a_manifest_by_hand_does_not_spare_records_the_check(
 ) -> None:
     out = tmp_path / "t"
     manifest = build(people(3), out, name="t", public=POOL, settings=NeighbourSettings(near=5))
-    tensors = load_tensors(out, RECORDS, manifest.files[RECORDS])
+    tensors = load_tensors(out, RECORDS_FILE, manifest.files[RECORDS_FILE])
     tensors |= {name: make(tensors[name]) for name, make in change.items()}
-    files = {**manifest.files, RECORDS: save_tensors(out / RECORDS, tensors)}
+    files = {**manifest.files, RECORDS_FILE: save_tensors(out / RECORDS_FILE, tensors)}
     save_manifest(out, manifest.model_copy(update={"files": files}))
     with refuses(StoreError, *said.split()):
         NeighbourEnsemble.load(out)

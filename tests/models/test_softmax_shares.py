@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from terrine_models.students.answers import OF_TWO, fit_shares, fit_softmax
+from terrine_models.students.answers import SCORE_VARIANCE_OF_TWO, fit_shares, fit_softmax
 
 TEACHERS = 500
 Floats = NDArray[np.float64]
@@ -102,7 +102,7 @@ def test_two_classes_are_fitted_as_newton_fits_a_tanh() -> None:
     noise, shares = 50.0 / TEACHERS, counts / TEACHERS
     rows = np.column_stack([x - x.mean(axis=0), np.ones(len(x))])
     size = float((rows[:, :-1] ** 2).sum(axis=1).mean())
-    ridge = np.append(np.full(8, 2 * noise**2 * size / (OF_TWO / 2)), 0.0)
+    ridge = np.append(np.full(8, 2 * noise**2 * size / (SCORE_VARIANCE_OF_TWO / 2)), 0.0)
     weights = np.zeros(9)
     for _ in range(100):
         value = np.tanh(rows @ weights)

@@ -81,7 +81,7 @@ class Reads:
 def test_a_csv_file_is_read_once_for_a_schema_and_once_to_encode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK", 2**12)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 2**12)
     case = next(each for each in cases(None) if each.name == name)
     path = tmp_path / name
     path.write_bytes(case.content)

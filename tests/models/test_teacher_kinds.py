@@ -15,14 +15,15 @@ from pydantic.dataclasses import dataclass
 from refusals import holds, refuses
 
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.maps import FeatureMap, PublicData
-from terrine_models.storage.manifests import CONFIG, FeatureSpec, StoreError
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import (
     KINDS,
     ShardTeachers,
     StoredEnsemble,
+    TeacherSettings,
     Trained,
     Voting,
     VotingLimits,
@@ -31,15 +32,12 @@ from terrine_models.teachers.manifests import (
 from terrine_models.teachers.shards import Shards
 
 
-@dataclass(frozen=True, config=CONFIG)
-class Centroids:
+@dataclass(frozen=True, config=SETTINGS_CONFIG)
+class Centroids(TeacherSettings):
     """The nearest class mean."""
 
     shrink: Annotated[float, Field(ge=0, le=1, description="Towards the mean of all.")] = 0.0
     kind = "centroids"
-
-    def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
-        return None
 
     def teacher(
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
@@ -56,7 +54,7 @@ class CentroidTeachers(ShardTeachers):
     def train(self, shards: Shards, run: range) -> Trained:
         made = []
         for teacher in run:
-            x, y = shards.of(teacher)
+            x, y = shards.records_of(teacher)
             flat, mean = x.flatten(1), x.flatten(1).mean(0)
             own = [flat[y == c] for c in range(len(shards.data.classes))]
             rows = [each.mean(0) if len(each) else mean for each in own]

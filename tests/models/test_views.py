@@ -90,7 +90,7 @@ def test_a_student_takes_pixels_where_noisy_answers_say_that_gradients_lose_the_
     student = choose(task, noisy(y[:POOL]), Training(method="ridge")).student
     assert student.accuracy(x[POOL:], y[POOL:]) > 0.9
     usual = Task(task.x, task.spec, task.classes)
-    assert usual.seen_for(Answers.of_labels(y[:POOL] % 1, 4)).view == GREY, "nothing to tell"
+    assert usual.with_best_view(Answers.of_labels(y[:POOL] % 1, 4)).view == GREY, "nothing to tell"
 
 
 @pytest.mark.parametrize("coloured", [False, True])
@@ -99,8 +99,8 @@ def test_a_student_overlooks_colours_that_only_distract(coloured: bool) -> None:
     if coloured:
         x = in_random_colours(x)
     task, answers = task_of(x, y), noisy(y[:POOL])
-    assert task.seen_for(answers).view != View("coloured_gradients")
-    assert task.seen_for(answers).view != PIXELS
+    assert task.with_best_view(answers).view != View("coloured_gradients")
+    assert task.with_best_view(answers).view != PIXELS
     student = choose(task, answers, Training(method="ridge")).student
     assert student.accuracy(x[POOL:], y[POOL:]) > 0.95
 
@@ -109,7 +109,7 @@ def test_colours_that_are_classes_are_not_overlooked() -> None:
     random = np.random.default_rng(0)
     y = random.integers(3, size=1000)
     x = 100 + 60 * np.eye(3)[y][:, None, None] + random.normal(0, 30, (1000, 16, 16, 3))
-    view = task_of(x.clip(0, 255).astype(np.uint8), y).seen_for(noisy(y[:POOL])).view
+    view = task_of(x.clip(0, 255).astype(np.uint8), y).with_best_view(noisy(y[:POOL])).view
     assert view is not None
     assert view.base == "coloured_gradients"
     assert view.colours > 0
@@ -134,7 +134,7 @@ def test_too_few_public_pictures_or_answers_decide_nothing() -> None:
     few = PublicData.declare("pool", x[:150], labels=y[:150])
     assert public_features(spec_of(x), few, 60).spec.base == "oriented_gradients"
     answers = noisy(y[:POOL]).only(np.arange(POOL) < 150)
-    assert task_of(x, y).seen_for(answers).view == GREY
+    assert task_of(x, y).with_best_view(answers).view == GREY
 
 
 def test_held_out_regressions_are_those_of_a_loop() -> None:

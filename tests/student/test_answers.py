@@ -13,8 +13,8 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from terrine_client._distillation import answers_of
 from terrine_models.data.arrays import DIGITS, InputSpec
-from terrine_models.students.answers import Answers, figures
-from terrine_models.students.models import Task, calibrated, confined, cut
+from terrine_models.students.answers import Answers, estimate_metrics
+from terrine_models.students.models import Task, calibrate, choose_threshold, confine_rarer_class
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
 from terrine_protocol import ProjectInfo
@@ -69,13 +69,15 @@ def test_figures_of_labels_are_the_usual_ones() -> None:
     truth = (random.random(500) < 0.3).astype(np.int64)
     yes = np.round(np.clip(0.3 * truth + 0.7 * random.random(500), 0, 1), 1)  # with ties
     predicted = (yes > 0.5).astype(np.int64)
-    found = figures(np.eye(2)[truth], predicted, np.column_stack([1 - yes, yes]), np.arange(500))
+    found = estimate_metrics(
+        np.eye(2)[truth], predicted, np.column_stack([1 - yes, yes]), np.arange(500)
+    )
     assert found.auc is not None
     assert found.accuracy.value == pytest.approx((predicted == truth).mean())
     balanced = balanced_accuracy_score(truth, predicted)
     assert found.balanced_accuracy.value == pytest.approx(balanced)
     assert found.auc.value == pytest.approx(roc_auc_score(truth, yes))
-    several = figures(np.eye(3)[truth], predicted, np.eye(3)[predicted], np.arange(500))
+    several = estimate_metrics(np.eye(3)[truth], predicted, np.eye(3)[predicted], np.arange(500))
     assert several.auc is None
     assert several.balanced_accuracy.value == pytest.approx(balanced)
 
@@ -85,8 +87,8 @@ def test_rows_that_are_one_input_tell_no_more_than_one_row() -> None:
     scores, inputs = np.column_stack([1 - yes, yes]), np.arange(300)
     predicted = (yes > 0.25).astype(np.int64)
     noisy = shares + np.random.default_rng(0).normal(0, 0.5, shares.shape)
-    once = figures(noisy, predicted, scores, inputs)
-    twice = figures(*(np.tile(each.T, 2).T for each in (noisy, predicted, scores, inputs)))
+    once = estimate_metrics(noisy, predicted, scores, inputs)
+    twice = estimate_metrics(*(np.tile(each.T, 2).T for each in (noisy, predicted, scores, inputs)))
     for one, other in (
         (once.accuracy, twice.accuracy),
         (once.balanced_accuracy, twice.balanced_accuracy),
@@ -106,12 +108,12 @@ def test_figures_of_noisy_counts_are_unbiased_and_their_errors_are_those_made() 
     yes, shares = two_classes(3000, 1)
     scores = np.column_stack([1 - yes, yes])
     predicted = (yes > 0.25).astype(np.int64)
-    exact = figures(shares, predicted, scores, np.arange(3000))
+    exact = estimate_metrics(shares, predicted, scores, np.arange(3000))
     assert exact.auc is not None
     noise, misses = 0.5, []
     for seed in range(60):
         noisy = shares + np.random.default_rng(seed).normal(0, noise, shares.shape)
-        found = figures(noisy, predicted, scores, np.arange(3000))
+        found = estimate_metrics(noisy, predicted, scores, np.arange(3000))
         assert found.auc is not None
         pairs = (
             (found.accuracy, exact.accuracy),
@@ -130,7 +132,7 @@ def test_probabilities_are_calibrated_by_answers_with_noise() -> None:
     noisy = shares + np.random.default_rng(3).normal(0, 0.5, shares.shape)
     scores = 0.3 * np.log(yes / (1 - yes)) + 0.8  # flat, and in favour of yes
     stated = np.column_stack([1 / (1 + np.exp(scores)), 1 / (1 + np.exp(-scores))])
-    found = calibrated(stated, noisy)
+    found = calibrate(stated, noisy)
     assert found.scale == pytest.approx(1 / 0.3, rel=0.15)
     np.testing.assert_allclose(found.probabilities(np.log(stated))[:, 1], yes, atol=0.04)
 
@@ -138,14 +140,17 @@ def test_probabilities_are_calibrated_by_answers_with_noise() -> None:
 def test_shares_are_cut_at_the_prior_or_as_asked() -> None:
     yes, shares = two_classes(20_000, 4)
     answers = Answers.of_counts(np.rint(1000 * shares).astype(np.int64), teachers=1000, sigma=50.0)
-    at = cut("prior", shares, answers)
+    at = choose_threshold("prior", shares, answers)
     assert at is not None
     assert (yes >= at).mean() == pytest.approx(yes.mean(), abs=0.002)
-    assert cut("accuracy", shares, answers) is None
-    assert cut(0.3, shares, answers) == 0.3
+    assert choose_threshold("accuracy", shares, answers) is None
+    assert choose_threshold(0.3, shares, answers) == 0.3
     doubtful = Answers.of_counts(np.zeros((20, 2), np.int64), teachers=1000, sigma=5000.0)
-    assert cut("prior", shares, doubtful) is None
-    assert cut("prior", np.full((9, 3), 1 / 3), Answers.of_labels(np.arange(9) % 3, 3)) is None
+    assert choose_threshold("prior", shares, doubtful) is None
+    assert (
+        choose_threshold("prior", np.full((9, 3), 1 / 3), Answers.of_labels(np.arange(9) % 3, 3))
+        is None
+    )
 
 
 def test_the_rarer_class_is_said_less_often_where_features_say_much() -> None:
@@ -155,7 +160,7 @@ def test_the_rarer_class_is_said_less_often_where_features_say_much() -> None:
         shares = np.column_stack([1 - yes, yes])
         counts = np.rint(1000 * shares).astype(np.int64)
         matching = Answers.of_counts(counts, teachers=1000, sigma=50.0, matches_prior=True)
-        at = cut("prior", shares, matching)
+        at = choose_threshold("prior", shares, matching)
         assert at is not None
         assert (yes >= at).mean() == pytest.approx(expected, abs=0.02)
 
@@ -171,9 +176,9 @@ def test_the_rarer_class_is_said_only_where_something_is_known_of_it(rarer: int)
     shares, said = (np.column_stack([1 - each, each])[:, order] for each in (rare, shown))
     noisy = np.rint(1000 * (shares + source.normal(0, 0.3, shares.shape))).astype(np.int64)
     answers = Answers.of_counts(noisy, teachers=1000, sigma=300.0)
-    fewer = confined(said, answers)
+    fewer = confine_rarer_class(said, answers)
     assert fewer <= 0.6
-    usual, at = (cut("prior", said, answers, share) for share in (1.0, fewer))
+    usual, at = (choose_threshold("prior", said, answers, share) for share in (1.0, fewer))
     assert usual is not None
     assert at is not None
     often, less = ((said[:, 1] >= each).mean() for each in (usual, at))
@@ -181,9 +186,9 @@ def test_the_rarer_class_is_said_only_where_something_is_known_of_it(rarer: int)
 
     all_tell = np.column_stack([1 - two_classes(20_000, 9)[0], two_classes(20_000, 9)[0]])
     counts = np.rint(1000 * all_tell).astype(np.int64)
-    assert confined(all_tell, Answers.of_counts(counts, teachers=1000, sigma=50.0)) == 1
+    assert confine_rarer_class(all_tell, Answers.of_counts(counts, teachers=1000, sigma=50.0)) == 1
     labels = Answers.of_labels(all_tell.argmax(axis=1), 2)
-    assert confined(all_tell, labels) == 1
+    assert confine_rarer_class(all_tell, labels) == 1
 
 
 @pytest.mark.parametrize(("mechanism", "voting"), [("neighbours", 0.05), ("noisy_votes", 1.0)])

@@ -18,7 +18,14 @@ from taught import chosen, taught
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, Ridge, Student, StudentMethod, Task, describe
+from terrine_models.students.models import (
+    METHODS,
+    Ridge,
+    Student,
+    StudentMethod,
+    Task,
+    describe_student,
+)
 from terrine_models.students.selection import TrainedStudent, asking_order, choose
 from terrine_models.students.settings import Training
 from terrine_models.tables.loading import load_table
@@ -146,7 +153,7 @@ def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:
         wants = "images"
 
         @classmethod
-        def can(cls, task: Task) -> bool:
+        def can_learn(cls, task: Task) -> bool:
             return not task.is_table
 
         def fit(self, task: Task, answers: Answers) -> Student:
@@ -161,7 +168,9 @@ def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:
                     return 4 * shown[near]
 
             how: dict[str, int | float | str] = {"method": "nearest"}
-            return Student(Model(), describe(task.spec, task.classes, how, architecture="nearest"))
+            return Student(
+                Model(), describe_student(task.spec, task.classes, how, architecture="nearest")
+            )
 
     METHODS["nearest"] = Nearest
     try:

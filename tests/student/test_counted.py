@@ -23,8 +23,8 @@ from terrine_models.students.models import (
     Ridge,
     Student,
     Task,
-    fine,
-    usual,
+    linear_features,
+    softmax_features,
 )
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
@@ -93,7 +93,7 @@ def test_the_regression_is_the_student_where_it_is_asked_for(
     assert (made.student.predict(x) == truth).mean() > 0.9
     right = made.student.probabilities(x)[np.arange(len(x)), truth]
     assert 0.8 < right.mean() < 0.97  # they are the teachers' shares: nine in ten
-    fine_map, usual_map = task.once(fine).map, task.once(usual).map
+    fine_map, usual_map = task.cached(softmax_features).map, task.cached(linear_features).map
     assert fine_map.spec.coordinates > usual_map.spec.coordinates  # a link bears a finer graph
     made.student.save(tmp_path)
     np.testing.assert_allclose(

@@ -15,7 +15,15 @@ from terrine_models.data.arrays import DIGITS, InputSpec, load_idx
 from terrine_models.features.linear import choose_landmarks, nystrom
 from terrine_models.features.pictures import DRAWS, distort, oriented_gradients, prepare
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import PENALTY, Copies, Kernel, Regression, Ridge, Student, Task
+from terrine_models.students.models import (
+    KERNEL_PENALTY,
+    Copies,
+    Kernel,
+    Regression,
+    Ridge,
+    Student,
+    Task,
+)
 from terrine_models.students.settings import Training
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
@@ -64,13 +72,13 @@ def test_it_is_ridge_regression_on_all_copies_of_the_labelled_rows(
     chosen = np.flatnonzero(np.random.default_rng(1).random(POOL) < share)
     labels = digits[1][chosen]
     rows_chosen, given = torch.from_numpy(chosen), torch.from_numpy(labels)
-    copies = task.once(Copies)
+    copies = task.cached(Copies)
     weights, biases = copies.fit(rows_chosen, given, 10)
     rows = copies.rows[:, chosen].double().flatten(0, 1).numpy()
     targets = np.tile(2 * np.eye(10)[labels] - 1, (len(copies.rows), 1))
     centred = rows - rows.mean(0)
     gram = centred.T @ centred
-    gram += (PENALTY * np.diag(gram).mean() + 1e-9) * np.eye(len(gram))
+    gram += (KERNEL_PENALTY * np.diag(gram).mean() + 1e-9) * np.eye(len(gram))
     expected = np.linalg.solve(gram, centred.T @ (targets - targets.mean(0)))
     fitted = rows @ expected + targets.mean(0) - rows.mean(0) @ expected
     found = rows @ weights.double().numpy() + biases.double().numpy()

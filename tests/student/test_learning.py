@@ -15,7 +15,7 @@ from taught import taught
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
-from terrine_models.students.models import Calibration, Student, Task, check
+from terrine_models.students.models import Calibration, Student, Task, check_method
 from terrine_models.students.selection import asking_order
 from terrine_models.students.settings import Training
 
@@ -99,7 +99,7 @@ def test_without_a_label_there_is_nothing_to_learn() -> None:
 )
 def test_methods_that_do_not_suit_are_refused_beforehand(method: str, said: str) -> None:
     with refuses(ValueError, *said.split()):
-        check(method, Task(moons()[0], PLANE, MOONS))
+        check_method(method, Task(moons()[0], PLANE, MOONS))
 
 
 @pytest.mark.parametrize("given", [{"threshold": 1.5}, {"threshold": "often"}])

@@ -47,7 +47,7 @@ from terrine_server.privacy import (
 TEACHERS, CLASSES, RECORDS = 250, 10, 60_000
 FACTS = EnsembleFacts(
     kind="heads",
-    input=InputSpec(shape=[28, 28], dtype="uint8", low=0, high=255),
+    input=InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255),
     classes=[str(digit) for digit in range(CLASSES)],
     teachers=TEACHERS,
 )

@@ -82,10 +82,10 @@ def points(directory: Path) -> NDArray[np.int16]:
     """Where the people of an edition are, as their records hold it."""
     from terrine_models.storage.manifests import load_tensors
     from terrine_models.teachers.kinds import load_manifest
-    from terrine_models.teachers.neighbours import RECORDS
+    from terrine_models.teachers.neighbours import RECORDS_FILE
 
-    digest = load_manifest(directory).files[RECORDS]
-    found: NDArray[np.int16] = load_tensors(directory, RECORDS, digest)["points"].numpy()
+    digest = load_manifest(directory).files[RECORDS_FILE]
+    found: NDArray[np.int16] = load_tensors(directory, RECORDS_FILE, digest)["points"].numpy()
     return found
 
 

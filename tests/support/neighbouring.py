@@ -149,7 +149,7 @@ def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
             "teachers": PEOPLE,
             "classes": ["no", "yes"],
             "group_column": "patient",
-            "input": InputSpec(shape=[shape], dtype="uint8", low=0, high=255),
+            "input": InputSpec(shape=(shape,), dtype="uint8", low=0, high=255),
         }
     )
     ledger.register_ensemble(

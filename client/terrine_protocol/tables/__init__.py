@@ -15,9 +15,9 @@ from terrine_protocol.base import Brief, absent, normalize
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-FEATURES = ("numeric", "categorical", "boolean", "ordinal", "date")
+FEATURE_ROLES = ("numeric", "categorical", "boolean", "ordinal", "date")
 """Roles of columns that are encoded."""
-REMARKS = ("why", "check")
+REMARK_KEYS = ("why", "check")
 """Keys beside a column that are not read."""
 DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
 Commas = Literal["thousands", "decimal"]
@@ -65,7 +65,7 @@ class PublicSource(Record):
 
 
 class Column(Record):
-    """One column of a table and its public range or categories (see `tables.py`)."""
+    """One column of a table and its public range or categories."""
 
     name: str
     role: Literal[
@@ -103,7 +103,7 @@ class Column(Record):
     def _leaves_out_remarks(cls, given: Any) -> Any:
         """A proposed schema says why a column has its role, for people."""
         if isinstance(given, dict):
-            return {key: value for key, value in given.items() if key not in REMARKS}
+            return {key: value for key, value in given.items() if key not in REMARK_KEYS}
         return given
 
     @model_validator(mode="after")
@@ -131,8 +131,8 @@ class TableSchema(Record):
         roles = [column.role for column in self.columns]
         if roles.count("label") != 1 or roles.count("group") > 1:
             raise ValueError("exactly one column must have the role label, at most one group")
-        if not set(FEATURES) & set(roles):
-            raise ValueError(f"at least one column must be {', '.join(FEATURES)}")
+        if not set(FEATURE_ROLES) & set(roles):
+            raise ValueError(f"at least one column must be {', '.join(FEATURE_ROLES)}")
         for column in self.columns:
             ranged = column.low is not None and column.high is not None
             if column.role in ("numeric", "date") and not (
@@ -177,7 +177,7 @@ class TableSchema(Record):
     @property
     def features(self) -> list[str]:
         """The columns that are encoded."""
-        return [column.name for column in self.columns if column.role in FEATURES]
+        return [column.name for column in self.columns if column.role in FEATURE_ROLES]
 
 
 def _check_edges(column: Column) -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from terrine_protocol.base import LISTED, fold, listed, normalize, spelled
 from terrine_protocol.files import opened
 from terrine_protocol.tables import (
-    FEATURES,
+    FEATURE_ROLES,
     ClippedError,
     Column,
     DataError,
@@ -33,15 +33,16 @@ from terrine_protocol.tables import (
     TableSchema,
 )
 
-MISSING = frozenset(("", "?", "NA", "NaN"))
-TRUE = ("true", "t", "yes", "y", "1", "1.0")
-FALSE = ("false", "f", "no", "n", "0", "0.0")
+MISSING_TEXTS = frozenset(("", "?", "NA", "NaN"))
+TRUE_TEXTS = ("true", "t", "yes", "y", "1", "1.0")
+FALSE_TEXTS = ("false", "f", "no", "n", "0", "0.0")
 """How a boolean is written, in capitals or not."""
-FEW = 10
-"""So many values, none of them known, are no accident where columns are told by their order."""
-LONGEST_SHOWN = 200
+MIN_UNKNOWN_VALUES = 10
+"""Values of a column, none of them known, that are not an accident where columns are identified by
+their order."""
+MAX_SHOWN_CHARACTERS = 200
 """Characters of a value that an error quotes."""
-MUCH = 0.1
+MAX_CLIPPED_SHARE = 0.1
 """Share of a column's numbers that may be clipped or missing without a word from the student."""
 Note = Callable[[str], object]
 """Receives a sentence for the user about how a table was read."""
@@ -101,12 +102,12 @@ class RowBlock:
     commas: frozenset[str] = frozenset()
     """Columns with decimal commas."""
     hint: Callable[[str, str], str] = lambda column, text: ""
-    """What else to say of a field that is no number."""
+    """What else to say of a field that is not a number."""
 
 
 @dataclass
 class Tally:
-    """What a schema does not foresee in a column."""
+    """What a schema does not expect in a column."""
 
     rows: int = 0
     missing: int = 0
@@ -117,7 +118,7 @@ class Tally:
 
 
 class Encoder:
-    """Encodes the rows of a table, a block at a time, and counts what the schema does not foresee.
+    """Encodes the rows of a table, a block at a time, and counts what the schema does not expect.
 
     what: the table, in messages.
     """
@@ -125,7 +126,9 @@ class Encoder:
     def __init__(self, schema: TableSchema, what: str) -> None:
         self._what, self._named = what, True
         self._columns = [
-            (column, Tally(), width(column)) for column in schema.columns if column.role in FEATURES
+            (column, Tally(), encoded_width(column))
+            for column in schema.columns
+            if column.role in FEATURE_ROLES
         ]
         self.width = sum(width for _, _, width in self._columns)
 
@@ -134,13 +137,13 @@ class Encoder:
         encoded, start = np.zeros((block.rows, self.width), dtype=np.float32), 0
         for column, tally, wide in self._columns:
             tally.rows += block.rows
-            _ENCODE[column.role](column, block, encoded[:, start : start + wide], tally)
+            _ENCODERS[column.role](column, block, encoded[:, start : start + wide], tally)
             start += wide
         self._named = block.named
         return encoded
 
     def finish(self, note: Note, accept_clipped: bool = True) -> None:
-        """Say what was not foreseen.
+        """Say what was not expected.
 
         Raises ClippedError if that is much of a column's numbers and not accepted, and DataError if
         nothing of a column is known and there is no header.
@@ -148,7 +151,7 @@ class Encoder:
         much = []
         for column, tally, _ in self._columns:
             name, given = column.name, tally.rows - tally.missing
-            if tally.other == given >= FEW and not self._named:
+            if tally.other == given >= MIN_UNKNOWN_VALUES and not self._named:
                 raise DataError(
                     f"{self._what} has no header, and none of the {given:,} values of column "
                     f"{name} is in the schema. Are the columns in its order? Add a header that "
@@ -166,10 +169,10 @@ class Encoder:
             if tally.missing and column.role == "numeric":
                 note(
                     f"{start} {tally.missing:,} of {tally.rows:,} values are missing; "
-                    f"{_instead(column):g} stands for them."
+                    f"{_missing_value(column):g} stands for them."
                 )
-            foreseen = column.role != "numeric" or column.missing is not None
-            if tally.outside + (0 if foreseen else tally.missing) > MUCH * tally.rows:
+            expected = column.role != "numeric" or column.missing is not None
+            if tally.outside + (0 if expected else tally.missing) > MAX_CLIPPED_SHARE * tally.rows:
                 much.append(name)
         if much and not accept_clipped:
             raise ClippedError(
@@ -180,7 +183,7 @@ class Encoder:
             )
 
 
-def width(column: Column) -> int:
+def encoded_width(column: Column) -> int:
     """How many numbers a column becomes.
 
     One per number, ordinal or boolean, and per part of a date; one more that says that it is
@@ -205,10 +208,10 @@ def class_indices(column: Column, block: RowBlock) -> NDArray[np.int64]:
     a row that has none."""
     index = {value: k for k, value in enumerate(column.values or ())}
     index |= {f"{value}.": k for value, k in index.items() if f"{value}." not in index}
-    values, places = texts(column, block)  # a full stop: in UCI Adult's test
+    values, places = column_texts(column, block)  # a full stop: in UCI Adult's test
     if column.edges is not None:
         comma = column.name in block.commas
-        numbers = {text: number(text, decimal_comma=comma) for text in values}
+        numbers = {text: parse_number(text, decimal_comma=comma) for text in values}
         cut = {text: bisect_right(column.edges, n) for text, n in numbers.items() if n == n}
         index |= {text: k for text, k in cut.items() if math.isfinite(numbers[text])}
     found = np.array([index.get(text, -1) for text in values], dtype=np.int64)[places]
@@ -224,9 +227,11 @@ def _classes_expected(column: Column, found: str) -> str:
     expected = f"one of {listed(classes)}."
     if column.edges is not None:
         expected = f"a number to be cut into {listed(classes)}."
-    if found in MISSING:
+    if found in MISSING_TEXTS:
         return f"{expected} Leave rows without a label out of the file: they teach nothing."
-    if len(classes) > LISTED and not any(math.isnan(number(text)) for text in (found, *classes)):
+    if len(classes) > LISTED and not any(
+        math.isnan(parse_number(text)) for text in (found, *classes)
+    ):
         return (
             f"{expected} Is this a quantity? Terrine predicts classes: propose a schema with "
             "--bins, by which it is cut into ranges."
@@ -236,19 +241,19 @@ def _classes_expected(column: Column, found: str) -> str:
     return expected
 
 
-def texts(column: Column, block: RowBlock) -> tuple[list[str], NDArray[np.intp]]:
+def column_texts(column: Column, block: RowBlock) -> tuple[list[str], NDArray[np.intp]]:
     """A column's values as a CSV file and the schema have them, each once, and each row's [N]."""
     values = block.columns[column.name]
     coded = values if isinstance(values, CodedValues) else CodedValues.of(values.tolist())
     known = None if column.values is None else frozenset(column.values)
-    return [written(value, known) for value in coded.values], coded.places
+    return [as_text(value, known) for value in coded.values], coded.places
 
 
-def written(value: object, known: Collection[str] | None = None) -> str:
+def as_text(value: object, known: Collection[str] | None = None) -> str:
     """A value as a CSV file would hold it: 1, true, 2020-01-31, and nothing for null and NaN.
 
-    Text is in Unicode NFC. What is no text is found among the values that are `known` however it is
-    written there, and so is a whole number with or without .0.
+    Text is in Unicode NFC. What is not text is found among the `known` values however it is written
+    there, and so is a whole number with or without .0.
     """
     if isinstance(value, str):
         text = normalize(value.strip())
@@ -288,9 +293,9 @@ def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
         )
 
 
-def number(text: str, *, decimal_comma: bool = False, thousands: bool = False) -> float:
-    """Parse a field as a number; NaN if it is not one. 1_2 is none, nor is what has other digits
-    than 0 to 9.
+def parse_number(text: str, *, decimal_comma: bool = False, thousands: bool = False) -> float:
+    """Parse a field as a number; NaN if it is not one. 1_2 is not one, nor is what has other
+    digits than 0 to 9.
 
     With `decimal_comma`, 3,5 and 1.234,5 are numbers, and 1.234 is not: it is ambiguous. With
     `thousands`, 1,234 and 1,234.5 are.
@@ -337,9 +342,9 @@ def date_orders(texts: Iterable[str]) -> list[DateOrder]:
     return orders
 
 
-def _listed(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
+def _encode_listed(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
     """Categories: a one in their place. Levels: from 0 to 1, and whether there is none."""
-    values, places = texts(column, block)
+    values, places = column_texts(column, block)
     index = {value: k for k, value in enumerate(column.values or ())}
     found = np.array([index.get(text, -1) for text in values], dtype=np.intp)[places]
     if column.role == "categorical":
@@ -347,38 +352,42 @@ def _listed(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Ta
     else:
         out[:, 0] = np.where(found < 0, 0.5, found / (len(index) - 1))
         out[:, 1] = found < 0
-    missing = np.array([text in MISSING for text in values], dtype=bool)[places]
+    missing = np.array([text in MISSING_TEXTS for text in values], dtype=bool)[places]
     tally.missing += int(missing.sum())
     tally.other += int(((found < 0) & ~missing).sum())
 
 
-def _booleans(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
-    values, places = texts(column, block)
-    known = {"": 0.5, **dict.fromkeys(MISSING, 0.5), **dict.fromkeys(TRUE, 1.0)}
-    known |= dict.fromkeys(FALSE, 0.0)
-    ways = [text if text in MISSING else text.lower() for text in values]
+def _encode_booleans(
+    column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally
+) -> None:
+    values, places = column_texts(column, block)
+    known = {"": 0.5, **dict.fromkeys(MISSING_TEXTS, 0.5), **dict.fromkeys(TRUE_TEXTS, 1.0)}
+    known |= dict.fromkeys(FALSE_TEXTS, 0.0)
+    ways = [text if text in MISSING_TEXTS else text.lower() for text in values]
     found = np.array([known.get(way, math.nan) for way in ways], dtype=np.float64)[places]
     if np.isnan(found).any():
-        expected = f"one of {', '.join(TRUE)}, {', '.join(FALSE)}, or nothing."
+        expected = f"one of {', '.join(TRUE_TEXTS)}, {', '.join(FALSE_TEXTS)}, or nothing."
         raise _unexpected(column, block, np.isnan(found), expected)
     out[:, 0], out[:, 1] = found, found == 0.5
     tally.missing += int((found == 0.5).sum())
 
 
-def _numbers(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
+def _encode_numbers(
+    column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally
+) -> None:
     numbers, low, high = block.columns[column.name], column.low or 0.0, column.high or 0.0
     if isinstance(numbers, CodedValues):
-        values, places = texts(column, block)
+        values, places = column_texts(column, block)
         thousands, comma = column.commas == "thousands", column.name in block.commas
         comma |= column.commas == "decimal" and any("," in text for text in values)
-        missing = np.array([text in MISSING for text in values], dtype=bool)[places]
-        found = [number(text, decimal_comma=comma, thousands=thousands) for text in values]
+        missing = np.array([text in MISSING_TEXTS for text in values], dtype=bool)[places]
+        found = [parse_number(text, decimal_comma=comma, thousands=thousands) for text in values]
         numbers = np.array(found)[places]
     else:
         missing = np.isnan(numbers)
     if missing.any():
         tally.missing += int(missing.sum())
-        numbers = np.where(missing, _instead(column), numbers)
+        numbers = np.where(missing, _missing_value(column), numbers)
     if not (low <= numbers.min(initial=low) and numbers.max(initial=high) <= high):
         if not np.isfinite(numbers).all():
             raise _unexpected(column, block, ~np.isfinite(numbers), "a finite number.")
@@ -389,11 +398,11 @@ def _numbers(column: Column, block: RowBlock, out: NDArray[np.float32], tally: T
         out[:, 1] = missing
 
 
-def _dates(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
+def _encode_dates(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
     moments, order = block.columns[column.name], column.order or "year-month-day"
     if isinstance(moments, CodedValues):
-        values, places = texts(column, block)
-        missing = np.array([text in MISSING for text in values], dtype=bool)[places]
+        values, places = column_texts(column, block)
+        missing = np.array([text in MISSING_TEXTS for text in values], dtype=bool)[places]
         days_of = [read_date(text, order) for text in values]
         moments = np.array(days_of, dtype="datetime64[s]")[places]
     else:
@@ -422,12 +431,12 @@ def _dates(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tal
         tally.outside += int((((days < low) | (days > high)) & ~missing).sum())
 
 
-_ENCODE: dict[str, Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]] = {
-    "categorical": _listed,
-    "ordinal": _listed,
-    "boolean": _booleans,
-    "numeric": _numbers,
-    "date": _dates,
+_ENCODERS: dict[str, Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]] = {
+    "categorical": _encode_listed,
+    "ordinal": _encode_listed,
+    "boolean": _encode_booleans,
+    "numeric": _encode_numbers,
+    "date": _encode_dates,
 }
 """Each encodes a column into zeros [N, width], and counts. They raise DataError."""
 
@@ -440,43 +449,48 @@ def _unexpected(
     value = (
         values.values[values.places[row]] if isinstance(values, CodedValues) else values[row].item()
     )
-    text = written(value)
+    text = as_text(value)
     numeric = column.role == "numeric" or column.edges is not None
     more = f" {block.hint(column.name, text)}".rstrip() if numeric else ""
-    shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+    shown = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
     return DataError(
         f"{block.where(row)}: column {column.name} holds {shown!r}, expected {expected}{more}"
     )
 
 
-def _instead(column: Column) -> float:
+def _missing_value(column: Column) -> float:
     """What stands for a missing number."""
     middle = ((column.low or 0.0) + (column.high or 0.0)) / 2
     return middle if column.missing is None else column.missing
 
 
-FIELDS = 2**17
+BLOCK_FIELDS = 2**17
 """Fields that are held as text at a time, or those of some rows if a table is wide."""
-ROWS, MOST_FIELDS = 64, 2**21
-"""Rows of a wide table that are held at a time, for each costs some steps per column; and their
-fields at most, but for one row."""
+MIN_BLOCK_ROWS = 64
+"""Rows of a wide table that are held at a time: each block costs some steps per column."""
+MAX_BLOCK_FIELDS = 2**21
+"""Fields of a wide table that are held at a time, except where one row has more."""
 Progress = Callable[[int, int], object]
 """Receives how much of a file has been read, and how much there is."""
 T = TypeVar("T", bound=np.generic)
 
 
-def unseen(done: int, total: int) -> None:
+def ignore_note(sentence: str) -> None:
+    """Discard a note."""
+
+
+def ignore_progress(done: int, total: int) -> None:
     """Show no progress."""
 
 
 def rows_at_a_time(columns: int) -> int:
     """How many rows of a table are held as text."""
-    return max(rows_at_least(columns), FIELDS // max(1, columns))
+    return max(rows_at_least(columns), BLOCK_FIELDS // max(1, columns))
 
 
 def rows_at_least(columns: int) -> int:
     """How many rows of a wide table are held as text."""
-    return max(1, min(ROWS, MOST_FIELDS // max(1, columns)))
+    return max(1, min(MIN_BLOCK_ROWS, MAX_BLOCK_FIELDS // max(1, columns)))
 
 
 def sha256(path: Path) -> str:
@@ -489,7 +503,7 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def unchanged(path: Path) -> Iterator[None]:
+def check_unchanged(path: Path) -> Iterator[None]:
     """Raise DataError if a file changes meanwhile: large files are read more than once."""
     before, failed = _state(path), None
     try:

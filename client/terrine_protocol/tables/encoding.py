@@ -27,9 +27,9 @@ from terrine_protocol.tables.columns import (
     RowBlock,
     Values,
     check_names,
+    check_unchanged,
+    ignore_progress,
     rows_at_a_time,
-    unchanged,
-    unseen,
 )
 
 if TYPE_CHECKING:
@@ -46,23 +46,23 @@ def encode_table(
     path: Path,
     schema: TableSchema,
     note: Note | None = None,
-    progress: Progress = unseen,
+    progress: Progress = ignore_progress,
     *,
     accept_clipped: bool = False,
 ) -> NDArray[np.float32]:
     """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
 
     It needs the columns that are features, in a header, or without one all columns of the schema,
-    or just its features, in order. What the schema does not foresee is said in one warning, or to
+    or just its features, in order. What the schema does not expect is said in one warning, or to
     `note`. Raises DataError, and ClippedError if more than a tenth of a column's numbers are
     outside the schema's range or missing, unless that is accepted.
     """
     path, needed = Path(path), schema.features
     with (
         _noted(note) as note,
-        opened_by_schema(path, schema, needed, note, digest=False) as (file, read_blocks),
+        opened_by_schema(path, schema, needed, note, digest=False) as file,
     ):
-        blocks = read_blocks(file, schema, needed, note, progress)
+        blocks = file.read_blocks(schema, needed, note, progress)
         return _encoded(blocks, Encoder(schema, str(path)), note, accept_clipped)
 
 
@@ -132,24 +132,22 @@ def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
             f"{path}: reading tables from files needs pyarrow. In a checkout: pip install "
             "'.[arrow]'. Data frames are encoded without it."
         ) from None
-    with unchanged(path), open_file(path, **options) as file:
+    with check_unchanged(path), open_file(path, **options) as file:
         yield file
 
 
 @contextmanager
 def opened_by_schema(
     path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
-) -> Iterator[tuple[TableFile, Callable[..., Iterator[RowBlock]]]]:
-    """Open a file whose rows are read by a schema; and what reads it, which needs pyarrow."""
+) -> Iterator[TableFile]:
+    """Open a file whose rows are read by a schema."""
     widths = {len(needed), len(schema.columns)}
 
     def fits(first: Sequence[str]) -> bool:
         return len(first) in widths or set(needed) <= set(first)
 
     with opened_table(path, fits=fits, note=note, digest=digest) as file:
-        from terrine_protocol.tables.files import read_blocks
-
-        yield file, read_blocks
+        yield file
 
 
 def _row(start: int, row: int) -> str:

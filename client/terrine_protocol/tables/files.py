@@ -15,7 +15,8 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from terrine_protocol.files import opened
 from terrine_protocol.tables import Column, DataError, TableSchema
 from terrine_protocol.tables.columns import (
     DECIMAL_COMMA,
-    MISSING,
+    MISSING_TEXTS,
     THOUSANDS,
     CodedValues,
     Note,
@@ -41,12 +42,13 @@ from terrine_protocol.tables.columns import (
     Values,
     check_names,
     files_within,
+    ignore_note,
+    ignore_progress,
     rows_at_a_time,
     rows_at_least,
-    unseen,
 )
 
-BLOCK = 2**20
+BLOCK_BYTES = 2**20
 """Bytes that are read together."""
 _MARKED_LINE = re.compile(rb"(^|[\r\n])(?:\xef\xbb\xbf)+")
 SHEET = "Open it in a spreadsheet program and save the sheet as CSV in UTF-8"
@@ -66,7 +68,7 @@ def _by_r(call: str) -> str:
     return f"""Rscript -e "write.csv({call}, 'table.csv', row.names = FALSE)" converts it."""
 
 
-OTHERS: tuple[tuple[bytes, str, str], ...] = (
+FOREIGN_FORMATS: tuple[tuple[bytes, str, str], ...] = (
     (rb"PAR1", "a Parquet file, packed", UNPACK),
     (rb"ARROW1", "an Arrow file, packed", UNPACK),
     (
@@ -142,7 +144,7 @@ OTHERS: tuple[tuple[bytes, str, str], ...] = (
         "names its attributes.",
     ),
 )
-"""How files start that are no CSV (a pattern), what they are, and what to do with FILE."""
+"""How files that are not CSV start (a pattern), what they are, and what to do with FILE."""
 WIDE_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -150,18 +152,18 @@ WIDE_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 """How text in other encodings starts that say what they are."""
-OLD = "windows-1252"
+OLD_ENCODING = "windows-1252"
 """Of lines that are not UTF-8. What of it is printed is the same in Latin-1."""
 
-UNUSED = b"\x81\x8d\x8f\x90\x9d"
+UNUSED_BYTES = b"\x81\x8d\x8f\x90\x9d"
 """Bytes that mean nothing in it."""
-ODD = re.compile(f"[{UNUSED.decode('latin-1')}]")
+UNUSED_CHARACTER = re.compile(f"[{UNUSED_BYTES.decode('latin-1')}]")
 
 
 class TextFile(io.RawIOBase):
-    """The text of a file, plain or gzip, as UTF-8 without a mark. Raises DataError if it is none.
+    """The text of a file, plain or gzip, as UTF-8 without a mark. Raises DataError for binary data.
 
-    A line that is not UTF-8 is read as Windows-1252, and `note` is told of the first. Each line is
+    A line that is not UTF-8 is read as Windows-1252, and `note` hears about the first. Each line is
     decoded by itself: how one person's record is written must not change what others' say.
     """
 
@@ -178,11 +180,11 @@ class TextFile(io.RawIOBase):
         self.quotes = 0
         """How many there were: an odd number leaves one open."""
         self._place, self._ended = 0, False
-        self._next = self._file.read(BLOCK)
+        self._next = self._file.read(BLOCK_BYTES)
         marks = (encoding for mark, encoding in WIDE_MARKS if self._next.startswith(mark))
         wide = next(marks, None) or _unmarked(self._next)
         self._wide = None if wide is None else codecs.getincrementaldecoder(wide)()
-        for start, what, remedy in OTHERS:
+        for start, what, remedy in FOREIGN_FORMATS:
             if re.match(start, self._next, re.DOTALL):
                 remedy = re.sub(r"\bFILE\b", lambda _: _quoted(path), remedy)
                 raise DataError(f"{path} is {what}, which is not read. {remedy}")
@@ -193,9 +195,9 @@ class TextFile(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Return so many bytes, and fewer only at the end: to pyarrow, what it gets is a block."""
-        size = BLOCK if size < 0 else size
+        size = BLOCK_BYTES if size < 0 else size
         while len(self.ready) < size and not self._ended:
-            chunk, self._next = self._next or self._file.read(BLOCK), b""
+            chunk, self._next = self._next or self._file.read(BLOCK_BYTES), b""
             self._ended = not chunk
             chunk = self._narrowed(chunk)
             if b"\0" in chunk:
@@ -229,8 +231,8 @@ class TextFile(io.RawIOBase):
         except UnicodeError as error:
             reason = getattr(error, "reason", None) or str(error)
             raise DataError(
-                f"{self._path} starts as text in UTF-16 or UTF-32 does, and is none: {reason}. "
-                "Save it in UTF-8."
+                f"{self._path} starts as text in UTF-16 or UTF-32 does, but is not such text: "
+                f"{reason}. Save it in UTF-8."
             ) from None
 
     def _decoded(self, chunk: bytes) -> bytes:
@@ -238,7 +240,9 @@ class TextFile(io.RawIOBase):
         data, start = self._tail + chunk, self._place - len(self._tail)
         self._place += len(chunk)
         end = len(data)
-        if chunk and len(data) <= 2 * BLOCK:  # longer lines are in no table: pyarrow refuses them
+        if (
+            chunk and len(data) <= 2 * BLOCK_BYTES
+        ):  # longer lines are in no table: pyarrow refuses them
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         text, self._tail = data[:end], data[end:]
         if _is_utf_8(text):
@@ -253,7 +257,7 @@ class TextFile(io.RawIOBase):
     def _of_old(self, line: bytes, start: int) -> bytes:
         """A line that is not UTF-8, and starts at this byte of the file, as UTF-8."""
         try:
-            text = line.decode(OLD).encode()
+            text = line.decode(OLD_ENCODING).encode()
         except UnicodeDecodeError:
             self.odd = True
             text = "".join(_of_old(byte) for byte in line).encode()
@@ -261,34 +265,34 @@ class TextFile(io.RawIOBase):
             self._noted = True
             self._note(
                 f"{self._path} is not UTF-8 (line {self._line(start)}); such lines are read as "
-                f"{OLD}."
+                f"{OLD_ENCODING}."
             )
         return text
 
     def check(self, text: str, where: str, column: str | None = None) -> None:
         """Raise DataError for a text with a byte that is neither UTF-8 nor Windows-1252."""
-        found = ODD.search(text) if self.odd else None
+        found = UNUSED_CHARACTER.search(text) if self.odd else None
         if found is not None:
             name = self._path.name.removesuffix(".gz")
             beside = "." if column is None else f", or leave the column out: --ignore {column}."
             raise DataError(
                 f"{where}{'' if column is None else f': column {column}'} holds the byte "
-                f"0x{ord(found[0]):02x}, which is neither UTF-8 nor {OLD}. Convert the file from "
-                f"what it is, iconv -f ENCODING -t UTF-8 {name} > utf8-{name}{beside}"
+                f"0x{ord(found[0]):02x}, which is neither UTF-8 nor {OLD_ENCODING}. Convert the "
+                f"file from what it is, iconv -f ENCODING -t UTF-8 {name} > utf8-{name}{beside}"
             )
 
     def _line(self, place: int) -> int:
         """The line that starts at this byte of the file, which is read again for it."""
         with opened(self._path) as file:
             text: Any = gzip.GzipFile(fileobj=file) if self._gzip else file
-            parts = (text.read(min(BLOCK, place - at)) for at in range(0, place, BLOCK))
+            parts = (text.read(min(BLOCK_BYTES, place - at)) for at in range(0, place, BLOCK_BYTES))
             before: int = sum(part.count(b"\n") for part in parts)
             return 1 + before
 
 
 def _of_old(byte: int) -> str:
-    """A byte of Windows-1252 as text; one that it has not got, as a control character."""
-    return bytes([byte]).decode(OLD) if byte not in UNUSED else chr(byte)
+    """A byte of Windows-1252 as text; one that it lacks, as a control character."""
+    return bytes([byte]).decode(OLD_ENCODING) if byte not in UNUSED_BYTES else chr(byte)
 
 
 def _quoted(path: Path) -> str:
@@ -335,29 +339,176 @@ class _Packed(io.RawIOBase):
         return chunk
 
 
-SAMPLE = 100
+SAMPLE_RECORDS = 100
 """Records that are read to find the delimiter."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 OTHER_DELIMITERS = (" ", ":", "^", "~", "\x01")
-MOST_TITLE_LINES = 20
+MAX_TITLE_LINES = 20
 SEPARATOR_HINT = re.compile(r"sep=(.?)", re.IGNORECASE)
-"""A first line that tells Excel the delimiter, and is no record."""
+"""A first line that tells Excel the delimiter, and is not a record."""
 
-TYPED = {"Parquet": b"PAR1", "Arrow": b"ARROW1", "Arrow stream": b"\xff\xff\xff\xff", "ORC": b"ORC"}
+TYPED_FORMATS = {
+    "Parquet": b"PAR1",
+    "Arrow": b"ARROW1",
+    "Arrow stream": b"\xff\xff\xff\xff",
+    "ORC": b"ORC",
+}
 """Kinds of files whose columns have types, and how they start."""
 
 Fits = Callable[[Sequence[str]], bool]
 """Whether a first record is as expected, which resolves most ambiguities."""
 
 
-def silent(sentence: str) -> None:
-    """Discard a note."""
+class TableFile(ABC):
+    """A table in a file, read some rows at a time. Made by `open_file`."""
+
+    path: Path
+    first: list[str]
+    """The names of columns; of a text file its first record, empty if there is none."""
+    types: Mapping[str, Any]
+    """Of columns, as pyarrow names them; of a text file, none."""
+    delimiter: str | None = None
+    """What separates fields, of a text file."""
+    sha256: str
+    """Empty if it is not wanted, or until a text file has been read."""
+
+    @abstractmethod
+    def batches(
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
+    ) -> Iterator[Any]:
+        """Record batches with these columns. Raises DataError, and what pyarrow does.
+
+        Of a text file, `names` are those of all columns, and `header` is whether the first record
+        is one.
+        """
+
+    @abstractmethod
+    def where(self, record: int) -> str:
+        """Name a record (from 0, without the header) in an error.
+
+        Raises DataError if another before it in a text file is wrong.
+        """
+
+    def check_header(self) -> None:
+        """Raise DataError if a column's name is in no known encoding."""
+        return  # typed files have one encoding
+
+    def check(self, texts: Sequence[str], where: Callable[[int], str], name: str) -> None:
+        """Raise DataError for the first text of a column that cannot be read.
+
+        where: names the one of this place.
+        """
+        return  # typed files have one encoding
+
+    def has_header(self, schema: TableSchema) -> bool:
+        """Whether columns are named: in a text file, by a first row that names more than half of
+        the features, or any column other than by a value."""
+        if self.delimiter is None:
+            return True
+        values = {value for column in schema.columns for value in column.values or ()}
+        names = {column.name for column in schema.columns}
+        many = 2 * len(set(self.first) & set(schema.features)) > len(schema.features)
+        return many or bool(set(self.first) & names - values)
+
+    def read_blocks(
+        self, schema: TableSchema, needed: Sequence[str], note: Note, progress: Progress
+    ) -> Iterator[RowBlock]:
+        """Read the columns that are needed, some rows at a time. Raises DataError.
+
+        A column with decimal commas in some rows and points in others is refused, in whichever rows
+        they come first.
+        """
+        names, every = self.first, [column.name for column in schema.columns]
+        named = self.has_header(schema)
+        if named:
+            self.check_header()
+            check_names(names, needed, str(self.path))
+        else:
+            names = list({len(order): order for order in (needed, every)}.get(len(names), every))
+        wanted = frozenset(needed)
+        described = [column for column in schema.columns if column.name in wanted]
+        numeric = [column for column in described if column.role == "numeric" or column.edges]
+        other = self.delimiter not in (None, ",")
+        mixed = [column.name for column in numeric if other and column.commas != "thousands"]
+        start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
+        for batch in self.batches(names if self.delimiter else needed, named, progress):
+            if not start and not named:
+                note(
+                    f"{self.path} has no header; its columns are taken to be {', '.join(names)}, "
+                    "in this order."
+                )
+            for name in mixed:
+                texts = batch.column(name)
+                if name not in commas and _first(texts, ",") is not None:
+                    commas.add(name)
+                    if name in points:
+                        record, text = points[name]
+                        raise DataError(
+                            f"{self.where(record)}: column {name} holds {text!r}, expected a "
+                            f"finite number. {_hint(self.delimiter, commas, name, text)}"
+                        )
+                elif name not in {*commas, *points} and (row := _first(texts, ".")) is not None:
+                    points[name] = (start + row, texts[row].as_py().strip())
+            columns = {
+                c.name: self._values(c, batch.column(c.name), start, commas) for c in described
+            }
+            where = partial(lambda start, row: self.where(start + row), start)
+            hint = partial(_hint, self.delimiter, commas)
+            yield RowBlock(columns, batch.num_rows, where, named, frozenset(commas), hint)
+            start += batch.num_rows
+        if not start:
+            raise DataError(f"{self.path} holds no records.")
+
+    def coded(self, name: str, array: Any, start: int) -> CodedValues:
+        """The values of a column, each once, of rows from `start` on. Raises DataError."""
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pa.types.is_string_view(array.type):
+            array = array.cast(pa.large_string())
+        kind = array.type
+        if unread := unread_type(kind):
+            raise DataError(
+                f"{self.path}: column {name} holds {unread}; expected numbers, text or dates. To "
+                f"leave it out: --ignore {name}."
+            )
+        array = _moments(array).dictionary_encode()  # in the order in which they first appear
+        found = array.dictionary.to_pylist()
+        places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
+
+        def where(place: int) -> str:
+            return self.where(start + int(np.flatnonzero(places == place)[0]))
+
+        self.check(found, where, name)
+        return CodedValues([*found, None] if array.null_count else found, places)
+
+    def _values(self, column: Column, array: Any, start: int, commas: Collection[str]) -> Values:
+        kind, text = array.type, self.delimiter is not None
+        if column.role == "numeric" and text and column.name not in commas:
+            for trimmed in (False, True):
+                numbers = array
+                if trimmed:
+                    numbers = compute.utf8_trim_whitespace(array)
+                    missing = compute.is_in(numbers, value_set=pa.array(sorted(MISSING_TEXTS)))
+                    numbers = compute.if_else(missing, None, numbers)
+                try:
+                    numbers = numbers.cast(pa.float64())
+                except pa.ArrowInvalid:
+                    continue
+                found: NDArray[np.float64] = numbers.to_numpy(zero_copy_only=False)
+                if len(found) - np.count_nonzero(np.isfinite(found)) == numbers.null_count:
+                    return found
+            # Otherwise one is not finite, or written so that only `columns.parse_number` reads it.
+        elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+            whole: Values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            return whole
+        elif column.role == "date" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+            moments: Values = _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
+            return moments
+        return self.coded(column.name, array, start)
 
 
-class ArrowFile:
-    """A file that pyarrow reads, whose columns have types. `first` are their names."""
-
-    delimiter = None
+class ArrowFile(TableFile):
+    """A file that pyarrow reads, whose columns have types."""
 
     def __init__(self, path: Path, file: io.BufferedReader, digest: bool) -> None:
         self.path = path
@@ -367,7 +518,7 @@ class ArrowFile:
         self._kind = _typed(file)
         if self._kind == "Parquet":
             # A buffer: otherwise all of a row group's columns would be read at once.
-            self._file = parquet.ParquetFile(file, buffer_size=BLOCK)
+            self._file = parquet.ParquetFile(file, buffer_size=BLOCK_BYTES)
             schema = self._file.schema_arrow
         elif self._kind == "ORC":
             from pyarrow import orc
@@ -385,7 +536,7 @@ class ArrowFile:
         """Of its columns, as pyarrow names them."""
 
     def batches(
-        self, names: Sequence[str], header: bool = True, progress: Progress = unseen
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
     ) -> Iterator[Any]:
         """Record batches with these columns. Raises what pyarrow does."""
         rows, columns, done = rows_at_a_time(len(names)), [self._stored[n] for n in names], 0
@@ -419,22 +570,20 @@ class ArrowFile:
 def _typed(file: io.BufferedReader) -> str:
     """Which kind of `TYPED` a file is, or nothing. An ORC file ends as it starts, `ORCID,a` not."""
     start, end = file.peek(8)[:8], b""
-    kind = next((kind for kind, begins in TYPED.items() if start.startswith(begins)), "")
+    kind = next((kind for kind, begins in TYPED_FORMATS.items() if start.startswith(begins)), "")
     if kind == "ORC":
         file.seek(max(0, file.seek(0, io.SEEK_END) - 4))
         end = file.read()
         file.seek(0)
-    return kind if kind != "ORC" or TYPED["ORC"] in end else ""
+    return kind if kind != "ORC" or TYPED_FORMATS["ORC"] in end else ""
 
 
-class ArrowFolder:
+class ArrowFolder(TableFile):
     """A folder of files that pyarrow reads, with the same columns, as one table.
 
     Folders within it may say a column's value for all their rows, as year=2020 does (Hive). The
     files are read in the order of their paths; those that start with . or _ are left out.
     """
-
-    delimiter = None
 
     def __init__(self, path: Path, kind: str, digest: bool) -> None:
         from pyarrow import dataset
@@ -462,7 +611,7 @@ class ArrowFolder:
         self._starts = list[int]()
 
     def batches(
-        self, names: Sequence[str], header: bool = True, progress: Progress = unseen
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
     ) -> Iterator[Any]:
         """Record batches with these columns, as `ArrowFile` does."""
         self._starts, rows = [], 0
@@ -490,24 +639,26 @@ class ArrowFolder:
         return f"{self._parts[part][0]} row {record - self._starts[part] + 1}"
 
 
-class CsvFile:
+class CsvFile(TableFile):
     """A CSV file, plain or gzip. `first` is its first record, empty if there is none.
 
     Fields are separated by commas, semicolons, tabs or bars; a delimiter other than the comma is
     noted. Blank lines and UCI's `|` comments are skipped.
     """
 
+    delimiter: str
+
     def __init__(
         self, path: Path, file: io.BufferedReader, fits: Fits, note: Note, digest: bool
     ) -> None:
         self.path, self.sha256, self.types = path, "", dict[str, Any]()
         self._size, self._text = path.stat().st_size, TextFile(path, file, note, digest)
-        self._head = self._text.read(BLOCK)
-        whole = len(self._head) < BLOCK
+        self._head = self._text.read(BLOCK_BYTES)
+        whole = len(self._head) < BLOCK_BYTES
         lines = io.StringIO(self._head.decode(errors="ignore"), newline="").readlines()
         if lines and not whole and not lines[0].endswith(("\n", "\r")):
             raise DataError(
-                f"{path}: its first line has more than {BLOCK:,} bytes. Is this a table with "
+                f"{path}: its first line has more than {BLOCK_BYTES:,} bytes. Is this a table with "
                 "one record on each line? If so, it has too many columns: keep those that count."
             )
         _check_text(path, lines)
@@ -536,7 +687,7 @@ class CsvFile:
             )
 
     def batches(
-        self, names: Sequence[str], header: bool, progress: Progress = unseen
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
     ) -> Iterator[Any]:
         """Record batches of text with columns of these names. Raises DataError.
 
@@ -548,7 +699,7 @@ class CsvFile:
         records, delimiter = 0, self.delimiter
         some, waiting = rows_at_least(len(names)), list[Any]()
         reading = arrow_csv.ReadOptions(
-            column_names=self._names, block_size=BLOCK, use_threads=False
+            column_names=self._names, block_size=BLOCK_BYTES, use_threads=False
         )
         parsing = arrow_csv.ParseOptions(
             delimiter=delimiter,
@@ -609,14 +760,15 @@ class CsvFile:
         self._text.check("".join(self.first), f"{self.path}: its header")
 
     def check(self, texts: Sequence[str], where: Callable[[int], str], name: str) -> None:
-        """Raise DataError for the first text of a column that is in no known encoding.
-
-        where: names the one of this place.
-        """
-        if self._text.odd:
-            for place, each in enumerate(texts):
-                if ODD.search(each):
-                    self._text.check(each, where(place), name)
+        """Raise DataError for a text in no known encoding, or with a quote that opens no field."""
+        for place, text in enumerate(texts):
+            if self._text.odd and UNUSED_CHARACTER.search(text):
+                self._text.check(text, where(place), name)
+            if text[:1] == " " and text.lstrip()[:1] == '"':
+                raise DataError(
+                    f"{where(place)}: column {name} holds {text!r}: a quote after a space "
+                    f"does not open a field. Leave out the space, or the column: --ignore {name}."
+                )
 
     def where(self, record: int) -> str:
         """Name a record (from 0, without the header) in an error.
@@ -644,7 +796,7 @@ class CsvFile:
 
         Raises DataError for the first record, up to this one, that is wrong.
         """
-        start, left = 1, BLOCK
+        start, left = 1, BLOCK_BYTES
 
         def lines(file: io.TextIOWrapper) -> Iterator[str]:
             nonlocal left
@@ -653,18 +805,18 @@ class CsvFile:
                 if left < 0:
                     raise DataError(
                         f"{self.path}: the record that starts on line {start} has more than "
-                        f"{BLOCK:,} bytes. Is this a table with one record on each line?"
+                        f"{BLOCK_BYTES:,} bytes. Is this a table with one record on each line?"
                     )
                 yield line
 
         with opened(self.path) as file:
-            again = io.BufferedReader(TextFile(self.path, file, silent, digest=False))
+            again = io.BufferedReader(TextFile(self.path, file, ignore_note, digest=False))
             plain = io.TextIOWrapper(again, "utf-8", newline="")
             reader = csv.reader(lines(plain), delimiter=self.delimiter, strict=True)
             found = -1 if self._after_header else 0
             try:
                 for fields in reader:
-                    line, start, left = reader.line_num, reader.line_num + 1, BLOCK
+                    line, start, left = reader.line_num, reader.line_num + 1, BLOCK_BYTES
                     hint = self._hinted is not None and line == 1
                     if hint or _is_nothing(fields, self.delimiter):
                         continue
@@ -691,14 +843,11 @@ class CsvFile:
         return max(0, found)
 
 
-TableFile = ArrowFile | ArrowFolder | CsvFile
-
-
 @contextmanager
 def open_file(
-    path: Path, fits: Fits = bool, note: Note = silent, digest: bool = True
+    path: Path, fits: Fits = bool, note: Note = ignore_note, digest: bool = True
 ) -> Iterator[TableFile]:
-    """Open a table's file, whatever its name. Raises DataError for what is no table, and if two
+    """Open a table's file, whatever its name. Raises DataError for what is not a table, and if two
     delimiters fit.
 
     digest: whether `sha256` is wanted, which a CSV file has once it has been read.
@@ -789,12 +938,12 @@ def _check_first(
 ) -> None:
     """Raise DataError if a first record that does not fit is a title, or has other delimiters."""
     given = [sum(map(bool, fields)) for _, fields in rows]
-    for place, (line, fields) in enumerate(rows[:MOST_TITLE_LINES]):
+    for place, (line, fields) in enumerate(rows[:MAX_TITLE_LINES]):
         if 2 * max(given[:place], default=len(fields)) <= len(fields) == given[place]:
             if fits(fields):
                 raise DataError(_below_title(path, len(fields), line))
             break
-    full = [line.strip() for line in lines if line.strip()][:SAMPLE]
+    full = [line.strip() for line in lines if line.strip()][:SAMPLE_RECORDS]
     if len(rows) > 2 and all(len(fields) == 1 for _, fields in rows):
         for delimiter in OTHER_DELIMITERS:
             sizes = {len([part for part in line.split(delimiter) if part]) for line in full[:-1]}
@@ -840,7 +989,7 @@ def _sniffed(
             for fields in reader:
                 if not _is_nothing(fields, delimiter):
                     rows.append((reader.line_num, [normalize(field.strip()) for field in fields]))
-                if len(rows) > SAMPLE:
+                if len(rows) > SAMPLE_RECORDS:
                     break
         except csv.Error as error:  # counts as an empty record, and is the last
             broken = broken or error
@@ -872,85 +1021,6 @@ def _sniffed(
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
-def read_blocks(
-    file: TableFile, schema: TableSchema, needed: Sequence[str], note: Note, progress: Progress
-) -> Iterator[RowBlock]:
-    """Read the columns that are needed, some rows at a time. Raises DataError.
-
-    A column with decimal commas in some rows and points in others is refused, in whichever rows
-    they come first.
-    """
-    names, every = file.first, [column.name for column in schema.columns]
-    named = file.delimiter is None or is_header(names, schema)
-    if named:
-        if isinstance(file, CsvFile):
-            file.check_header()
-        check_names(names, needed, str(file.path))
-    else:
-        names = list({len(order): order for order in (needed, every)}.get(len(names), every))
-    wanted = frozenset(needed)
-    described = [column for column in schema.columns if column.name in wanted]
-    numeric = [column for column in described if column.role == "numeric" or column.edges]
-    other = file.delimiter not in (None, ",")
-    mixed = [column.name for column in numeric if other and column.commas != "thousands"]
-    start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
-    for batch in file.batches(names if file.delimiter else needed, named, progress):
-        if not start and not named:
-            note(
-                f"{file.path} has no header; its columns are taken to be {', '.join(names)}, in "
-                "this order."
-            )
-        for name in mixed:
-            texts = batch.column(name)
-            if name not in commas and _first(texts, ",") is not None:
-                commas.add(name)
-                if name in points:
-                    record, text = points[name]
-                    raise DataError(
-                        f"{file.where(record)}: column {name} holds {text!r}, expected a finite "
-                        f"number. {_hint(file.delimiter, commas, name, text)}"
-                    )
-            elif name not in {*commas, *points} and (row := _first(texts, ".")) is not None:
-                points[name] = (start + row, texts[row].as_py().strip())
-        columns = {c.name: _values(file, c, batch.column(c.name), start, commas) for c in described}
-        where = partial(lambda start, row: file.where(start + row), start)
-        hint = partial(_hint, file.delimiter, commas)
-        yield RowBlock(columns, batch.num_rows, where, named, frozenset(commas), hint)
-        start += batch.num_rows
-    if not start:
-        raise DataError(f"{file.path} holds no records.")
-
-
-def coded(file: TableFile, name: str, array: Any, start: int) -> CodedValues:
-    """The values of a column, each once, of rows from `start` on. Raises DataError."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_string_view(array.type):
-        array = array.cast(pa.large_string())
-    kind = array.type
-    if unread := unread_type(kind):
-        raise DataError(
-            f"{file.path}: column {name} holds {unread}; expected numbers, text or dates. To leave "
-            f"it out: --ignore {name}."
-        )
-    array = _moments(array).dictionary_encode()  # in the order in which they first appear
-    found = array.dictionary.to_pylist()
-    places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
-    if isinstance(file, CsvFile):
-
-        def where(place: int) -> str:
-            return file.where(start + int(np.flatnonzero(places == place)[0]))
-
-        file.check(found, where, name)
-        for place, text in enumerate(found):
-            if text[:1] == " " and text.lstrip()[:1] == '"':
-                raise DataError(
-                    f"{where(place)}: column {name} holds {text!r}: a quote after a space "
-                    f"does not open a field. Leave out the space, or the column: --ignore {name}."
-                )
-    return CodedValues([*found, None] if array.null_count else found, places)
-
-
 def unread_type(kind: Any) -> str | None:
     """What a typed column holds that cannot be read, such as lists; None if it can."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -961,34 +1031,6 @@ def unread_type(kind: Any) -> str | None:
         or any(is_text(plain) for is_text in _TEXT)
     )
     return None if readable else str(kind)
-
-
-def _values(
-    file: TableFile, column: Column, array: Any, start: int, commas: Collection[str]
-) -> Values:
-    kind, text = array.type, file.delimiter is not None
-    if column.role == "numeric" and text and column.name not in commas:
-        for trimmed in (False, True):
-            numbers = array
-            if trimmed:
-                numbers = compute.utf8_trim_whitespace(array)
-                missing = compute.is_in(numbers, value_set=pa.array(sorted(MISSING)))
-                numbers = compute.if_else(missing, None, numbers)
-            try:
-                numbers = numbers.cast(pa.float64())
-            except pa.ArrowInvalid:
-                continue
-            found: NDArray[np.float64] = numbers.to_numpy(zero_copy_only=False)
-            if len(found) - np.count_nonzero(np.isfinite(found)) == numbers.null_count:
-                return found
-        # Else one is no finite number, or written in a way that only `columns.number` reads.
-    elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-        whole: Values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return whole
-    elif column.role == "date" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        moments: Values = _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
-        return moments
-    return coded(file, column.name, array, start)
 
 
 def _moments(array: Any) -> Any:
@@ -1004,14 +1046,6 @@ def _first(texts: Any, character: str) -> int | None:
     """The first row with this character."""
     row = compute.index(compute.match_substring(texts, character), True).as_py()
     return None if row < 0 else row
-
-
-def is_header(first: Sequence[str], schema: TableSchema) -> bool:
-    """Whether a first row names more than half of the features, or any column but by a value."""
-    values = {value for column in schema.columns for value in column.values or ()}
-    names = {column.name for column in schema.columns}
-    many = 2 * len(set(first) & set(schema.features)) > len(schema.features)
-    return many or bool(set(first) & names - values)
 
 
 def _hint(delimiter: str | None, commas: Collection[str], name: str, text: str) -> str:

@@ -8,12 +8,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from terrine_experiments.students.networks import labels_to_teach
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.pictures import prepare
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student, StudentMethod, StudentModel, Task, describe
+from terrine_models.students.models import (
+    Regression,
+    Student,
+    StudentMethod,
+    StudentModel,
+    Task,
+    describe_student,
+)
 from terrine_models.teachers.trees import Trees, fit_forest, require_scikit_learn
 
 TREES = 100
@@ -44,21 +50,22 @@ class Forest(StudentMethod):
     wants = "tables"
 
     @classmethod
-    def can(cls, task: Task) -> bool:
+    def can_learn(cls, task: Task) -> bool:
         """Tables alone. Raises TrainingError without scikit-learn."""
         require_scikit_learn()
         return task.is_table
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """The forest of all that is known."""
-        labels, classes = labels_to_teach(task, answers), task.classes
+        labels = Regression.of(task, answers).labels() if answers.noise else answers.labels
+        classes = task.classes
         rows = labels >= 0
         x = torch.from_numpy(np.asarray(task.x[rows], dtype=np.float32))
         prepared = prepare(x, task.spec).numpy()
         draws = np.random.SeedSequence(task.seed)
         tensors = fit_forest(prepared, labels[rows], len(classes), TREES, draws)
         how: dict[str, int | float | str] = {"method": "forest", "trees": TREES, "seed": task.seed}
-        model = describe(task.spec, classes, how, task.encoding, architecture="forest")
+        model = describe_student(task.spec, classes, how, task.encoding, architecture="forest")
         return Student(ForestModel(tensors, task.spec, len(classes), "the forest"), model)
 
 

@@ -11,23 +11,24 @@ import hashlib
 import math
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from terrine_protocol.base import fold, listed, normalize, numbered
 from terrine_protocol.files import opened, read
 from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import InputSpec as InputSpec
 from terrine_protocol.tables import DataError as DataError
-from terrine_protocol.tables import Record, TableSchema
+from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.columns import GrowingArray
 
-BLOCK = 16_384
+BLOCK_ROWS = 16_384
 """Rows of a block."""
 
 
@@ -81,64 +82,36 @@ def remark_on_people(names: Sequence[str], what: str) -> str | None:
 
 
 DIGITS = tuple(str(digit) for digit in range(10))
-LONGEST_CLASS = 200
+MAX_CLASS_CHARACTERS = 200
 """Characters in the name of a class."""
-WIDEST_RANGE = float(np.finfo(np.float32).max)
+MAX_RANGE = float(np.finfo(np.float32).max)
 """Between the lowest and the highest value of an input: more cannot be scaled in float32."""
 
 
-class InputSpec(Record):
-    """What one input looks like: its shape without the batch, and the range of its values."""
+class RecordSource(ABC):
+    """Labelled records that are read a block at a time."""
 
-    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, max_length=4)]
-    dtype: Literal["uint8", "float32"]
-    low: float
-    high: float
+    name: str
+    """Their name in messages."""
+    classes: tuple[str, ...]
+    spec: InputSpec
+    group_column: str | None
+    """What names people; None if each record counts as one person."""
+    encoding: TableSchema | None
+    """How a table's rows were encoded."""
+    people: tuple[str, ...] | None
+    """[U], what each person is called, by number, once all records were read. It is kept
+    nowhere."""
+    sha256: str | None
+    """Of the records' file, once all were read, if it is a table."""
 
-    @model_validator(mode="after")
-    def _range_is_not_empty(self) -> Self:
-        if not self.low < self.high:
-            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
-        return self
-
-
-class RecordSource(Protocol):
-    """Labelled records that are read a block at a time; attributes as in `Dataset`."""
-
-    @property
-    def name(self) -> str:
-        """What they are called in messages."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes."""
-
-    @property
-    def spec(self) -> InputSpec:
-        """What one input looks like."""
-
-    @property
-    def group_column(self) -> str | None:
-        """What names people; None if each record counts as one person."""
-
-    @property
-    def people(self) -> tuple[str, ...] | None:
-        """What each person is called, once all records were read; None if nobody knows."""
-
-    @property
-    def encoding(self) -> TableSchema | None:
-        """How a table's rows were encoded."""
-
-    @property
-    def sha256(self) -> str | None:
-        """Of the records' file, once all were read, if it is a table."""
-
+    @abstractmethod
     def blocks(self) -> Iterator[Records]:
         """Read all records, in order. Raises DataError."""
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(RecordSource):
     """Labelled records. Raises DataError when its parts do not fit together."""
 
     inputs: NDArray[np.generic]
@@ -155,9 +128,7 @@ class Dataset:
     """How pictures were converted, if the inputs were made from some."""
     name: str = "data"
     sha256: str | None = None
-    """Of the records' file, if it is a table."""
     people: tuple[str, ...] | None = None
-    """[U], what each person is called, by number. It is kept nowhere."""
 
     def __post_init__(self) -> None:
         inputs, rows = self.inputs, len(self.labels)
@@ -175,7 +146,7 @@ class Dataset:
                 f"{self.name}: label {self.labels[unknown[0]]} of record {unknown[0]} is not one "
                 f"of 0..{len(self.classes) - 1}; are the classes declared correctly?"
             )
-        odd = outside(inputs, self.spec)
+        odd = find_outside(inputs, self.spec)
         if len(odd):
             record = odd[0]
             raise DataError(
@@ -381,7 +352,7 @@ def read_arrays(path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generi
                 "it holds Python objects, which are not loaded; save arrays of numbers or text, "
                 "such as x.astype('float32') and names.astype(str)"
                 if start[:2] == b"PK" or start == b"\x93NUMPY"
-                else "it is no .npy or .npz; write one with numpy.save or numpy.savez"
+                else "it is not a .npy or .npz file; write one with numpy.save or numpy.savez"
             )
         raise DataError(f"{path} cannot be read as arrays of NumPy: {reason}.") from None
 
@@ -406,7 +377,7 @@ def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:
     return np.frombuffer(digests, dtype="V16")
 
 
-def distinct(inputs: NDArray[np.generic]) -> NDArray[np.int64]:
+def number_distinct_rows(inputs: NDArray[np.generic]) -> NDArray[np.int64]:
     """Return which different row each one is [N], from 0 on: equal rows have one answer."""
     which: NDArray[np.int64] = np.unique(row_digests(inputs), return_inverse=True)[1]
     return which
@@ -504,10 +475,10 @@ def _declared_inputs(
             f"{path}: x is {x.dtype}, so the range of its values must be declared: store numbers "
             "`low` and `high`. They become public; do not compute them from private records."
         ) from None
-    if not (low < high and high - low <= WIDEST_RANGE):
+    if not (low < high and high - low <= MAX_RANGE):
         raise DataError(
             f"{path}: `low` is {low:g} and `high` is {high:g}; expected numbers, the first below "
-            f"the second, and at most {WIDEST_RANGE:.3g} apart, as float32 has them."
+            f"the second, and at most {MAX_RANGE:.3g} apart, as float32 has them."
         )
     return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
 
@@ -529,14 +500,14 @@ def check_classes(classes: Sequence[str], what: str) -> None:
         twice = next(name for name in classes if list(classes).count(name) > 1)
         raise DataError(f"{what}: two classes are named {twice!r}; each needs another name.")
     for name in classes:
-        if not name.strip() or len(name) > LONGEST_CLASS:
+        if not name.strip() or len(name) > MAX_CLASS_CHARACTERS:
             raise DataError(
                 f"{what}: a class is named {name[:50]!r}, {len(name):,} characters; expected 1 to "
-                f"{LONGEST_CLASS}, not all of them blank."
+                f"{MAX_CLASS_CHARACTERS}, not all of them blank."
             )
 
 
-def outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
+def find_outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
     """Return the records with a value outside the range, or NaN."""
     inside = np.empty(len(inputs), bool)
     for at in _slices(len(inputs)):
@@ -547,7 +518,7 @@ def outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
 
 def _slices(rows: int) -> Iterator[slice]:
     """All rows, some at a time: what is made of them need not be held for all at once."""
-    return (slice(start, start + BLOCK) for start in range(0, rows, BLOCK))
+    return (slice(start, start + BLOCK_ROWS) for start in range(0, rows, BLOCK_ROWS))
 
 
 def _as_input(x: NDArray[np.generic]) -> NDArray[np.generic]:

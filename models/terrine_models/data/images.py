@@ -21,10 +21,10 @@ from terrine_protocol.base import normalize
 from terrine_protocol.files import opened
 from terrine_protocol.images import ImageFormat
 
-SUFFIXES = {".png", ".jpg", ".jpeg"}
-MOST_PIXELS = 50_000_000
+PICTURE_SUFFIXES = {".png", ".jpg", ".jpeg"}
+MAX_PIXELS = 50_000_000
 """A picture with more is not unpacked: a small file may hold a very large one."""
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+PILLOW_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 """What Pillow raises for files that are none, or not whole."""
 
 
@@ -130,7 +130,7 @@ def _visible(folder: Path) -> list[Path]:
 
 def _pictures(folder: Path) -> list[Path]:
     for path in (files := _visible(folder)):
-        if path.suffix.lower() not in SUFFIXES:
+        if path.suffix.lower() not in PICTURE_SUFFIXES:
             raise DataError(f"{path}: expected only files named .png, .jpg or .jpeg here.")
     return files
 
@@ -158,13 +158,13 @@ def _open_picture(library: Any, path: Path) -> Iterator[Any]:
     """Open a picture that is not too large; whatever Pillow raises within becomes a DataError."""
     try:
         with opened(path) as file, library.open(file, formats=("PNG", "JPEG")) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
+            if picture.width * picture.height > MAX_PIXELS:
                 raise DataError(
                     f"{path} unpacks to {picture.width} × {picture.height} pixels, more than "
-                    f"{MOST_PIXELS:,}. Make it smaller first."
+                    f"{MAX_PIXELS:,}. Make it smaller first."
                 )
             yield picture
-    except (*BROKEN, library.DecompressionBombError) as error:
+    except (*PILLOW_ERRORS, library.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(f"{path} cannot be read as a PNG or JPEG picture: {reason}.") from None
 

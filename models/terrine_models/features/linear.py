@@ -1,13 +1,4 @@
-"""Directions in which images of other classes differ, found without labels; and heads on them.
-
-How images of one class differ can be seen in public ones without labels: in an image and its
-distorted copies, and in near neighbours, which mostly are of one class. That gives a covariance
-within classes, and the rest of the covariance of all images lies between them. In coordinates where
-the first is the identity, a class mean from one or two records already says much, and how far to
-believe it is known: probabilistic linear discriminant analysis (Ioffe, ECCV 2006). So teachers with
-few records of each of many classes do better than by ridge regression, whose every direction is
-learned from the shard alone.
-"""
+"""What is fitted on public features: directions, landmarks, a neighbourhood graph, and bins."""
 
 from __future__ import annotations
 
@@ -20,21 +11,25 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from scipy.sparse import csr_matrix, diags
 from scipy.sparse.linalg import eigsh
 
-COMPONENTS = 300
+DISCRIMINANT_COMPONENTS = 300
 """Principal components among which directions are sought."""
-COPIES = 2
+DISTORTED_COPIES = 2
 """Distorted copies of each public image."""
-CLASS_NEIGHBOURS, ROUNDS = 5, 3
-"""Near neighbours of each public image; in every round they are nearest in the directions found
-before, which makes them of one class more often."""
-OF_NEIGHBOURS, FLOOR = 0.75, 0.02
-"""Share of the covariance within classes that is neighbours'; the rest is that of distorted copies.
-What is added to it in all directions, relative to the mean variance of a component."""
-MANY = 30
+CLASS_NEIGHBOURS = 5
+"""Near neighbours of each public image."""
+DISCRIMINANT_ROUNDS = 3
+"""In each, neighbours are the nearest in the directions found before, which makes them of one class
+more often."""
+NEIGHBOUR_COVARIANCE_SHARE = 0.75
+"""Share of the covariance within classes that is neighbours'; the rest is that of distorted
+copies."""
+COVARIANCE_FLOOR = 0.02
+"""Added to it in all directions, relative to the mean variance of a component."""
+MANY_CLASSES = 30
 """Classes from which a shard may lack some, and class means do better than regressions."""
-LEAST = 1e-6
-BLOCK = 512
-NEVER = -1e6
+MIN_EIGENVALUE = 1e-6
+BLOCK_ROWS = 512
+UNSEEN_CLASS_SCORE = -1e6
 """The score of a class that a head has not seen."""
 
 
@@ -43,19 +38,27 @@ def discriminant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return directions [D, C] and variances between classes [C], the largest first.
 
-    They are found among `points` [N, D], which are centred, and distorted `copies` of these. Within
-    a class the variance is 1 in each direction.
+    How images of one class differ can be seen in public ones without labels: in an image and its
+    distorted copies, and in near neighbours, which mostly are of one class. That gives a covariance
+    within classes, and the rest of the covariance of all images lies between them. In coordinates
+    where the first is the identity, how far to trust a class mean of one or two records is known:
+    probabilistic linear discriminant analysis (Ioffe, ECCV 2006). So teachers with few records of
+    each of many classes do better than by ridge regression.
+
+    Directions are found among `points` [N, D], which are centred, and distorted `copies` of these.
+    Within a class the variance is 1 in each direction.
     """
     size, unit = len(points), torch.eye(points.shape[1], dtype=torch.float64)
     total = _scatter(points) / size
     distorted = sum(_scatter(points - copy) for copy in copies) / (2 * size * len(copies))
-    floor = FLOOR * total.diagonal().mean() * unit
+    floor = COVARIANCE_FLOOR * total.diagonal().mean() * unit
     found = points
-    for _ in range(ROUNDS):
+    for _ in range(DISCRIMINANT_ROUNDS):
         nearest = _nearest(F.normalize(found, dim=1))
         apart = sum(_scatter(points - points[each]) for each in nearest.T)
         within = (
-            OF_NEIGHBOURS * apart / (2 * size * CLASS_NEIGHBOURS) + (1 - OF_NEIGHBOURS) * distorted
+            NEIGHBOUR_COVARIANCE_SHARE * apart / (2 * size * CLASS_NEIGHBOURS)
+            + (1 - NEIGHBOUR_COVARIANCE_SHARE) * distorted
         )
         root = torch.linalg.cholesky(within + floor)
         half = torch.linalg.solve_triangular(root, total, upper=False)
@@ -64,12 +67,12 @@ def discriminant(
         )
         values, vectors = values.flip(0)[:width], vectors.flip(1)[:, :width]
         directions = torch.linalg.solve_triangular(root.T, vectors, upper=True).float()
-        between = (values - 1).clamp(min=LEAST).float()
-        found = points @ directions * believed(between)
+        between = (values - 1).clamp(min=MIN_EIGENVALUE).float()
+        found = points @ directions * confidence_weights(between)
     return directions.contiguous(), between.contiguous()
 
 
-def believed(between: torch.Tensor) -> torch.Tensor:
+def confidence_weights(between: torch.Tensor) -> torch.Tensor:
     """How far two images tell of each other's classes, in each direction [C]: for distances."""
     return (between / (between + 1)).sqrt()
 
@@ -93,7 +96,9 @@ def mean_head(
     variances = 1 + between / (usual + 1)
     weights = means / variances
     biases = -(means * weights).sum(1) / 2
-    return weights.contiguous(), torch.where(seen, biases, torch.full_like(biases, NEVER))
+    return weights.contiguous(), torch.where(
+        seen, biases, torch.full_like(biases, UNSEEN_CLASS_SCORE)
+    )
 
 
 def _scatter(rows: torch.Tensor) -> torch.Tensor:
@@ -103,12 +108,13 @@ def _scatter(rows: torch.Tensor) -> torch.Tensor:
 def _nearest(unit: torch.Tensor) -> torch.Tensor:
     """Numbers [N, NEIGHBOURS] of the points nearest to each point [N, C] of unit length."""
     found = [
-        (block @ unit.T).topk(CLASS_NEIGHBOURS + 1, 1).indices for block in torch.split(unit, BLOCK)
+        (block @ unit.T).topk(CLASS_NEIGHBOURS + 1, 1).indices
+        for block in torch.split(unit, BLOCK_ROWS)
     ]
     return torch.cat(found)[:, 1:]
 
 
-SHARPNESS = 0.25
+KERNEL_SHARPNESS = 0.25
 """γ times the total variance of the points: exp(-SHARPNESS) between points a usual distance away is
 a wide kernel. Chosen on MNIST's training images: 98.9 % at 0.25, 98.8 % at 0.5, 98.6 % at 1."""
 
@@ -118,15 +124,18 @@ def choose_landmarks(
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Choose at most `count` of `points` [N, D] at random; return the tensors of the map, and γ.
 
+    Ridge regression on this map is kernel ridge regression with all functions that the landmarks
+    span (Williams and Seeger, "Using the Nyström Method to Speed Up Kernel Machines", NIPS 2000).
+
     The tensors: `landmarks` [L, D], and `whitening` [L, L], which turns similarities to landmarks
     into coordinates whose dot products approximate the kernel.
     """
     random = torch.Generator().manual_seed(seed)
     landmarks = points[torch.randperm(len(points), generator=random)[:count]].clone()
     variance = float(points.var(0).sum()) or 1.0  # of equal points: any γ
-    gamma = SHARPNESS / variance
+    gamma = KERNEL_SHARPNESS / variance
     values, vectors = torch.linalg.eigh(_similarity(landmarks, landmarks, gamma).double())
-    whitening = vectors / values.clamp(min=LEAST * float(values.max())).sqrt()
+    whitening = vectors / values.clamp(min=MIN_EIGENVALUE * float(values.max())).sqrt()
     return {"landmarks": landmarks, "whitening": whitening.float().contiguous()}, gamma
 
 
@@ -147,7 +156,7 @@ def _similarity(points: torch.Tensor, landmarks: torch.Tensor, gamma: float) -> 
 
 
 GRAPH_NEIGHBOURS = 10
-STIFFNESS = 0.01
+GRAPH_STIFFNESS = 0.01
 """Added to each eigenvalue, so that the smoothest functions do not dominate all others."""
 
 
@@ -155,6 +164,10 @@ def embed(
     points: torch.Tensor, width: int, power: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Coordinates [N, width] of `points` [N, D] of unit length, and their scales [N].
+
+    The smoothest functions on the nearest-neighbour graph (Belkin and Niyogi, "Laplacian
+    Eigenmaps", Neural Computation 2003) change little within a class and much between classes:
+    ridge regression on them is Laplacian-regularised least squares.
 
     The less `power`, the more the less smooth functions count. A scale is the distance to the
     NEIGHBOURS-th neighbour: similarity falls with distance relative to it (Zelnik-Manor and Perona,
@@ -169,7 +182,7 @@ def embed(
     root = np.sqrt(np.asarray(similarity.sum(1)).ravel())
     smooth = diags(1 / root) @ similarity @ diags(1 / root)
     values, vectors = eigsh(smooth, k=width, which="LA", v0=np.ones(size), tol=1e-3)
-    coordinates = vectors / root[:, None] / (1 - values + STIFFNESS) ** power
+    coordinates = vectors / root[:, None] / (1 - values + GRAPH_STIFFNESS) ** power
     coordinates -= coordinates.mean(0)
     coordinates /= np.sqrt((coordinates**2).sum(1).mean())
     return torch.from_numpy(coordinates).float(), scales
@@ -181,7 +194,8 @@ def neighbourhood(
     """Similarities [N, 1 + NEIGHBOURS] of `points` [N, D] of unit length to themselves and to the
     nearest others, the numbers of these, and their scales [N] (`embed`)."""
     nearest = [
-        _nearest_points(block, points, GRAPH_NEIGHBOURS + 1) for block in torch.split(points, BLOCK)
+        _nearest_points(block, points, GRAPH_NEIGHBOURS + 1)
+        for block in torch.split(points, BLOCK_ROWS)
     ]
     squared = torch.cat([found[0] for found in nearest])
     index = torch.cat([found[1] for found in nearest])
@@ -197,7 +211,8 @@ def extend(
     *,
     skip: int = 0,
 ) -> torch.Tensor:
-    """Coordinates [B, width] of new inputs `x` [B, D] of unit length.
+    """Coordinates [B, width] of new inputs `x` [B, D] of unit length, as a weighted mean of those
+    of the nearest public points (Bengio et al., "Out-of-Sample Extensions", NIPS 2003).
 
     With `skip` 1, the nearest point does not count: what is a point itself is treated as new.
     """
@@ -217,17 +232,19 @@ def _nearest_points(
     return (2 - 2 * products).clamp(min=0), index
 
 
-LEVELS = tuple(k / 10 for k in range(1, 10))
+STEP_QUANTILES = tuple(k / 10 for k in range(1, 10))
 """A step at each decile."""
-ABOVE = (0.25, 0.5, 0.75)
+QUANTILES_ABOVE_LEAST = (0.25, 0.5, 0.75)
 """A column that is at its least value in most rows: steps at these quantiles of the other rows."""
-KNOTS = 101
+RANK_KNOTS = 101
 """Quantiles by which ranks are found."""
-NEAR_CONSTANT = 0.005
+MIN_COLUMN_VARIANCE = 0.005
 """Variance, of columns in [0, 1], below which one is dropped: less than 0.5 % of rows differ."""
-MOST, ROWS_EACH = 3000, 10
-"""The most steps and ranks, and the least public rows for each of them."""
-SHRINK = 3.0
+MAX_BINS = 3000
+"""Steps and ranks, together."""
+MIN_ROWS_PER_BIN = 10
+"""Public rows for each step or rank."""
+WHITENING_SHRINKAGE = 3.0
 """Whitening divides by the root of a direction's variance plus this share of the mean variance."""
 
 
@@ -246,7 +263,7 @@ class Bins:
         knots = self.tensors["knots"].contiguous()
         below = torch.searchsorted(knots, ranked)
         within = torch.searchsorted(knots, ranked, right=True)
-        ranks = (below + within).T / (2 * KNOTS)
+        ranks = (below + within).T / (2 * RANK_KNOTS)
         return torch.cat([reached.to(x.dtype), ranks.to(x.dtype)], 1)
 
 
@@ -271,10 +288,10 @@ def fit_bins(
             continue
         if not ranks_alone:
             steps += [(column, step) for step in _steps(values)]
-        ranks.append((column, _quantiles(values, torch.linspace(0, 1, KNOTS))))
+        ranks.append((column, _quantiles(values, torch.linspace(0, 1, RANK_KNOTS))))
     bins = _bins(steps, ranks)
-    kept = (bins(x).double().var(0, unbiased=False) >= NEAR_CONSTANT).tolist()
-    if not 0 < sum(kept) <= min(MOST, len(x) // ROWS_EACH):
+    kept = (bins(x).double().var(0, unbiased=False) >= MIN_COLUMN_VARIANCE).tolist()
+    if not 0 < sum(kept) <= min(MAX_BINS, len(x) // MIN_ROWS_PER_BIN):
         return None
     bins = _bins(
         [step for step, keep in zip(steps, kept[: len(steps)], strict=True) if keep],
@@ -286,7 +303,7 @@ def fit_bins(
     if whiten or len(basis) > width:
         covariance = ((raw - mean) @ basis).T.cov(correction=0).reshape(basis.shape)
         variances, directions = torch.linalg.eigh(covariance)  # the largest last
-        scale = (variances + SHRINK * variances.mean()).rsqrt() if whiten else 1.0
+        scale = (variances + WHITENING_SHRINKAGE * variances.mean()).rsqrt() if whiten else 1.0
         basis = (basis @ directions * scale)[:, -width:]
     return bins.tensors | {"mean": mean.float(), "basis": basis.float().contiguous()}
 
@@ -297,7 +314,7 @@ def shapes(steps: int, ranks: int, components: int) -> dict[str, tuple[int, ...]
         "step_columns": (steps,),
         "steps": (steps,),
         "rank_columns": (ranks,),
-        "knots": (ranks, KNOTS),
+        "knots": (ranks, RANK_KNOTS),
         "mean": (steps + ranks,),
         "basis": (steps + ranks, components),
     }
@@ -307,9 +324,9 @@ def _steps(values: torch.Tensor) -> list[float]:
     least = values.min()
     rest = values[values > least]
     if 2 * len(rest) >= len(values):
-        found = _quantiles(values, torch.tensor(LEVELS))
+        found = _quantiles(values, torch.tensor(STEP_QUANTILES))
     else:
-        found = torch.cat([rest.min()[None], _quantiles(rest, torch.tensor(ABOVE))])
+        found = torch.cat([rest.min()[None], _quantiles(rest, torch.tensor(QUANTILES_ABOVE_LEAST))])
     return sorted(set(found.tolist()))
 
 
@@ -326,6 +343,6 @@ def _bins(steps: list[tuple[int, float]], ranks: list[tuple[int, torch.Tensor]])
             "step_columns": torch.tensor([column for column, _ in steps], dtype=torch.int32),
             "steps": torch.tensor([step for _, step in steps], dtype=torch.float32),
             "rank_columns": torch.tensor([column for column, _ in ranks], dtype=torch.int32),
-            "knots": torch.stack(knots) if knots else torch.zeros(0, KNOTS),
+            "knots": torch.stack(knots) if knots else torch.zeros(0, RANK_KNOTS),
         }
     )

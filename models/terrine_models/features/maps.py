@@ -11,6 +11,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,13 +19,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
-from terrine_models.data.arrays import DataError, Dataset, InputSpec, outside, row_digests
+from terrine_models.data.arrays import DataError, Dataset, InputSpec, find_outside, row_digests
 from terrine_models.data.workers import side_by_side
 from terrine_models.features import linear
 from terrine_models.features.backbones import Backbone
 from terrine_models.features.linear import (
-    COMPONENTS,
-    COPIES,
+    DISCRIMINANT_COMPONENTS,
+    DISTORTED_COPIES,
     choose_landmarks,
     discriminant,
     embed,
@@ -42,37 +43,44 @@ from terrine_models.features.pictures import (
     oriented_gradients,
     prepare,
 )
-from terrine_models.storage.manifests import FeatureSpec
+from terrine_models.storage.manifests import (
+    BACKBONE_FILE,
+    FEATURES_FILE,
+    FeatureSpec,
+    save_tensors,
+)
+from terrine_protocol.files import write_atomically
 from terrine_protocol.tables import PublicSource
 
 Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
 """What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
-directions in which classes differ (`discriminant.py`)."""
+directions in which classes differ (`linear.discriminant`)."""
 KERNEL_COMPONENTS = 150
 """Principal components among which a kernel measures distances."""
-FINE = 0.5
-"""Power of `graph.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
+FINE_GRAPH_POWER = 0.5
+"""Power of `linear.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
 images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
-MIN_SIDE, MIN_COLOURED_SIDE = 4, 8
-"""Sides in pixels from which gradients say more than the pixels themselves: of grey pictures, and
-of those with several channels."""
+MIN_SIDE = 4
+"""Pixels of a grey picture's side from which gradients say more than the pixels themselves."""
+MIN_COLOURED_SIDE = 8
+"""The same for pictures with several channels."""
 COLOUR_WEIGHT = 5.0
 """Of colours against gradients, where there are no public pictures to judge by."""
 COLOUR_SHARES = (1.0, 0.5, 0.0)
 """How much colours may count, where labels or answers tell: 0 if they only distract. Else they
 count most: where colours are classes, they are all that is worth knowing."""
-MOST_JUDGED = 2000
+MAX_JUDGED_PICTURES = 2000
 """Public pictures by which views are judged, at most."""
 MAX_COLOUR_WEIGHT = 100.0
 """Of colours against gradients, at most: what varies less than that makes up for is noise."""
-BLOCK = 128
+BLOCK_IMAGES = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
-MOST_ROWS = 100_000
+MAX_BINNED_ROWS = 100_000
 """The most public rows of a table on which bins are fitted: of more, every second, third, ….
 Quantiles of that many are near enough, and bins take several times the memory of the columns."""
 MAX_SHARED = 0.01
 """Share of the public rows that may be private ones as well, however seldom rows repeat."""
-FEWEST_POINTS, MOST_POINTS = 200, 10_000
+MIN_GRAPH_POINTS, MAX_GRAPH_POINTS = 200, 10_000
 """The fewest public inputs for which there is a graph, and the most that it contains."""
 
 
@@ -97,8 +105,8 @@ class PublicData:
     ) -> PublicData:
         """State that `inputs` [N, *shape] are public, under a name that the manifest will show.
 
-        `groups`: whose they are, [N], if people have several. `labels`: their classes, [N], public
-        likewise: of pictures in colour they tell how much colours say.
+        `groups`: whose they are, [N], if people have several. `labels`: their classes, [N], also
+        public: of colour pictures they show how much colours matter.
         """
         if not name.strip():
             raise DataError("Public data needs a name, so that its use can be checked later.")
@@ -125,7 +133,7 @@ class PublicData:
             raise DataError(
                 f"Public data {name} has dtype {inputs.dtype}, the private data {spec.dtype}."
             )
-        if len(outside(inputs, spec)):
+        if len(find_outside(inputs, spec)):
             raise DataError(
                 f"Public data {name} has values outside the declared range [{spec.low:g}, "
                 f"{spec.high:g}]."
@@ -136,7 +144,7 @@ class PublicData:
 
         Raises DataError if they are too many for chance: most likely the private file was given as
         the public one. By chance come 1 %, or as many as would if each had twice as many private
-        rows like it as the repetitions foretell among the public rows, or among the private ones:
+        rows like it as the repetitions suggest among the public rows, or among the private ones:
         of few public rows, which hardly repeat, the latter tell more. Where rows repeat so often
         that all are expected among the private ones, a mix-up looks like chance.
         """
@@ -174,7 +182,7 @@ class FeatureMap:
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
         `landmarks` [L, components] and `whitening` [L, L]; of discriminant also `between`
-        [components]; of bins, `bins.Bins`."""
+        [components]; of bins, `linear.Bins`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
@@ -193,7 +201,7 @@ class FeatureMap:
     def of_base(self, base: torch.Tensor, *, skip: int = 0) -> torch.Tensor:
         """Features [B, width] of the data-independent ones [B, D] (`base_features`).
 
-        `skip` as in `graph.extend`.
+        `skip` as in `linear.extend`.
         """
         if self.spec.projection == "none":
             return base
@@ -231,6 +239,16 @@ class FeatureMap:
             shapes["landmarks"] = (spec.landmarks, spec.components)
             shapes["whitening"] = (spec.landmarks, spec.landmarks)
         return shapes
+
+    def save(self, directory: Path) -> dict[str, str]:
+        """Save the tensors and the backbone, if there are any; return the SHA-256 of each file."""
+        files = {}
+        if self.tensors:
+            files[FEATURES_FILE] = save_tensors(directory / FEATURES_FILE, self.tensors)
+        if self.backbone is not None:
+            write_atomically(directory / BACKBONE_FILE, self.backbone.data)
+            files[BACKBONE_FILE] = self.backbone.source.sha256
+        return files
 
     def to(self, device: str) -> FeatureMap:
         """The same map on another device."""
@@ -322,7 +340,7 @@ def public_features(
     `discriminant` they are the directions in which classes seem to differ. Without public data
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
     data-independent and needs more dimensions. Tables get bins at the quantiles of public rows
-    (`bins.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
+    (`linear.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
     their encoded columns.
     With a backbone, its embeddings replace oriented gradients, of images and of tables; without
     public data they are kept as they are. `nystrom`, which students have, is for public images and
@@ -348,7 +366,7 @@ def public_features(
         return _of_tables(inputs, public, width, whiten)
     if public is None:
         return _random_projection(inputs, 4 * width)
-    every = -(-len(public.inputs) // MOST_POINTS)
+    every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
     base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
     weights = _weights(view, base, inputs)
@@ -363,10 +381,10 @@ def public_features(
         fitted_on=public.source,
         backbone=None if backbone is None else backbone.source,
     )
-    if len(base) >= FEWEST_POINTS:
+    if len(base) >= MIN_GRAPH_POINTS:
         points = _project(base, tensors)
         fine = kind == "fine_graph"
-        count, power = (2 * (width // 3), FINE) if fine else (width // 3, 1.0)
+        count, power = (2 * (width // 3), FINE_GRAPH_POWER) if fine else (width // 3, 1.0)
         coordinates, scales = embed(points, count, power)
         tensors |= {"points": points, "scales": scales, "coordinates": coordinates}
         spec = spec.model_copy(
@@ -384,15 +402,16 @@ def _discriminant(
 ) -> FeatureMap:
     """The map to at most `width` directions in which public images of other classes differ."""
     pictures = public is not None and len(inputs.shape) > 1 and backbone is None
-    if public is None or view is None or not pictures or len(public.inputs) < FEWEST_POINTS:
+    if public is None or view is None or not pictures or len(public.inputs) < MIN_GRAPH_POINTS:
         raise DataError(
-            f"Discriminant features need at least {FEWEST_POINTS} public images, and no backbone."
+            f"Discriminant features need at least {MIN_GRAPH_POINTS} public images, and no "
+            "backbone."
         )
-    every = -(-len(public.inputs) // MOST_POINTS)
+    every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
     plain = torch.from_numpy(public.inputs[::every])
-    rows, name = torch.split(torch.arange(len(plain)), BLOCK), view.base
+    rows, name = torch.split(torch.arange(len(plain)), BLOCK_IMAGES), view.base
     base = torch.cat(side_by_side(lambda own: base_features(name, plain[own], inputs), rows))
-    tensors = _principal_components(base, COMPONENTS, _weights(view, base, inputs))
+    tensors = _principal_components(base, DISCRIMINANT_COMPONENTS, _weights(view, base, inputs))
     del tensors["deviations"]
 
     def components(of: torch.Tensor) -> torch.Tensor:
@@ -407,7 +426,9 @@ def _discriminant(
 
         return torch.cat(side_by_side(compute, rows))
 
-    directions, between = discriminant(components(base), [changed(i) for i in range(COPIES)], width)
+    directions, between = discriminant(
+        components(base), [changed(i) for i in range(DISTORTED_COPIES)], width
+    )
     tensors["basis"] = (tensors["basis"] @ directions).contiguous()
     spec = FeatureSpec(
         base=name, projection="discriminant", components=len(between), fitted_on=public.source
@@ -443,7 +464,7 @@ def _of_tables(
     inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
 ) -> FeatureMap:
     if public is not None:
-        every = -(-len(public.inputs) // MOST_ROWS)
+        every = -(-len(public.inputs) // MAX_BINNED_ROWS)
         rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
         tensors = linear.fit_bins(rows, width, whiten=whiten)
         if tensors is None and len(inputs.shape) > 1:  # pixels are many: too few rows for steps
@@ -490,12 +511,13 @@ class ViewPoints:
 
     @classmethod
     def of(cls, inputs: InputSpec, x: NDArray[Any], rows: NDArray[np.int64]) -> ViewPoints:
-        """Compute them of at most MOST_JUDGED of the `rows` of x [N, *shape]; none of one view."""
-        rows, views = rows[:: -(-len(rows) // MOST_JUDGED)], views_of(inputs, x)
-        if len(views) < 2 or len(rows) < FEWEST_POINTS:
+        """Compute them for at most MAX_JUDGED_PICTURES of the `rows` of x [N, *shape], unless there
+        is only one view."""
+        rows, views = rows[:: -(-len(rows) // MAX_JUDGED_PICTURES)], views_of(inputs, x)
+        if len(views) < 2 or len(rows) < MIN_GRAPH_POINTS:
             return cls(rows, {views[0]: torch.zeros(0)})
         some = torch.from_numpy(np.ascontiguousarray(x[rows]))
-        blocks, points = torch.split(some, BLOCK), dict[View, torch.Tensor]()
+        blocks, points = torch.split(some, BLOCK_IMAGES), dict[View, torch.Tensor]()
         bases = dict[Base, torch.Tensor]()
         for view in views:
             name = view.base
@@ -511,7 +533,7 @@ class ViewPoints:
     def best(self, shares: NDArray[np.float64], known: NDArray[np.bool_]) -> View:
         """Return the view that tells most of shares [N, m], of the rows that are `known` [N]."""
         usual, own = next(iter(self.points)), known[self.rows]
-        if len(self.points) < 2 or np.count_nonzero(own) < FEWEST_POINTS:
+        if len(self.points) < 2 or np.count_nonzero(own) < MIN_GRAPH_POINTS:
             return usual
         points = {view: each[torch.from_numpy(own)] for view, each in self.points.items()}
         return best_view(points, torch.from_numpy(shares[self.rows[own]]))
@@ -574,7 +596,7 @@ def _project(base: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tens
 
 
 def _blocks(inputs: NDArray[Any]) -> list[NDArray[Any]]:
-    return np.array_split(inputs, -(-len(inputs) // BLOCK))
+    return np.array_split(inputs, -(-len(inputs) // BLOCK_IMAGES))
 
 
 def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:

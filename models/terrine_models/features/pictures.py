@@ -14,12 +14,14 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from terrine_models.data.arrays import InputSpec
 
 DIRECTIONS = 12
-SMOOTH = (0.2075, 0.5850, 0.2075)  # a Gaussian of 0.7 pixels, cut off after one
-LEAST = 1e-3
-SMALL, ENLARGED = 20, 28  # images with a side under SMALL pixels are enlarged first
+SMOOTHING = (0.2075, 0.5850, 0.2075)  # a Gaussian of 0.7 pixels, cut off after one
+MIN_CELL_LENGTH = 1e-3
+SMALL_SIDE_PIXELS = 20
+"""Images with a smaller side are enlarged first."""
+ENLARGED_SIDE_PIXELS = 28
 
 
-def oriented_gradients(images: torch.Tensor, least: float = LEAST) -> torch.Tensor:
+def oriented_gradients(images: torch.Tensor, least: float = MIN_CELL_LENGTH) -> torch.Tensor:
     """Histograms of gradient direction on two scales, of grey images [B, H, W] in [0, 1].
 
     Images are smoothed a little. Each pixel adds the length of its gradient to the two nearest of
@@ -29,11 +31,11 @@ def oriented_gradients(images: torch.Tensor, least: float = LEAST) -> torch.Tens
     Oriented Gradients for Human Detection", CVPR 2005, but with the sign of the gradient.
     """
     images = images.unsqueeze(1)
-    if min(images.shape[2:]) < SMALL:
-        size = (ENLARGED, ENLARGED)
+    if min(images.shape[2:]) < SMALL_SIDE_PIXELS:
+        size = (ENLARGED_SIDE_PIXELS, ENLARGED_SIDE_PIXELS)
         images = F.interpolate(images, size=size, mode="bilinear", align_corners=False)
     padded = F.pad(images, (2, 2, 2, 2), mode="replicate").squeeze(1)
-    side, middle, _ = SMOOTH
+    side, middle, _ = SMOOTHING
     padded = side * (padded[:, 2:] + padded[:, :-2]) + middle * padded[:, 1:-1]
     padded = side * (padded[:, :, 2:] + padded[:, :, :-2]) + middle * padded[:, :, 1:-1]
     across = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]
@@ -62,11 +64,11 @@ def _overlapping(blocks: torch.Tensor) -> torch.Tensor:
     return tall[:, :, 1:] + tall[:, :, :-1]
 
 
-CELLS = 4
+COLOUR_CELLS = 4
 """Cells a side, of which each has its mean colours."""
-LEVELS = 8
+COLOUR_LEVELS = 8
 """Levels of a channel's histogram."""
-MOST_BANDS = 4
+MAX_BANDS = 4
 """Bands between which gradients are computed: of more channels, neighbouring ones are averaged."""
 MIN_CONTRAST = 0.5
 """Sum of gradients in a cell below which contrasts are mostly noise of a camera or of JPEG."""
@@ -93,25 +95,27 @@ def colours(images: torch.Tensor) -> torch.Tensor:
 
     Each of the three kinds has about the same weight.
     """
-    cells = F.adaptive_avg_pool2d(images, CELLS).flatten(1) * 2 - 1
+    cells = F.adaptive_avg_pool2d(images, COLOUR_CELLS).flatten(1) * 2 - 1
     whole = images.mean((2, 3)) * 2 - 1
-    levels = torch.linspace(0, 1, LEVELS)
+    levels = torch.linspace(0, 1, COLOUR_LEVELS)
     pixels = images.flatten(2).unsqueeze(2)
-    shares = (1 - (pixels - levels[:, None].to(pixels)).abs() * (LEVELS - 1)).clamp(min=0).mean(3)
-    return torch.cat([cells / CELLS, whole, shares.sqrt().flatten(1)], 1)
+    shares = (
+        (1 - (pixels - levels[:, None].to(pixels)).abs() * (COLOUR_LEVELS - 1)).clamp(min=0).mean(3)
+    )
+    return torch.cat([cells / COLOUR_CELLS, whole, shares.sqrt().flatten(1)], 1)
 
 
 def colours_width(channels: int) -> int:
     """How many of the features, at their end, are colours."""
-    return channels * (CELLS * CELLS + 1 + LEVELS)
+    return channels * (COLOUR_CELLS * COLOUR_CELLS + 1 + COLOUR_LEVELS)
 
 
 def _bands(images: torch.Tensor) -> torch.Tensor:
     """At most MOST_BANDS [B, bands, H, W] of channels [B, C, H, W]."""
     channels = images.shape[1]
-    if channels <= MOST_BANDS:
+    if channels <= MAX_BANDS:
         return images
-    groups = torch.tensor_split(images, MOST_BANDS, dim=1)
+    groups = torch.tensor_split(images, MAX_BANDS, dim=1)
     return torch.stack([group.mean(1) for group in groups], 1)
 
 
@@ -131,18 +135,21 @@ def prepare(x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
     return unit * 2 - 1 if unit.ndim == 2 else to_images(unit)
 
 
-ROTATION = 15.0  # degrees
-SCALE = 0.12
-SHEAR = 0.15
-SHIFT = 0.09  # of the image's side: 2.5 pixels in 28
-ELASTIC = 0.036  # of half the side: 0.5 pixels in 28
-COARSE = 4  # elastic displacements are drawn on a COARSE x COARSE lattice and interpolated
-DRAWS = 6 + 2 * COARSE * COARSE
+ROTATION_DEGREES = 15.0  # degrees
+MAX_SCALING = 0.12
+MAX_SHEAR = 0.15
+MAX_SHIFT = 0.09  # of the image's side: 2.5 pixels in 28
+ELASTIC_SHARE = 0.036  # of half the side: 0.5 pixels in 28
+LATTICE_SIDE = 4  # elastic displacements are drawn on a COARSE x COARSE lattice and interpolated
+DRAWS = 6 + 2 * LATTICE_SIDE * LATTICE_SIDE
 """Uniform draws from [-1, 1] for one distortion."""
 
 
 def distort(
-    images: torch.Tensor, draws: torch.Tensor, rotation: float = ROTATION, elastic: float = ELASTIC
+    images: torch.Tensor,
+    draws: torch.Tensor,
+    rotation: float = ROTATION_DEGREES,
+    elastic: float = ELASTIC_SHARE,
 ) -> torch.Tensor:
     """Distort `images` [B, C, H, W] by `draws` [B, DRAWS], uniform in [-1, 1].
 
@@ -151,20 +158,22 @@ def distort(
     """
     rows = len(images)
     angle = draws[:, 0] * math.radians(rotation)
-    across = 1 + draws[:, 1] * SCALE
-    down = 1 + draws[:, 2] * SCALE
-    shear = draws[:, 3] * SHEAR
+    across = 1 + draws[:, 1] * MAX_SCALING
+    down = 1 + draws[:, 2] * MAX_SCALING
+    shear = draws[:, 3] * MAX_SHEAR
     cos, sin = torch.cos(angle), torch.sin(angle)
     affine = torch.stack(
         [
-            torch.stack([across * cos, across * (shear * cos - sin), 2 * SHIFT * draws[:, 4]], 1),
-            torch.stack([down * sin, down * (shear * sin + cos), 2 * SHIFT * draws[:, 5]], 1),
+            torch.stack(
+                [across * cos, across * (shear * cos - sin), 2 * MAX_SHIFT * draws[:, 4]], 1
+            ),
+            torch.stack([down * sin, down * (shear * sin + cos), 2 * MAX_SHIFT * draws[:, 5]], 1),
         ],
         1,
     )
     size = list(images.shape)
     grid = F.affine_grid(affine, size, align_corners=False)
-    lattice = draws[:, 6:].reshape(rows, 2, COARSE, COARSE) * elastic
+    lattice = draws[:, 6:].reshape(rows, 2, LATTICE_SIDE, LATTICE_SIDE) * elastic
     bend = F.interpolate(lattice, size=size[2:], mode="bicubic", align_corners=True)
     return F.grid_sample(
         images, grid + bend.permute(0, 2, 3, 1), mode="bilinear", align_corners=False
@@ -181,8 +190,8 @@ def distorted(
     x: torch.Tensor,
     draws: torch.Tensor,
     spec: InputSpec,
-    rotation: float = ROTATION,
-    elastic: float = ELASTIC,
+    rotation: float = ROTATION_DEGREES,
+    elastic: float = ELASTIC_SHARE,
 ) -> torch.Tensor:
     """Distorted inputs [B, *shape]; what moves in from beyond the edge gets the lowest value."""
     bent = distort(to_images(x - spec.low), draws, rotation, elastic) + spec.low

@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
 """Of the manifests that are written. Its number grows when earlier code could not read them; those
 of earlier numbers are converted when they are read. A manifest that names none is of the first."""
-MANIFEST = "manifest.json"
-FEATURES = "features.safetensors"
-BACKBONE = "backbone.onnx"
-MANIFEST_LIMIT = 16 * 2**20
+MANIFEST_FILE = "manifest.json"
+FEATURES_FILE = "features.safetensors"
+BACKBONE_FILE = "backbone.onnx"
+IDENTITIES_FILE = "identities.safetensors"
+"""Who is in each slot, and who was forgotten: keyed digests. Only of people who have names."""
+MAX_MANIFEST_BYTES = 16 * 2**20
 """Bytes. A larger manifest is refused unread."""
 
-CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+SETTINGS_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 """Of settings, which are checked when they are made."""
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$")]
 FileName = Annotated[
@@ -172,9 +174,9 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
 def document_bytes(path: Path, kind: str, expected: str) -> bytes:
     """The bytes of a manifest or federation. Raises StoreError, saying what is `expected`."""
     try:
-        if path.stat().st_size > MANIFEST_LIMIT:
-            raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a {kind}")
-        return read(path, MANIFEST_LIMIT)
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise StoreError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes: not a {kind}")
+        return read(path, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise StoreError(f"{path} cannot be read ({error.strerror}); expected {expected}") from None
 
@@ -182,7 +184,7 @@ def document_bytes(path: Path, kind: str, expected: str) -> bytes:
 def manifest_bytes(directory: Path) -> bytes:
     """The bytes of `manifest.json`. Raises StoreError."""
     made = "the directory of an ensemble, as made by `terrine ensemble train`"
-    return document_bytes(directory / MANIFEST, "manifest", made)
+    return document_bytes(directory / MANIFEST_FILE, "manifest", made)
 
 
 def unreadable(path: Path, data: bytes, newest: str, error: ValidationError) -> StoreError:

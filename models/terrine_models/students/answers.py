@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 FOLDS = 5
-FEWEST_PER_CLASS = 2
+MIN_ANSWERS_PER_CLASS = 2
 """With fewer answers than this per class on average, there is nothing to judge by."""
 
 
@@ -101,7 +101,7 @@ class Answers:
         _, first, rows = np.unique(inputs[self.known], return_index=True, return_inverse=True)
         labels = self.labels[self.known][first]
         count = min(FOLDS, len(labels) // self.shares.shape[1])
-        if count < FEWEST_PER_CLASS:
+        if count < MIN_ANSWERS_PER_CLASS:
             return None
         shuffled = np.random.default_rng(seed).permutation(len(labels))
         by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -134,7 +134,7 @@ class EstimatedMetrics:
     auc: Estimate | None
 
 
-def figures(
+def estimate_metrics(
     shares: Floats, predicted: Ints, probabilities: Floats, inputs: Ints
 ) -> EstimatedMetrics:
     """Figures of predictions [K] with probabilities [K, m] against shares [K, m] of the same rows.
@@ -157,7 +157,7 @@ def figures(
     )
 
 
-def difference(shares: Floats, one: Ints, other: Ints, inputs: Ints) -> Estimate:
+def estimate_lead(shares: Floats, one: Ints, other: Ints, inputs: Ints) -> Estimate:
     """By how much more of the shares [K, m] of `inputs` [K] one prediction agrees with."""
     rows = np.arange(len(shares))
     return _mean(shares[rows, one] - shares[rows, other], inputs)
@@ -191,16 +191,18 @@ def _auc(shares: Floats, scores: Floats, inputs: Ints) -> Estimate:
 
 
 Real = TypeVar("Real", np.float32, np.float64)
-SPREAD, OF_TWO = 1.0, 0.2
-"""Variance that a score x·w is expected to have before any count is seen, along the features' usual
-size, of several classes and of two. The penalty on w is the variance of the noise divided by that
-of w. Chosen on Fashion-MNIST's training images, where 0.5 to 1.5 did nearly as well, and on Adult,
-where 0.1 to 0.4 did; where features say little, as of late flights, 0.1 shrinks too much."""
-UNEVENNESS = 0.1
+SCORE_VARIANCE = 1.0
+"""Variance that a score x·w of one of several classes is expected to have before any count is seen,
+along the features' usual size. The penalty on w is the variance of the noise divided by that of w.
+Chosen on Fashion-MNIST's training images, where 0.5 to 1.5 did nearly as well."""
+SCORE_VARIANCE_OF_TWO = 0.2
+"""The same for two classes. Chosen on Adult, where 0.1 to 0.4 did nearly as well; where features
+say little, as of late flights, 0.1 shrinks too much."""
+LOG_FREQUENCY_VARIANCE = 0.1
 """Variance that the logarithm of a class's frequency is expected to have before any count is seen.
 Where noise is large, a class would otherwise win or lose rows by the noise of its total alone. Two
-classes are cut afterwards, by the share of each (`thresholds.py`)."""
-STEPS = 40
+classes get a threshold afterwards (`models.choose_threshold`)."""
+MAX_LBFGS_STEPS = 40
 """Steps of L-BFGS at most, in single precision: what is left is far below the noise."""
 
 
@@ -214,6 +216,9 @@ def fit_softmax(
 ) -> tuple[Floats, Floats]:
     """Return W [d, m] and b [m] of shares softmax(x·W + b), fitted to noisy ones [K, m].
 
+    Near 0 and 1 a linear regression bends where it should not, and spends noise on classes that no
+    teacher would choose; a softmax saturates there.
+
     Squared errors on features [N, d], with penalties on W, and on the differences of b, that follow
     from the known `noise` of each share. votes: [K, N], what the shares at each input add to those
     that were seen (`near_votes.py`); without it, they are the same. spread: None is the usual one.
@@ -224,14 +229,14 @@ def fit_softmax(
     seen = shares.astype(np.float32)
     variance, least = noise**2, 1e-9 * len(seen)
     several = classes > 2
-    spread = spread or (SPREAD if several else OF_TWO)
+    spread = spread or (SCORE_VARIANCE if several else SCORE_VARIANCE_OF_TWO)
     penalty = max(variance * size / spread, least)
-    evening = variance / UNEVENNESS if several else 0.0
+    evening = variance / LOG_FREQUENCY_VARIANCE if several else 0.0
     back = None if votes is None else votes.T.tocsr()
 
     def loss_of(flat: Floats) -> tuple[float, Floats]:
         weights, biases = flat[classes:].reshape(-1, classes), flat[:classes]
-        fitted = softmax_of(rows @ weights.astype(np.float32) + biases.astype(np.float32))
+        fitted = softmax(rows @ weights.astype(np.float32) + biases.astype(np.float32))
         missed = (fitted if votes is None else votes @ fitted) - seen
         steep = missed if back is None else back @ missed
         slopes = 2 * fitted * (steep - (steep * fitted).sum(axis=1, keepdims=True))
@@ -244,21 +249,23 @@ def fit_softmax(
 
     start = np.zeros(classes * (1 + features.shape[1]))
     start[:classes] = np.log(shares.mean(axis=0).clip(0.01))
-    found = minimize(loss_of, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x
+    found = minimize(
+        loss_of, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_LBFGS_STEPS}
+    ).x
     weights = found[classes:].reshape(-1, classes)
     return weights, found[:classes] - centre @ weights
 
 
-def softmax_of(scores: NDArray[Real]) -> NDArray[Real]:
+def softmax(scores: NDArray[Real]) -> NDArray[Real]:
     """Shares [N, m] of scores [N, m], in their precision."""
     fitted: NDArray[Real] = np.exp(scores - scores.max(axis=1, keepdims=True))
     fitted /= fitted.sum(axis=1, keepdims=True)
     return fitted
 
 
-PENALTIES = np.geomspace(1e-6, 1e2, 41)
+RIDGE_PENALTIES = np.geomspace(1e-6, 1e2, 41)
 """Ridge penalties that are tried, relative to the mean variance of a feature."""
-TINY = 1e-9
+MIN_RESIDUAL_SHARE = 1e-9
 """What a row that decides its own fit leaves open: nothing."""
 
 
@@ -277,9 +284,9 @@ def fit_shares(features: Floats, shares: Floats) -> tuple[Floats, Floats]:
         shrunk = squares / (squares + penalty * unit)
         leverage = (left**2) @ shrunk + 1 / len(shares)
         missed = shares - level - left @ (rotated * shrunk[:, None])
-        return float(((missed / np.maximum(1 - leverage, TINY)[:, None]) ** 2).mean())
+        return float(((missed / np.maximum(1 - leverage, MIN_RESIDUAL_SHARE)[:, None]) ** 2).mean())
 
-    errors = [error_of(penalty) for penalty in PENALTIES]
-    best = PENALTIES[np.flatnonzero(errors == np.min(errors))[-1]]  # of equals, the strongest
+    errors = [error_of(penalty) for penalty in RIDGE_PENALTIES]
+    best = RIDGE_PENALTIES[np.flatnonzero(errors == np.min(errors))[-1]]  # of equals, the strongest
     weights: Floats = right.T @ (rotated * (values / (squares + best * unit))[:, None])
     return weights, level - centre @ weights

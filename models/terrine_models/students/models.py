@@ -30,12 +30,18 @@ from scipy.sparse import csr_array
 from scipy.special import softmax
 from torch import nn
 
-from terrine_models.data.arrays import DataError, InputSpec, distinct
+from terrine_models.data.arrays import DataError, InputSpec, number_distinct_rows
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.linear import GRAPH_NEIGHBOURS, MANY, believed, extend, neighbourhood
+from terrine_models.features.linear import (
+    GRAPH_NEIGHBOURS,
+    MANY_CLASSES,
+    confidence_weights,
+    extend,
+    neighbourhood,
+)
 from terrine_models.features.maps import (
-    BLOCK,
-    FEWEST_POINTS,
+    BLOCK_IMAGES,
+    MIN_GRAPH_POINTS,
     FeatureMap,
     Kind,
     PublicData,
@@ -44,7 +50,7 @@ from terrine_models.features.maps import (
     prepared_features,
     public_features,
 )
-from terrine_models.features.pictures import DRAWS, View, distort, prepare, to_images
+from terrine_models.features.pictures import DRAWS, View, distorted, prepare
 from terrine_models.storage.manifests import (
     FeatureSpec,
     StoreError,
@@ -53,16 +59,16 @@ from terrine_models.storage.manifests import (
     versions,
 )
 from terrine_models.students.answers import Answers, Bools, Floats, Ints, fit_shares, fit_softmax
-from terrine_models.students.near_votes import around, chosen_spread, fit_near
+from terrine_models.students.near_votes import choose_score_variance, find_surroundings, fit_near
 from terrine_models.students.settings import Threshold, Training
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
 from terrine_protocol.tables.encoding import Frame, encode_frame
 
-MODEL = "model.json"
-WEIGHTS = "model.safetensors"
-ROWS_AT_A_TIME = 512
+MODEL_FILE = "model.json"
+WEIGHTS_FILE = "model.safetensors"
+BLOCK_ROWS = 512
 
 
 class Calibration(Record):
@@ -172,10 +178,10 @@ class Student:
             )
         out = np.empty((len(x), len(self.model.classes)))
         with torch.inference_mode():
-            for at in range(0, len(x), ROWS_AT_A_TIME):
-                block = torch.from_numpy(np.asarray(x[at : at + ROWS_AT_A_TIME], dtype=np.float32))
+            for at in range(0, len(x), BLOCK_ROWS):
+                block = torch.from_numpy(np.asarray(x[at : at + BLOCK_ROWS], dtype=np.float32))
                 scores = self.network(prepare(block, self.model.input))
-                out[at : at + ROWS_AT_A_TIME] = scores.double().numpy()
+                out[at : at + BLOCK_ROWS] = scores.double().numpy()
         return self.model.calibration.probabilities(out)
 
     def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -189,7 +195,7 @@ class Student:
         best: NDArray[np.int64] = probabilities.argmax(1)
         return best
 
-    def said(self, x: NDArray[np.generic]) -> Predictions:
+    def predictions(self, x: NDArray[np.generic]) -> Predictions:
         """Class names and probabilities of inputs [B, *shape]."""
         probabilities = self.probabilities(x)
         names = np.array(self.model.classes)[self.labels(probabilities)]
@@ -206,7 +212,7 @@ class Student:
                 "The student learned from no table, so it knows no columns. predict takes arrays "
                 f"of shape [B, {', '.join(map(str, self.model.input.shape))}]."
             )
-        return self.said(encode_frame(frame, self.model.encoding))
+        return self.predictions(encode_frame(frame, self.model.encoding))
 
     def with_model(self, **changed: object) -> Student:
         """The same student, described otherwise, as by another threshold."""
@@ -219,15 +225,15 @@ class Student:
     def save(self, directory: Path) -> None:
         """Write `model.safetensors` and `model.json`; each replaces an existing file atomically."""
         directory.mkdir(parents=True, exist_ok=True)
-        digest = save_tensors(directory / WEIGHTS, dict(self.network.state_dict()))
+        digest = save_tensors(directory / WEIGHTS_FILE, dict(self.network.state_dict()))
         self.model = self.model.model_copy(update={"weights_sha256": digest})
         text = self.model.model_dump_json(indent=2, exclude_none=True)
-        write_atomically(directory / MODEL, text.encode() + b"\n")
+        write_atomically(directory / MODEL_FILE, text.encode() + b"\n")
 
     @classmethod
     def load(cls, directory: Path) -> Student:
         """Load a student. Raises StoreError when a file is missing, altered or malformed."""
-        path = Path(directory) / MODEL
+        path = Path(directory) / MODEL_FILE
         try:
             model = StudentModel.model_validate_json(read(path))
         except OSError as error:
@@ -237,14 +243,14 @@ class Student:
             ) from None
         except ValidationError as error:
             raise StoreError(f"{path} is malformed {first_problem(error)}.") from None
-        tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
+        tensors = load_tensors(Path(directory), WEIGHTS_FILE, model.weights_sha256)
         make = ARCHITECTURES.get(model.architecture)
         if make is None:
             raise StoreError(f"{path} is a student of another kind: {model.architecture}.")
         try:
-            return cls(make(model, tensors, str(Path(directory) / WEIGHTS)), model)
+            return cls(make(model, tensors, str(Path(directory) / WEIGHTS_FILE)), model)
         except RuntimeError as error:
-            weights = Path(directory) / WEIGHTS
+            weights = Path(directory) / WEIGHTS_FILE
             raise StoreError(f"{weights} does not fit {path} ({error}).") from None
 
 
@@ -259,7 +265,7 @@ ARCHITECTURES: dict[str, Loaded] = {"ridge": _ridge}
 """By name: makes a model from its description and its tensors, which are at a place."""
 
 
-def describe(
+def describe_student(
     inputs: InputSpec,
     classes: tuple[str, ...],
     training: dict[str, int | float | str],
@@ -299,11 +305,11 @@ def linear_student(
         }
         state.update({f"parts.{number}.{name}": each for name, each in tensors.items()})
     network.load_state_dict(state)
-    return Student(network, describe(inputs, classes, training, encoding, features))
+    return Student(network, describe_student(inputs, classes, training, encoding, features))
 
 
 T = TypeVar("T")
-LARGE = 20
+LARGE_SIDE_PIXELS = 20
 """Side in pixels from which distorted images teach more than small perturbations."""
 
 
@@ -319,7 +325,7 @@ class Task:
     seed: int = 0
     view: View | None = None
     """How pictures are seen. None: as is usual."""
-    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError if the inputs are not as `spec` says."""
@@ -336,36 +342,32 @@ class Task:
     @property
     def has_large_images(self) -> bool:
         """Whether inputs are images from some 20 pixels a side."""
-        return not self.is_table and min(self.spec.shape[:2]) >= LARGE
+        return not self.is_table and min(self.spec.shape[:2]) >= LARGE_SIDE_PIXELS
 
-    @property
+    @cached_property
     def inputs(self) -> Ints:
         """Which of the distinct inputs each row [N] is: in a table of few values, rows repeat."""
-        return self.once(_distinct)
+        return number_distinct_rows(np.asarray(self.x))
 
-    def seen_for(self, answers: Answers) -> Task:
+    @cached_property
+    def _view_points(self) -> ViewPoints:
+        first = np.unique(self.inputs, return_index=True)[1]
+        return ViewPoints.of(self.spec, np.asarray(self.x), np.sort(first))
+
+    def with_best_view(self, answers: Answers) -> Task:
         """The same task, whose pictures are seen as the answers are learned best."""
         if self.is_table:
             return self
-        view = self.once(_view_points).best(answers.shares, answers.known)
-        seen: Task = self._made.setdefault(view, replace(self, view=view, _made={}))
+        view = self._view_points.best(answers.shares, answers.known)
+        seen: Task = self._cache.setdefault(view, replace(self, view=view, _cache={}))
         return seen
 
-    def once(self, make: Callable[[Task], T]) -> T:
+    def cached(self, make: Callable[[Task], T]) -> T:
         """What `make` computes of the inputs alone: it is computed once, for all students."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        found: T = self._made[make]
+        if make not in self._cache:
+            self._cache[make] = make(self)
+        found: T = self._cache[make]
         return found
-
-
-def _view_points(task: Task) -> ViewPoints:
-    first = np.unique(task.inputs, return_index=True)[1]
-    return ViewPoints.of(task.spec, np.asarray(task.x), np.sort(first))
-
-
-def _distinct(task: Task) -> Ints:
-    return distinct(np.asarray(task.x))
 
 
 class StudentMethod(ABC):
@@ -378,7 +380,7 @@ class StudentMethod(ABC):
         self.training = training
 
     @classmethod
-    def can(cls, task: Task) -> bool:
+    def can_learn(cls, task: Task) -> bool:
         """Whether it learns anything from such inputs."""
         return True
 
@@ -399,18 +401,23 @@ class StudentMethod(ABC):
         held_out = np.zeros((len(task.x), len(task.classes)))
         for fold in np.unique(folds[folds >= 0]):
             rows = folds == fold
-            student = self.fit(task, answers.only(~rows))
-            held_out[rows] = student.probabilities(task.x[rows])
+            held_out[rows] = self.predict_held_out(task, answers, rows)
         return held_out
 
+    def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
+        """Probabilities [K, m] of some `rows` [N] by a student that did not see their answers."""
+        return self.fit(task, answers.only(~rows)).probabilities(task.x[rows])
 
-WIDTH, OF_A_CLASS = 150, 3
-"""Features of an image: as many as teachers' heads have by default, or more where there are many
-classes. A third of them are coordinates on the graph, and a class needs one of its own: with 150
-classes, 450 features fit noisy counts right on 52 % of the inputs, 150 on 43 %."""
-LINEAR = 4.0
+
+MIN_FEATURES = 150
+"""Of an image: as many as teachers' heads have by default."""
+FEATURES_PER_CLASS = 3
+"""Of an image, where there are many classes. A third are coordinates on the graph, and a class
+needs one of its own: with 150 classes, 450 features fit noisy counts right on 52 % of the inputs,
+150 on 43 %."""
+LINEAR_SHARE_FACTOR = 4.0
 """A linear share times this has a softmax that is about a probability."""
-CLEAR = 0.97
+TAUGHT_SHARE = 0.97
 """Share of the inputs that a class wins, the clearest first, that teach it to others."""
 
 
@@ -427,44 +434,44 @@ class Features:
     _around: dict[float, csr_array] = field(default_factory=dict, repr=False)
 
     def around(self, voting: float) -> csr_array:
-        """The inputs [N, N] around each, of which so many vote (`near_votes.around`)."""
+        """The inputs [N, N] around each, of which so many vote (`near_votes.find_surroundings`)."""
         if voting not in self._around:
-            self._around[voting] = around(self.rows, voting)
+            self._around[voting] = find_surroundings(self.rows, voting)
         return self._around[voting]
 
     @classmethod
     def of(cls, task: Task, kind: Kind) -> Features:
         """Fit the map on the task's inputs."""
         public = PublicData.declare("the student's public inputs", np.asarray(task.x))
-        wide = min(OF_A_CLASS * len(task.classes), len(task.x) // 2)
-        known = public_features(task.spec, public, max(WIDTH, wide), kind, view=task.view)
-        rows = features_of(known, task.x)
+        wide = min(FEATURES_PER_CLASS * len(task.classes), len(task.x) // 2)
+        known = public_features(task.spec, public, max(MIN_FEATURES, wide), kind, view=task.view)
+        rows = compute_features(known, task.x)
         graph = known.spec.projection == "graph"
-        return cls(known, rows, features_of(known, task.x, skip=1) if graph else rows)
+        return cls(known, rows, compute_features(known, task.x, skip=1) if graph else rows)
 
 
-def usual(task: Task) -> Features:
+def linear_features(task: Task) -> Features:
     """Features for a regression that is linear."""
     return Features.of(task, "graph")
 
 
-def fine(task: Task) -> Features:
+def softmax_features(task: Task) -> Features:
     """Features for one with a link."""
     return Features.of(task, "graph" if task.is_table else "fine_graph")
 
 
-def by_those_near(task: Task, answers: Answers) -> bool:
+def is_answered_nearby(task: Task, answers: Answers) -> bool:
     """Whether answers are those of the units near each row of a table."""
     return task.is_table and answers.noise > 0 and answers.voting < 1
 
 
-def spread_of(task: Task, answers: Answers) -> float:
+def choose_spread(task: Task, answers: Answers) -> float:
     """Choose, once, how far scores may spread, of answers of the units near each row."""
-    features = task.once(fine)
+    features = task.cached(softmax_features)
     if answers not in features.spreads:
         folds = answers.folds(task.seed, task.inputs)
         near = features.around(answers.voting)
-        features.spreads[answers] = chosen_spread(features.rows, answers, near, folds)
+        features.spreads[answers] = choose_score_variance(features.rows, answers, near, folds)
     return features.spreads[answers]
 
 
@@ -479,16 +486,16 @@ class Regression:
     @classmethod
     def of(cls, task: Task, answers: Answers, spread: float | None = None) -> Regression:
         """Fit it to what is known. spread: of the votes of those near, if it is chosen already."""
-        features = task.once(fine if answers.noise else usual)
-        if by_those_near(task, answers):
-            spread = spread or spread_of(task, answers)
+        features = task.cached(softmax_features if answers.noise else linear_features)
+        if is_answered_nearby(task, answers):
+            spread = spread or choose_spread(task, answers)
             near = features.around(answers.voting)
             return cls(features, *fit_near(features.rows, answers, near, spread))
         rows, shares = features.rows[answers.known], answers.shares[answers.known]
         if answers.noise:
             return cls(features, *fit_softmax(rows, shares, answers.noise))
         weights, biases = fit_shares(rows, shares)
-        return cls(features, LINEAR * weights, LINEAR * biases)
+        return cls(features, LINEAR_SHARE_FACTOR * weights, LINEAR_SHARE_FACTOR * biases)
 
     @property
     def part(self) -> LinearPart:
@@ -514,12 +521,18 @@ class Regression:
         for winner in np.unique(winners):
             rows = np.flatnonzero(winners == winner)
             rows = rows[np.argsort((second - first)[rows], kind="stable")]
-            labels[rows[: math.ceil(CLEAR * len(rows))]] = winner
+            labels[rows[: math.ceil(TAUGHT_SHARE * len(rows))]] = winner
         return labels
 
 
 class Ridge(StudentMethod):
-    """Regression on public features."""
+    """The plainest student: a regression of shares on public features.
+
+    Nothing is random and nothing can diverge. The features are those of teachers' heads, fitted on
+    the student's own public inputs, so they use unlabelled inputs too. Of labels the shares are
+    linear in the features; of noisy counts they have a link that saturates at 0 and 1, which bears
+    a finer graph.
+    """
 
     @classmethod
     def suits(cls, task: Task) -> bool:
@@ -531,23 +544,19 @@ class Ridge(StudentMethod):
         parts = [Regression.of(task, answers).part]
         return linear_student(task.spec, task.classes, {"method": "ridge"}, parts, task.encoding)
 
-    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+    def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
         """Held-out inputs are placed on the graph as new ones would be, by their neighbours."""
-        held_out = np.zeros((len(task.x), len(task.classes)))
         # One choice of two or three for all folds: it says next to nothing of the answers of any.
-        spread = spread_of(task, answers) if by_those_near(task, answers) else None
-        for fold in np.unique(folds[folds >= 0]):
-            rows = folds == fold
-            regression = Regression.of(task, answers.only(~rows), spread)
-            held_out[rows] = regression.probabilities(regression.features.as_new[rows])
-        return held_out
+        spread = choose_spread(task, answers) if is_answered_nearby(task, answers) else None
+        regression = Regression.of(task, answers.only(~rows), spread)
+        return regression.probabilities(regression.features.as_new[rows])
 
 
-def features_of(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
+def compute_features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
     """Features [N, d] of inputs [N, *shape]; on a graph, leave out the nearest `skip` inputs."""
     blocks = []
-    for at in range(0, len(x), ROWS_AT_A_TIME):
-        block = torch.from_numpy(np.asarray(x[at : at + ROWS_AT_A_TIME], dtype=np.float32))
+    for at in range(0, len(x), BLOCK_ROWS):
+        block = torch.from_numpy(np.asarray(x[at : at + BLOCK_ROWS], dtype=np.float32))
         base = base_features(known.spec.base, block, known.inputs)
         blocks.append(known.of_base(base, skip=skip))
     features: Floats = torch.cat(blocks).double().numpy()
@@ -555,14 +564,16 @@ def features_of(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
 
 
 LANDMARKS = 1500
-COPIES, MOST_ROWS = 3, 40_000
-"""Distorted copies of each input; fewer where there would be more rows than that."""
-PENALTY = 1e-3
+MAX_COPIES = 3
+"""Distorted copies of each input."""
+MAX_KERNEL_ROWS = 40_000
+"""Inputs and their copies, together."""
+KERNEL_PENALTY = 1e-3
 """Relative to the mean variance of a feature. From 1e-4 to 1e-2 it matters little."""
-WEIGHT = 3.0
+KERNEL_WEIGHT = 3.0
 """Of the kernel's scores, in the sum. From 2, which is better for clothes, to 6, which is better
 for digits, it matters by 0.3 points at most, on the training images of both."""
-FEWEST = 100
+MIN_KERNEL_INPUTS = 100
 """Inputs below which there are too few for a kernel."""
 
 
@@ -573,7 +584,7 @@ class Copies:
         x = task.x
         public = PublicData.declare("the student's public inputs", np.asarray(x))
         self.map = public_features(task.spec, public, LANDMARKS, "nystrom", view=task.view)
-        copies = max(0, min(COPIES, MOST_ROWS // len(x) - 1))
+        copies = max(0, min(MAX_COPIES, MAX_KERNEL_ROWS // len(x) - 1))
         random = np.random.Generator(np.random.Philox(task.seed))
         plain = torch.from_numpy(np.asarray(x, dtype=np.float32))
         parts = [_features(self.map, plain)]
@@ -605,7 +616,7 @@ class Copies:
         centre = mean.double()
         gram -= len(self.rows) * len(chosen) * torch.outer(centre, centre)
         unit = float(gram.diagonal().mean())
-        penalised = gram + torch.eye(len(gram), dtype=gram.dtype) * (PENALTY * unit + 1e-9)
+        penalised = gram + torch.eye(len(gram), dtype=gram.dtype) * (KERNEL_PENALTY * unit + 1e-9)
         factor = torch.linalg.cholesky(penalised)
         weights = torch.cholesky_solve(cross.double(), factor).float()
         return weights, level - mean @ weights
@@ -620,53 +631,54 @@ class Copies:
 
 
 class Kernel(StudentMethod):
-    """Kernel students."""
+    """The regression, and ridge regression on a Nyström map with distorted copies.
+
+    The kernel learns the labels that were bought and, of all other public inputs, those of the
+    regression (Lee, "Pseudo-Label", 2013). The scores of both are added: each is right where the
+    other errs.
+    """
 
     wants = "images"
 
     @classmethod
-    def can(cls, task: Task) -> bool:
+    def can_learn(cls, task: Task) -> bool:
         """Images alone."""
         return not task.is_table
 
     @classmethod
     def suits(cls, task: Task) -> bool:
         """Images from some 20 pixels a side, of which there are enough for a kernel."""
-        return task.has_large_images and len(task.x) >= FEWEST
+        return task.has_large_images and len(task.x) >= MIN_KERNEL_INPUTS
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """Learn from the answers and from what the regression says of the other inputs."""
-        copies, regression = task.once(Copies), Regression.of(task, answers)
+        copies, regression = task.cached(Copies), Regression.of(task, answers)
         weights, biases = self._learned(copies, answers, regression)
         kernel = LinearPart(
-            copies.map, WEIGHT * weights, WEIGHT * (biases - copies.centre @ weights)
+            copies.map, KERNEL_WEIGHT * weights, KERNEL_WEIGHT * (biases - copies.centre @ weights)
         )
         how: dict[str, int | float | str] = {"method": "kernel", "copies": len(copies.rows) - 1}
         return linear_student(task.spec, task.classes, how, [regression.part, kernel])
 
-    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+    def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
         """Held-out inputs teach nothing, not even by what the regression says of them."""
-        copies = task.once(Copies)
-        held_out = np.zeros((len(task.x), len(task.classes)))
-        for fold in np.unique(folds[folds >= 0]):
-            own = folds == fold
-            rest = answers.only(~own)
-            regression = Regression.of(task, rest)
-            weights, biases = self._learned(copies, rest, regression, own)
-            kernel = (copies.rows[0, torch.from_numpy(own)] @ weights + biases).double().numpy()
-            scores = regression.scores(regression.features.as_new[own]) + WEIGHT * kernel
-            held_out[own] = softmax(scores, axis=1)
-        return held_out
+        copies, rest = task.cached(Copies), answers.only(~rows)
+        regression = Regression.of(task, rest)
+        weights, biases = self._learned(copies, rest, regression, rows)
+        kernel = (copies.rows[0, torch.from_numpy(rows)] @ weights + biases).double().numpy()
+        scores = regression.scores(regression.features.as_new[rows]) + KERNEL_WEIGHT * kernel
+        probabilities: Floats = softmax(scores, axis=1)
+        return probabilities
 
     @staticmethod
     def _learned(
-        copies: Copies, answers: Answers, regression: Regression, but: Bools | None = None
+        copies: Copies, answers: Answers, regression: Regression, held_out: Bools | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         labels = regression.labels()
         if not answers.noise:
             labels = np.where(answers.known, answers.labels, labels)
-        if but is not None:
-            labels = np.where(but, -1, labels)
+        if held_out is not None:
+            labels = np.where(held_out, -1, labels)
         known = torch.from_numpy(np.flatnonzero(labels >= 0))
         return copies.fit(known, torch.from_numpy(labels)[known], answers.shares.shape[1])
 
@@ -677,36 +689,33 @@ def _features(
     """Features [N, L] of inputs [N, *shape], distorted by `draws` [N, DRAWS] if there are any."""
 
     def compute(rows: torch.Tensor) -> torch.Tensor:
-        block = x[rows]
-        if draws is not None:
-            low = known.inputs.low
-            bent = distort(to_images(block - low), draws[rows]) + low
-            block = bent.squeeze(1) if block.ndim == 3 else bent.permute(0, 2, 3, 1)
+        block = x[rows] if draws is None else distorted(x[rows], draws[rows], known.inputs)
         with torch.inference_mode():
             return known(block)
 
-    return torch.cat(side_by_side(compute, torch.split(torch.arange(len(x)), BLOCK)))
+    return torch.cat(side_by_side(compute, torch.split(torch.arange(len(x)), BLOCK_IMAGES)))
 
 
-SCALES = (1 / 32, 32.0)
-"""The least and the greatest factor of a student's scores."""
-FARTHEST = 5.0
+MIN_SCORE_FACTOR, MAX_SCORE_FACTOR = 1 / 32, 32.0
+MAX_SCORE_SHIFT = 5.0
 """The greatest shift of the scores of two classes."""
-DOUBTFUL = 0.02
+MAX_PRIOR_ERROR = 0.02
 """The greatest standard error of a prior that is worth a cut."""
 LABEL_NOISE = 0.35
 """Variance of what features do not say of a label, relative to what they say (on the scale of a
 probit model): about an area of 0.9 under the ROC curve."""
-LITTLE, ENOUGH = 0.1, 0.2
-"""Share of the votes' variance that features say, up to which that does not count, and from which
-it counts in full. Adult's say 0.23 of it: to say the rarer class less often made 83.8 instead of
-83.3 % right. Those of late flights say 0.13: it would only find fewer of them."""
+MIN_EXPLAINED_SHARE = 0.1
+"""Share of the votes' variance that features explain, up to which that does not count. Those of
+late flights explain 0.13: to predict the rarer class less often would only find fewer of them."""
+FULLY_EXPLAINED_SHARE = 0.2
+"""Share from which it counts in full. Adult's features explain 0.23: to predict the rarer class
+less often made 83.8 instead of 83.3 % right."""
 
-FEWER = tuple(k / 10 for k in range(3, 10))
+CONFINED_SHARES = tuple(k / 10 for k in range(3, 10))
 """Shares of the rows that the rarer class is said of by its prior, to which it may be confined."""
 
 
-def calibrated(probabilities: Floats, shares: Floats) -> Calibration:
+def calibrate(probabilities: Floats, shares: Floats) -> Calibration:
     """Return what brings probabilities [K, m] nearest to shares [K, m] that they did not see.
 
     By squared errors, which the noise of shares does not bias. One factor, and for two classes a
@@ -721,20 +730,20 @@ def calibrated(probabilities: Floats, shares: Floats) -> Calibration:
     def missed(found: Floats) -> float:
         return float(((of(found).probabilities(scores) - shares) ** 2).mean())
 
-    steepness = tuple(np.log(SCALES))
-    bounds = [steepness, (-FARTHEST, FARTHEST)] if two else [steepness]
+    steepness = (math.log(MIN_SCORE_FACTOR), math.log(MAX_SCORE_FACTOR))
+    bounds = [steepness, (-MAX_SCORE_SHIFT, MAX_SCORE_SHIFT)] if two else [steepness]
     return of(minimize(missed, np.zeros(len(bounds)), method="Powell", bounds=bounds).x)
 
 
-def confined(probabilities: Floats, answers: Answers) -> float:
-    """Return the least share of the rows by the prior of which saying the rarer class is worth it.
+def confine_rarer_class(probabilities: Floats, answers: Answers) -> float:
+    """Return the least share of the prior at which predicting the rarer class is worth it.
 
-    Where all that is known of the rarer class is in a few rows, to say it of others is to guess: it
-    finds as many of one class as it loses of the other, so balanced accuracy stays what it is, and
-    accuracy falls. probabilities: [K, 2], of the answers that are known, which they did not see. 1
-    unless balanced accuracy over these noisy counts is as high with fewer.
+    Where all that is known of the rarer class is in a few rows, to predict it for others is to
+    guess: balanced accuracy stays what it is, and accuracy falls. probabilities: [K, 2], of the
+    answers that are known, which they did not see. 1 unless balanced accuracy over these noisy
+    counts is as high with fewer.
     """
-    at = cut("prior", probabilities, answers)
+    at = choose_threshold("prior", probabilities, answers)
     if at is None or not answers.noise:
         return 1.0
     shares = answers.shares[answers.known]
@@ -743,24 +752,27 @@ def confined(probabilities: Floats, answers: Answers) -> float:
     gains = (shares / shares.mean(axis=0)) @ ([-1, 1] if rarer else [1, -1])
     found = gains[np.argsort(-probabilities[:, rarer], kind="stable")].cumsum()
     rows = int(said.sum() if rarer else (~said).sum())
-    for fewer in FEWER:
+    for fewer in CONFINED_SHARES:
         if found[max(0, round(fewer * rows) - 1)] >= found[max(0, rows - 1)]:
             return fewer
     return 1.0
 
 
-def cut(
+def choose_threshold(
     wanted: Threshold, probabilities: Floats, answers: Answers, fewer: float = 1.0
 ) -> float | None:
-    """Return the probability from which the second class is said; None: the likelier class is said.
+    """Return the probability from which the second class is predicted; None: the likelier class.
+
+    Where one of two classes is rare, its share hardly ever is the larger one. So `prior` predicts
+    the second class for as many public inputs as its mean share lets expect; `accuracy` predicts
+    the likelier class, and a number is the threshold. Of more classes, the likeliest is predicted.
 
     `probabilities` [N, m]: calibrated, of public inputs. Of labels their mean is the prior, as
-    inputs without a label count, too; of noisy counts, the mean of all. Of more than two classes
-    the likeliest is said. Of teachers that match their prior, a
-    plurality errs towards the larger class, as each of them is unsure in its own way; one that knew
-    all records would say the rarer class less often than the prior only by what features leave
-    open, `LABEL_NOISE`. Where features say little, the rarer class is said as often as it is.
-    fewer: of that, the share that is said, as `confined` finds it.
+    inputs without a label count, too; of noisy counts, the mean of all. Of teachers that match
+    their prior, a plurality errs towards the larger class, as each of them is unsure in its own
+    way; one that knew all records would predict the rarer class less often than the prior only by
+    what features leave open, `LABEL_NOISE`. Where features say little, the rarer class is predicted
+    as often as it occurs. fewer: the share of that which is predicted (`confine_rarer_class`).
     """
     if wanted == "accuracy" or probabilities.shape[1] != 2:
         return None
@@ -769,49 +781,65 @@ def cut(
         return wanted
     error = answers.noise / np.sqrt(2 * answers.known.sum())
     prior = float(answers.prior[1] if answers.noise else second.mean())
-    if error > DOUBTFUL or not 2 * error < prior < 1 - 2 * error or np.ptp(second) < 1e-9:
+    if error > MAX_PRIOR_ERROR or not 2 * error < prior < 1 - 2 * error or np.ptp(second) < 1e-9:
         return None
     share = prior
     if answers.matches_prior:
         normal = NormalDist()
         said = float(second.var()) / (prior * (1 - prior))
-        open_ = LABEL_NOISE * float(np.clip((said - LITTLE) / (ENOUGH - LITTLE), 0, 1))
+        open_ = LABEL_NOISE * float(
+            np.clip(
+                (said - MIN_EXPLAINED_SHARE) / (FULLY_EXPLAINED_SHARE - MIN_EXPLAINED_SHARE), 0, 1
+            )
+        )
         share = normal.cdf(normal.inv_cdf(prior) * (1 + open_) ** 0.5)
     share = share * fewer if share <= 1 / 2 else 1 - (1 - share) * fewer
     return float(np.clip(np.quantile(second, 1 - share), 1e-9, 1 - 1e-9))
 
 
-EVENNESS = 0.5
+CLASS_SHARE_POWER = 0.5
 """A class is expected as often as its share of all votes to this power, relative to others: votes
-are more uneven than the classes are, for the reason above."""
-SOFTNESS, PULL = 0.5, 4.0
-"""In standard errors of a share: how much a lead counts, and how much a class is favoured that is
-chosen e times too rarely. With 150 classes of characters it made 53 instead of 49 % of the labels
-right."""
-STEPS, PACE = 200, 0.2
+are more uneven than the classes are."""
+LEAD_SOFTNESS = 0.5
+"""Standard errors of a share: by how much a lead counts."""
+RARE_CLASS_PULL = 4.0
+"""Standard errors of a share: how much a class is favoured that is chosen e times too rarely. With
+150 classes of characters it made 53 instead of 49 % of the labels right."""
+BIAS_STEPS = 200
+BIAS_PACE = 0.2
+"""Share of the way to the wanted bias that a step takes."""
 
 
 def class_biases(shares: Floats, means: Floats, error: float) -> Floats:
-    """Return what to add to shares [N, m] of this standard error; see above. It adds up to 0."""
+    """Return what to add to shares [N, m] of this standard error, so that rare classes win rows.
+
+    With many classes, the shard of a teacher lacks some of them, so it never votes for these. A
+    class that is chosen less often than its share of all votes lets one expect gets a lead, and one
+    that is chosen more often a handicap; they add up to 0. Distribution alignment (Berthelot et
+    al., "ReMixMatch", ICLR 2020) in the units of the noise, and not to the full, as what to expect
+    is uncertain itself.
+    """
     least = error / len(shares) ** 0.5
-    expected = np.maximum(means, least) ** EVENNESS
+    expected = np.maximum(means, least) ** CLASS_SHARE_POWER
     expected /= expected.sum()
     biases = np.zeros(shares.shape[1])
-    softness = max(SOFTNESS * error, 1e-9)
-    for _ in range(STEPS):
+    softness = max(LEAD_SOFTNESS * error, 1e-9)
+    for _ in range(BIAS_STEPS):
         odds = (shares + biases) / softness
         odds = np.exp(odds - odds.max(axis=1, keepdims=True))
         chosen = (odds / odds.sum(axis=1, keepdims=True)).mean(axis=0)
-        wanted = PULL * error * np.log(expected / np.maximum(chosen, 1 / len(shares) ** 2))
-        biases += PACE * (wanted - biases)
+        wanted = (
+            RARE_CLASS_PULL * error * np.log(expected / np.maximum(chosen, 1 / len(shares) ** 2))
+        )
+        biases += BIAS_PACE * (wanted - biases)
     centred: Floats = biases - biases.mean()
     return centred
 
 
-NEIGHBOURS_WIDTH = 150
-TIMES = 2
+NEIGHBOUR_FEATURES = 150
+AVERAGING_ROUNDS = 2
 """How often shares are averaged over neighbours: where few are known, one more reaches further."""
-SCALE = 4.0
+NEIGHBOUR_SHARE_FACTOR = 4.0
 """The share of a class among neighbours times this has a softmax that is about a probability."""
 
 
@@ -821,11 +849,11 @@ class Neighbourhoods:
     def __init__(self, task: Task) -> None:
         public = PublicData.declare("the student's public inputs", np.asarray(task.x))
         self.map = public_features(
-            task.spec, public, NEIGHBOURS_WIDTH, "discriminant", view=task.view
+            task.spec, public, NEIGHBOUR_FEATURES, "discriminant", view=task.view
         )
-        weights = believed(self.map.tensors["between"])
+        weights = confidence_weights(self.map.tensors["between"])
         self.basis = self.map.tensors["basis"] * weights
-        found = torch.from_numpy(features_of(self.map, task.x)).float()
+        found = torch.from_numpy(compute_features(self.map, task.x)).float()
         self.points = F.normalize(found * weights, dim=1)
 
     @cached_property
@@ -835,23 +863,34 @@ class Neighbourhoods:
 
 
 class NearestNeighbours(StudentMethod):
-    """Students that ask the nearest public images."""
+    """For many classes: the labels of the nearest public images.
+
+    With few rows of each class, a regression has little to average noise with. Neighbours in
+    discriminant directions mostly are of one class, so the noisy shares of each input are shrunk
+    towards their average over its neighbours, the more the larger the noise is beside what
+    neighbours differ by (empirical Bayes: Efron and Morris, 1973); then rare classes are favoured
+    (`class_biases`).
+    """
 
     wants = "images"
 
     @classmethod
-    def can(cls, task: Task) -> bool:
+    def can_learn(cls, task: Task) -> bool:
         """Images, and enough to have neighbours."""
         return not task.is_table and len(task.x) > GRAPH_NEIGHBOURS
 
     @classmethod
     def suits(cls, task: Task) -> bool:
         """Images of many classes."""
-        return not task.is_table and len(task.classes) >= MANY and len(task.x) >= FEWEST_POINTS
+        return (
+            not task.is_table
+            and len(task.classes) >= MANY_CLASSES
+            and len(task.x) >= MIN_GRAPH_POINTS
+        )
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """Raises ValueError on too few answers."""
-        found, labels = task.once(Neighbourhoods), self._labels(task, answers)
+        found, labels = task.cached(Neighbourhoods), self._labels(task, answers)
         known = np.flatnonzero(labels >= 0)
         if len(known) <= GRAPH_NEIGHBOURS:
             raise ValueError(f"{len(known)} labels; neighbours need more than {GRAPH_NEIGHBOURS}")
@@ -862,7 +901,7 @@ class NearestNeighbours(StudentMethod):
             update={"projection": "graph", "coordinates": classes, "points": len(points)}
         )
         weights = torch.zeros((spec.width, classes))
-        weights[spec.components :] = SCALE * torch.eye(classes)
+        weights[spec.components :] = NEIGHBOUR_SHARE_FACTOR * torch.eye(classes)
         tensors = {
             "mean": found.map.tensors["mean"],
             "basis": found.basis,
@@ -873,39 +912,37 @@ class NearestNeighbours(StudentMethod):
         part = LinearPart(FeatureMap(spec, task.spec, tensors), weights, torch.zeros(classes))
         return linear_student(task.spec, task.classes, {"method": "neighbours"}, [part])
 
-    def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
+    def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
         """What the labels of other folds say of each input."""
-        points = task.once(Neighbourhoods).points
-        held_out = np.zeros((len(task.x), len(task.classes)))
-        for fold in np.unique(folds[folds >= 0]):
-            own = folds == fold
-            labels = self._labels(task, answers.only(~own))
-            known = np.flatnonzero((labels >= 0) & ~own)
-            shown = F.one_hot(torch.from_numpy(labels[known]), len(task.classes)).float()
-            _, _, scales = neighbourhood(points[known])
-            scores = extend(points[own], points[known], scales, shown)
-            held_out[own] = (SCALE * scores).softmax(1).numpy()
-        return held_out
+        points, labels = task.cached(Neighbourhoods).points, self._labels(task, answers.only(~rows))
+        known = np.flatnonzero((labels >= 0) & ~rows)
+        shown = F.one_hot(torch.from_numpy(labels[known]), len(task.classes)).float()
+        _, _, scales = neighbourhood(points[known])
+        scores = extend(points[rows], points[known], scales, shown)
+        probabilities: Floats = (NEIGHBOUR_SHARE_FACTOR * scores).softmax(1).numpy()
+        return probabilities
 
     @staticmethod
     def _labels(task: Task, answers: Answers) -> Ints:
         """Labels [N]; of noisy counts, of the shares that are averaged over neighbours."""
         if not answers.noise:
             return answers.labels
-        weights, index, _ = task.once(Neighbourhoods).near
+        weights, index, _ = task.cached(Neighbourhoods).near
         known = torch.from_numpy(answers.known).float()
         mean = torch.from_numpy(answers.shares).float()
-        for _ in range(TIMES):
+        for _ in range(AVERAGING_ROUNDS):
             of_known = weights * known[index]
             of_known /= of_known.sum(1, keepdim=True).clamp_min(1e-9)
-            blocks = torch.split(torch.arange(len(mean)), ROWS_AT_A_TIME)
+            blocks = torch.split(torch.arange(len(mean)), BLOCK_ROWS)
             mean = torch.cat([(of_known[at, :, None] * mean[index[at]]).sum(1) for at in blocks])
             known = torch.ones(len(mean))
         fitted = mean.double().numpy()
         own = _own_weight(fitted, answers)
         fitted[answers.known] += own * (answers.shares - fitted)[answers.known]
-        if len(task.classes) >= MANY:
-            error = answers.noise * math.hypot(own, (1 - own) / math.sqrt(TIMES * GRAPH_NEIGHBOURS))
+        if len(task.classes) >= MANY_CLASSES:
+            error = answers.noise * math.hypot(
+                own, (1 - own) / math.sqrt(AVERAGING_ROUNDS * GRAPH_NEIGHBOURS)
+            )
             fitted = fitted + class_biases(fitted, answers.prior, error)
         labels: Ints = fitted.argmax(axis=1)
         return labels
@@ -931,16 +968,18 @@ METHODS: dict[str, type[StudentMethod]] = {
 """By name. `auto` compares the first with the last that suits a task."""
 
 
-def methods() -> tuple[str, ...]:
+def method_names() -> tuple[str, ...]:
     """Return what may be asked for."""
     return ("auto", *METHODS)
 
 
-def check(method: str, task: Task) -> None:
-    """Raise ValueError if there is no such method, or if it learns nothing from such inputs."""
-    if method not in methods():
-        raise ValueError(f"There is no method {method!r}, but {', '.join(methods())}.")
-    if method != "auto" and not METHODS[method].can(task):
+def check_method(method: str, task: Task) -> None:
+    """Raise ValueError for an unknown method, or one that cannot learn from such inputs."""
+    if method not in method_names():
+        raise ValueError(
+            f"There is no method {method!r}; expected one of {', '.join(method_names())}."
+        )
+    if method != "auto" and not METHODS[method].can_learn(task):
         kind = "rows of a table" if task.is_table else "images"
         raise ValueError(
             f"{method} is for {METHODS[method].wants}, and these inputs are {kind}. Use auto, "

@@ -1,11 +1,11 @@
 """Votes of neighbours: how many vote on an input, and for what, follows from the inputs around it.
 
 Of trained teachers, all vote on every input. Of neighbours only the units near it do, and there are
-more of them in one place than in another; where many are used up, hardly any. A student that takes
-each count as a share of the mean number of votes finds inputs undecided where few vote. And the
-units near an input are of the classes of all inputs round about: their votes are a blurred picture
-of the classes. So what is fitted to the counts are not the shares at an input, but the sum of
-those around it (`near_votes`), as a telescope's picture is fitted with the telescope's blur.
+more of them in one place than in another; where many are exhausted, hardly any. A student that
+takes each count as a share of the mean number of votes finds inputs undecided where few vote. And
+the units near an input are of the classes of all inputs round about: their votes are a blurred
+picture of the classes. So what is fitted to the counts are not the shares at an input, but the sum
+of those around it (`weigh_surroundings`), as a telescope's picture is fitted with its blur.
 """
 
 from __future__ import annotations
@@ -20,66 +20,71 @@ from terrine_models.students.answers import (
     Ints,
     fit_shares,
     fit_softmax,
-    softmax_of,
+    softmax,
 )
 
-MOST_POINTS, MOST_AROUND = 10_000, 50
-"""Inputs, at most, that stand for the units, and of them around each: of more, every second, third,
-…. That bounds memory, and an average needs no more."""
-FEWEST_VOTES = 0.2
+MAX_STAND_INS = 10_000
+"""Inputs that stand for the units: of more, every second, third, …. That bounds memory."""
+MAX_AROUND = 50
+"""Stand-ins around each input: an average needs no more."""
+MIN_VOTES = 0.2
 """Votes on an input at least, relative to their mean: below that, they could not be told from 0."""
-SPREADS, OF_TWO = (1.0, 4.0, 16.0), (0.2, 0.8)
-"""Variances of scores (`softmax_shares.SPREAD`) among which answers choose, of several classes and
-of two: few columns that tell classes apart want the largest, many columns the least."""
-BLOCK = 512
+SCORE_VARIANCES = (1.0, 4.0, 16.0)
+"""Variances of scores (`answers.SCORE_VARIANCE`) among which answers choose: few columns that tell
+classes apart want the largest, many columns the least."""
+SCORE_VARIANCES_OF_TWO = (0.2, 0.8)
+"""The same for two classes."""
+BLOCK_ROWS = 512
 
 
-def around(features: Floats, voting: float) -> csr_array:
+def find_surroundings(features: Floats, voting: float) -> csr_array:
     """Return [N, N], of features [N, d]: for each input, the inputs around it, with sum 1.
 
     voting: the share of all units that vote on an input, so about that of the inputs that are as
     near to it. An input is around itself.
     """
     rows = len(features)
-    points = np.arange(0, rows, max(-(-rows // MOST_POINTS), int(voting * rows / MOST_AROUND)))
+    points = np.arange(0, rows, max(-(-rows // MAX_STAND_INS), int(voting * rows / MAX_AROUND)))
     count = round(voting * len(points))
     if count < 2:
         return eye_array(rows, dtype=np.float32, format="csr")
     among = torch.from_numpy(features[points]).float()
-    blocks = torch.split(torch.from_numpy(features).float(), BLOCK)
+    blocks = torch.split(torch.from_numpy(features).float(), BLOCK_ROWS)
     near = [torch.cdist(block, among).topk(count, largest=False).indices for block in blocks]
     columns = points[torch.cat(near).numpy().ravel()]
     each = np.full(len(columns), 1 / count, dtype=np.float32)
     return csr_array((each, columns, np.arange(0, len(each) + 1, count)), shape=(rows, rows))
 
 
-def near_votes(features: Floats, answers: Answers, near: csr_array) -> csr_array:
+def weigh_surroundings(features: Floats, answers: Answers, near: csr_array) -> csr_array:
     """Return [K, N]: what a class at each of N inputs adds to its share in each of K answers.
 
     How many vote on an input is fitted to the sums of its noisy counts. near: [N, N], of `around`.
     """
     known = answers.known
     weights, biases = fit_shares(features[known], answers.shares[known].sum(axis=1, keepdims=True))
-    votes = np.maximum(features[known] @ weights + biases, FEWEST_VOTES).ravel()
+    votes = np.maximum(features[known] @ weights + biases, MIN_VOTES).ravel()
     found: csr_array = (diags_array(votes.astype(np.float32)) @ near[known]).tocsr()
     return found
 
 
-def chosen_spread(features: Floats, answers: Answers, near: csr_array, folds: Ints | None) -> float:
+def choose_score_variance(
+    features: Floats, answers: Answers, near: csr_array, folds: Ints | None
+) -> float:
     """Return the variance of scores with which one half of the answers says most of the other.
 
     By squared errors, which noise does not bias. folds: [N], of `Answers.folds`; None: too few.
     """
-    spreads = OF_TWO if answers.shares.shape[1] == 2 else SPREADS
+    spreads = SCORE_VARIANCES_OF_TWO if answers.shares.shape[1] == 2 else SCORE_VARIANCES
     if folds is None:
         return spreads[0]
-    votes, errors = near_votes(features, answers, near), np.zeros(len(spreads))
+    votes, errors = weigh_surroundings(features, answers, near), np.zeros(len(spreads))
     for half in (0, 1):
         own = (folds >= 0) & (folds % 2 == half)
         rest, expected = answers.only(~own), votes[own[answers.known]]
         for place, spread in enumerate(spreads):
             weights, biases = fit_near(features, rest, near, spread)
-            fitted = expected @ softmax_of(features @ weights + biases)
+            fitted = expected @ softmax(features @ weights + biases)
             errors[place] += ((fitted - answers.shares[own]) ** 2).sum()
     return spreads[int(errors.argmin())]
 
@@ -89,5 +94,5 @@ def fit_near(
 ) -> tuple[Floats, Floats]:
     """Return W [d, m] and b [m] of shares softmax(x·W + b), fitted to the votes around inputs."""
     shares = answers.shares[answers.known]
-    votes = near_votes(features, answers, near)
+    votes = weigh_surroundings(features, answers, near)
     return fit_softmax(features, shares, answers.noise, votes=votes, spread=spread)

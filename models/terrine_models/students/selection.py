@@ -19,40 +19,42 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.maps import BLOCK, base_features, base_of
+from terrine_models.features.maps import BLOCK_IMAGES, base_features, base_of
 from terrine_models.students.answers import (
     Answers,
     Estimate,
     EstimatedMetrics,
     Ints,
-    difference,
-    figures,
+    estimate_lead,
+    estimate_metrics,
 )
 from terrine_models.students.models import (
     METHODS,
     Calibration,
     Student,
     Task,
-    calibrated,
-    check,
-    confined,
-    cut,
+    calibrate,
+    check_method,
+    choose_threshold,
+    confine_rarer_class,
 )
 from terrine_models.students.settings import Training
 
 Tell = Callable[[str], None]
-PLAIN = "ridge"
+PLAIN_METHOD = "ridge"
 """What every student is compared with."""
-DOUBT = 2.0
-"""Standard errors by which the plain student must be ahead to be clearly better."""
-MUCH = 0.02
-"""What a student may agree less than the plain one before that counts as a collapse. Where inputs
-are hard and many who vote are wrong, a good student leaves them: of noisy counts of MNIST's
-training images, students that were right on up to one percent more agreed with half a percent less
-of the votes."""
-ENOUGH, FRACTION = 10, 4
-"""A class is lost if the plain student says it of ten public inputs and of four times as many."""
-LOST = 0.02
+MIN_LEAD_STANDARD_ERRORS = 2.0
+"""By which the plain student must be ahead to be clearly better."""
+MAX_AGREEMENT_LOSS = 0.02
+"""Share of the answers by which a student may agree less than the plain one before that counts as a
+collapse. Where inputs are hard and many voters are wrong, a good student disagrees with them: of
+noisy counts of MNIST's training images, students that were right on up to one percent more agreed
+with half a percent less of the votes."""
+MIN_INPUTS_OF_LOST_CLASS = 10
+"""Public inputs of which the plain student predicts a class that counts as lost."""
+LOST_CLASS_FACTOR = 4
+"""A class is lost if the plain student predicts it for more than so many times as many inputs."""
+MAX_LOST_SHARE = 0.02
 """Share of the public inputs and of the classes that may be lost: of many, rare ones vary."""
 
 
@@ -77,7 +79,7 @@ class Choice:
     folds: int
     """0 without cross-validation."""
     noisy: bool
-    """Whether answers are votes with noise; figures are then shares of the teachers."""
+    """Whether answers are votes with noise; metrics are then shares of the teachers."""
     threshold: float | None
     """Probability from which the second of two classes is said; None: the likelier class."""
 
@@ -123,19 +125,19 @@ def choose(
     """
     training = training or Training()
     asked = training.method
-    check(asked, task)
+    check_method(asked, task)
     if answers.shares.shape != (len(task.x), len(task.classes)):
         raise ValueError(
             f"answers have shape {answers.shares.shape}, expected one row for each of the "
             f"{len(task.x)} inputs and {len(task.classes)} classes"
         )
-    task = task.seen_for(answers)
+    task = task.with_best_view(answers)
     suited = [name for name, method in METHODS.items() if method.suits(task)]
     wanted = suited[-1] if asked == "auto" else asked
     folds = answers.folds(task.seed, task.inputs)
     trials: dict[str, _Trial] = {}
     if folds is not None:
-        for name in dict.fromkeys((PLAIN, wanted)):
+        for name in dict.fromkeys((PLAIN_METHOD, wanted)):
             tell(f"Judging {name} by answers that were held out …")
             trials[name] = _judged(name, task, answers, folds, training)
 
@@ -145,34 +147,39 @@ def choose(
         if name in trials:
             student = student.with_model(calibration=trials[name].calibration)
             probabilities = student.probabilities(task.x)
-            threshold = cut(training.threshold, probabilities, answers, trials[name].fewer)
+            threshold = choose_threshold(
+                training.threshold, probabilities, answers, trials[name].fewer
+            )
             student = student.with_model(threshold=threshold)
         return student
 
-    plain = train(PLAIN)
-    student, chosen = plain, PLAIN
+    plain = train(PLAIN_METHOD)
+    student, chosen = plain, PLAIN_METHOD
     if folds is None:
         why = (
             f"{answers.known.sum()} answers for {len(task.classes)} classes are too few to compare "
             "methods by: the plain student is used."
         )
-    elif wanted == PLAIN:
+    elif wanted == PLAIN_METHOD:
         why = "It is the plain student" + (", as asked." if asked != "auto" else ", which suits.")
     else:
         shares = answers.shares[answers.known]
-        ahead = difference(
+        ahead = estimate_lead(
             shares,
             trials[wanted].predicted,
-            trials[PLAIN].predicted,
+            trials[PLAIN_METHOD].predicted,
             task.inputs[answers.known],
         )
-        bearable = MUCH if answers.noise else 0.0
-        gap = f"{ahead.value:+.2%} (± {ahead.error:.2%}) of the held-out answers against {PLAIN}"
-        if asked == "auto" and ahead.value < -bearable - DOUBT * ahead.error:
+        bearable = MAX_AGREEMENT_LOSS if answers.noise else 0.0
+        gap = (
+            f"{ahead.value:+.2%} (± {ahead.error:.2%}) of the held-out answers against "
+            f"{PLAIN_METHOD}"
+        )
+        if asked == "auto" and ahead.value < -bearable - MIN_LEAD_STANDARD_ERRORS * ahead.error:
             why = f"{wanted} agrees with {gap}: the plain student is better."
         else:
             trained = train(wanted)
-            fault = _collapse(trained, plain, task, answers, trials[PLAIN].predicted)
+            fault = _collapse(trained, plain, task, answers, trials[PLAIN_METHOD].predicted)
             if fault is None:
                 student, chosen, why = trained, wanted, f"{gap}."
             else:
@@ -194,14 +201,14 @@ def _judged(name: str, task: Task, answers: Answers, folds: Ints, training: Trai
     known = answers.known
     shares = answers.shares[known]
     held_out = METHODS[name](training).judge(task, answers, folds)[known]
-    calibration = calibrated(held_out, shares)
+    calibration = calibrate(held_out, shares)
     probabilities = calibration.probabilities(np.log(np.maximum(held_out, 1e-12)))
-    fewer = confined(probabilities, answers)
-    threshold = cut(training.threshold, probabilities, answers, fewer)
+    fewer = confine_rarer_class(probabilities, answers)
+    threshold = choose_threshold(training.threshold, probabilities, answers, fewer)
     predicted = probabilities.argmax(axis=1)
     if threshold is not None:
         predicted = (probabilities[:, 1] >= threshold).astype(np.int64)
-    found = figures(shares, predicted, probabilities, task.inputs[known])
+    found = estimate_metrics(shares, predicted, probabilities, task.inputs[known])
     return _Trial(JudgedMethod(name, found), predicted, calibration, fewer)
 
 
@@ -216,15 +223,18 @@ def _collapse(
     """
     own, usual = student.predict(task.x), plain.predict(task.x)
     says, said = (np.bincount(each, minlength=len(task.classes)) for each in (own, usual))
-    lost = np.flatnonzero((said >= ENOUGH) & (FRACTION * says < said))
-    if len(lost) and (len(lost) > LOST * len(task.classes) or said[lost].sum() > LOST * len(own)):
+    lost = np.flatnonzero((said >= MIN_INPUTS_OF_LOST_CLASS) & (LOST_CLASS_FACTOR * says < said))
+    if len(lost) and (
+        len(lost) > MAX_LOST_SHARE * len(task.classes)
+        or said[lost].sum() > MAX_LOST_SHARE * len(own)
+    ):
         names = ", ".join(task.classes[k] for k in lost)
         return f"it hardly ever says {names}, which the plain student says of {said[lost].sum():,}."
     known = answers.known
-    ahead: Estimate = difference(
+    ahead: Estimate = estimate_lead(
         answers.shares[known], own[known], unseen_by_plain, task.inputs[known]
     )
-    if ahead.value < -MUCH - DOUBT * ahead.error:
+    if ahead.value < -MAX_AGREEMENT_LOSS - MIN_LEAD_STANDARD_ERRORS * ahead.error:
         return (
             f"of the answers that it was trained on, it fits {-ahead.value:.1%} fewer than the "
             "plain student predicts unseen."
@@ -232,8 +242,8 @@ def _collapse(
     return None
 
 
-COMPONENTS = 60
-MOST_SPREAD = 2048
+ORDER_COMPONENTS = 60
+MAX_SPREAD_INPUTS = 2048
 """Number of inputs that are spread out; the others follow in random order."""
 
 
@@ -252,7 +262,7 @@ def asking_order(x: NDArray[np.generic], inputs: InputSpec, seed: int) -> NDArra
     chosen: list[int] = []
     free = np.ones(len(points), dtype=bool)
     following = int(random.integers(len(points)))
-    while len(chosen) < min(MOST_SPREAD, len(points)):
+    while len(chosen) < min(MAX_SPREAD_INPUTS, len(points)):
         chosen.append(following)
         free[following] = False
         distances = squares + squares[following] - 2 * (points @ points[following])
@@ -267,13 +277,13 @@ def asking_order(x: NDArray[np.generic], inputs: InputSpec, seed: int) -> NDArra
 def _points(x: NDArray[np.generic], inputs: InputSpec) -> NDArray[np.float64]:
     """[N, at most COMPONENTS]: principal components of the features of inputs [N, *shape]."""
     blocks = [
-        torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))
-        for at in range(0, len(x), BLOCK)
+        torch.from_numpy(np.asarray(x[at : at + BLOCK_IMAGES], dtype=np.float32))
+        for at in range(0, len(x), BLOCK_IMAGES)
     ]
     base = base_of(inputs)
     features = torch.cat(side_by_side(lambda block: base_features(base, block, inputs), blocks))
     centred = (features - features.mean(0)).numpy()
-    width = min(COMPONENTS, *centred.shape)
+    width = min(ORDER_COMPONENTS, *centred.shape)
     random = np.random.default_rng(0).standard_normal((centred.shape[1], width), dtype=np.float32)
     for _ in range(3):  # subspace iteration
         random, _ = np.linalg.qr(centred.T @ (centred @ random))

@@ -5,7 +5,7 @@ So they come from a schema that the owner wrote, or from a table that the owner 
 never from private rows. A private value that is not in the schema is encoded as "other", a number
 outside the range is clipped to it, and how many there are is said.
 
-Rows without labels are encoded by `terrine_protocol.tables.encoding`, of which this makes use.
+Rows without labels are encoded by `terrine_protocol.tables.encoding`, which this module uses.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from terrine_models.data.arrays import (
     GroupNumbering,
     InputSpec,
     Records,
+    RecordSource,
     check_classes,
     remark_on_people,
 )
@@ -37,19 +38,20 @@ from terrine_protocol.tables.columns import (
     Note,
     Progress,
     class_indices,
+    column_texts,
+    encoded_width,
     files_within,
-    texts,
-    unseen,
-    width,
+    ignore_note,
+    ignore_progress,
 )
 from terrine_protocol.tables.encoding import opened_by_schema, opened_table
 
 if TYPE_CHECKING:
     from terrine_protocol.tables.files import TableFile
 
-TEXT = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
-TYPED = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
-FOREIGN = {
+TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
+TYPED_SUFFIXES = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
+UNREAD_SUFFIXES = {
     ".xlsx",
     ".xlsm",
     ".xlsb",
@@ -83,13 +85,9 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=2)
 
 
-def _nothing(sentence: str) -> None:
-    """It was said when the file was read before."""
-
-
 def is_table(path: Path) -> bool:
     """Whether a file's name says that it is a table, readable or not, or those in a folder do."""
-    known, path = TEXT | FOREIGN | TYPED, Path(path)
+    known, path = TEXT_SUFFIXES | UNREAD_SUFFIXES | TYPED_SUFFIXES, Path(path)
     names = [path]
     if path.is_dir():
         names = []
@@ -115,8 +113,8 @@ def has_column(path: Path, name: str, columns: Sequence[str] | None = None) -> b
         return name in file.first
 
 
-class Table:
-    """The labelled records of a file, encoded by a schema, a block at a time: a `RecordSource`.
+class Table(RecordSource):
+    """The labelled records of a file, encoded by a schema, a block at a time.
 
     The file is CSV, plain or packed with gzip, Parquet or Arrow. It has either a header that names
     the columns of the schema (those that are ignored may be absent), or no header and exactly those
@@ -128,7 +126,7 @@ class Table:
         path: Path,
         schema: TableSchema,
         note: Note = warn,
-        progress: Progress = unseen,
+        progress: Progress = ignore_progress,
         *,
         public: bool = False,
     ) -> None:
@@ -141,7 +139,8 @@ class Table:
         self._public = public
         by_role = {column.role: column for column in schema.columns}
         self._label, self._group = by_role["label"], by_role.get("group")
-        self.name, self.classes, self.encoding = str(path), self._label.values or (), schema
+        self.name, self.classes = str(path), self._label.values or ()
+        self._schema = self.encoding = schema
         self.spec = encoded_input(schema)
         self.sha256: str | None = None
         self.group_column = None if self._group is None else self._group.name
@@ -150,17 +149,17 @@ class Table:
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""
-        schema, people = self.encoding, GroupNumbering()
+        schema, people = self._schema, GroupNumbering()
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, self._label.name]
         always = needed if self._group is None or self._public else [*needed, self._group.name]
-        with opened_by_schema(self._path, schema, always, self._note, True) as (file, read_blocks):
+        with opened_by_schema(self._path, schema, always, self._note, True) as file:
             if self._group is not None and self._public and _lacks(file, schema, self._group.name):
                 self._group = self.group_column = None
             if self._group is not None:
                 needed.append(self._group.name)
             first = True
-            for block in read_blocks(file, schema, needed, self._note, self._progress):
+            for block in file.read_blocks(schema, needed, self._note, self._progress):
                 if first and block.named:
                     self._tell_unused(file.first)
                 first = False
@@ -168,7 +167,7 @@ class Table:
                 if self._group is None:
                     yield Records(inputs, labels, None)
                 else:
-                    names, places = texts(self._group, block)
+                    names, places = column_texts(self._group, block)
                     yield Records(inputs, labels, people.of(names)[places])
             self.sha256 = file.sha256 or None
         if self._group is not None:
@@ -178,8 +177,8 @@ class Table:
         encoder.finish(self._note)
 
     def _tell_unused(self, names: Sequence[str]) -> None:
-        """Say which columns the schema has not got."""
-        known = {column.name for column in self.encoding.columns}
+        """Say which columns the schema lacks."""
+        known = {column.name for column in self._schema.columns}
         if unused := [name for name in names if name not in known]:
             self._note(
                 f"{self.name}: column {listed(unused)} is not in the schema, and not used: the "
@@ -191,7 +190,7 @@ def load_table(
     path: Path,
     schema: TableSchema,
     note: Note = warn,
-    progress: Progress = unseen,
+    progress: Progress = ignore_progress,
     *,
     public: bool = False,
 ) -> Dataset:
@@ -212,31 +211,25 @@ def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]
     if group is None:
         raise DataError(f"{path}: the schema has no column of the role group, which names people.")
     names: dict[str, None] = {}
-    with opened_by_schema(Path(path), schema, [group.name], note, digest=False) as (
-        file,
-        read_blocks,
-    ):
-        for block in read_blocks(file, schema, [group.name], note, unseen):
-            names |= dict.fromkeys(texts(group, block)[0])
+    with opened_by_schema(Path(path), schema, [group.name], note, digest=False) as file:
+        for block in file.read_blocks(schema, [group.name], note, ignore_progress):
+            names |= dict.fromkeys(column_texts(group, block)[0])
     return list(names)
 
 
 def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
     """Read whose each row of a table is: the number of its person, [N].
 
-    None if the schema has no column of the role group, or the table has not got it.
+    None if the schema has no column of the role group, or the table lacks it.
     """
     group = next((column for column in schema.columns if column.role == "group"), None)
     if group is None:
         return None
     people, groups, needed = GroupNumbering(), GrowingArray((), np.int64), [group.name]
     try:
-        with opened_by_schema(Path(path), schema, needed, _nothing, digest=False) as (
-            file,
-            read_blocks,
-        ):
-            for block in read_blocks(file, schema, needed, _nothing, unseen):
-                names, places = texts(group, block)
+        with opened_by_schema(Path(path), schema, needed, ignore_note, digest=False) as file:
+            for block in file.read_blocks(schema, needed, ignore_note, ignore_progress):
+                names, places = column_texts(group, block)
                 groups.add(people.of(names)[places])
     except DataError:
         return None
@@ -244,8 +237,8 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
 
 
 def encoded_input(schema: TableSchema) -> InputSpec:
-    """What an encoded row looks like: the numbers of each column, see `columns.width`."""
-    numbers = sum(map(width, schema.columns))
+    """What an encoded row looks like: the numbers of each column, see `columns.encoded_width`."""
+    numbers = sum(map(encoded_width, schema.columns))
     return InputSpec(shape=(numbers,), dtype="float32", low=0, high=1)
 
 
@@ -260,9 +253,7 @@ def read_schema(path: Path) -> TableSchema:
 
 
 def _lacks(file: TableFile, schema: TableSchema, name: str) -> bool:
-    """Whether a file with all features and the label has not got this column of the schema."""
-    from terrine_protocol.tables.files import is_header
-
-    if file.delimiter is None or is_header(file.first, schema):
+    """Whether a file with all features and the label lacks this column of the schema."""
+    if file.has_header(schema):
         return name not in file.first
     return len(file.first) == len(schema.features) + 1 < len(schema.columns)

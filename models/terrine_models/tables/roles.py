@@ -2,7 +2,9 @@
 
 Names, forms and counts of values are clues, not proof, so doubts are reported. A column that
 identifies people becomes the group, and one that may do so in doubt; columns that identify rows or
-cannot be learned from are ignored.
+cannot be learned from are ignored. Names are understood in English, German, French, Spanish,
+Italian, Dutch and Portuguese, without accents, and as a whole: patient_id, PatientID and "Patient
+ID" are one name, and `patients` is a count.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import bisect
 import itertools
 import json
 import math
-import operator
 import re
 import unicodedata
 from collections import Counter
@@ -29,7 +30,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import warn
 from terrine_protocol.base import ask_whether_one, fold, listed, normalize
 from terrine_protocol.tables import (
-    FEATURES,
+    FEATURE_ROLES,
     Column,
     Commas,
     DateOrder,
@@ -39,17 +40,17 @@ from terrine_protocol.tables import (
 )
 from terrine_protocol.tables.columns import (
     DECIMAL_COMMA,
-    MISSING,
+    MISSING_TEXTS,
     THOUSANDS,
     CodedValues,
     Note,
     Progress,
+    as_text,
     check_names,
     date_orders,
-    number,
+    ignore_progress,
+    parse_number,
     read_date,
-    unseen,
-    written,
 )
 from terrine_protocol.tables.encoding import opened_table
 
@@ -104,7 +105,8 @@ _PERSONAL_NUMBERS = (
     "passport passportno passportnumber nationalid svnr ahv ahvnr persnr bsn dni nif cpf pesel "
     "codicefiscale matricule matricola legajo"
 )
-_KEY, _NUMBER = _one_of(*_KEYS), _one_of(*_NUMBERS)
+_KEY = _one_of(*_KEYS)
+_NUMBER = _one_of(*_NUMBERS)
 _ANY_ID = _one_of(*_KEYS, *_NUMBERS, *_CODES)
 _ID_BEFORE = _one_of(*_KEYS, *_NUMBERS, "code codigo codice cod")
 _OF = "(de|du|d|des|del|della|di|do|da|van|von|l|la|le)?"
@@ -242,10 +244,12 @@ def _words(name: str) -> Sequence[str]:
     return re.findall(r"[^\W_]+", plain)
 
 
-FEW = 20
+FEW_VALUES = 20
 """A column with at most this many distinct values is not taken for names, text or identifiers."""
-LONG_WORDS, LONG_LENGTH = 5, 40
-"""From this average number of words or characters on, values are prose."""
+PROSE_WORDS = 5
+"""Mean number of words from which values are prose."""
+PROSE_CHARACTERS = 40
+"""Mean number of characters from which they are."""
 
 _MONTH = r"(jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\.?"
 _CLOCK = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?(z|[+-]\d{2}:?\d{2})?"
@@ -255,28 +259,6 @@ _DAY = (
     rf"\d{{1,2}}\.?[- ]?{_MONTH}[- ,]*\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})"
 )
 _DATE = re.compile(rf"{_DAY}([t ]{_CLOCK})?|(?=\d\d:){_CLOCK}", re.IGNORECASE)
-SCALES = [
-    scale.split(", ")
-    for scale in (
-        "no, none, minimal, slight, mild, some, moderate, much, severe, very severe",
-        "keine, gering, leicht, mäßig, mittel, schwer, sehr schwer",
-        "never, rarely, sometimes, often, usually, always",
-        "nie, selten, manchmal, oft, häufig, immer",
-        "very low, low, below normal, normal, medium, above normal, high, very high",
-        "sehr niedrig, niedrig, normal, mittel, hoch, sehr hoch",
-        "very poor, poor, fair, good, very good, excellent",
-        "xs, s, m, l, xl, xxl",
-        "small, medium, large",
-        "i, ii, iii, iv, v, vi",
-    )
-]
-"""Words that are levels, from least to most, in lower case."""
-_BAND = re.compile(
-    r"(?P<only>\d+)|[\[(]?(?P<low>\d+)( ?[-–] ?| to | bis |, ?)(?P<high>\d+)[\])]?|"
-    r"(<|under|below|unter) ?=?(?P<below>\d+)|"
-    r"(>|over|above|über|≥) ?=?(?P<above>\d+)|(?P<least>\d+) ?(\+|and over|or more|und mehr)",
-    re.IGNORECASE,
-)
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 """Of numbers that may be whole, with points between thousands."""
 _UNREAD_NUMBER = re.compile(
@@ -284,16 +266,16 @@ _UNREAD_NUMBER = re.compile(
     r"(\d+|\d{1,3}([ \u00a0\u202f'’.,]\d{3})+)([.,]\d+)?( ?[%€£$¥]| (USD|EUR|GBP|CHF))?"
 )
 _NINES = re.compile(r"-?9{2,}|-9")
-LEAST_BESIDE = 3
+MIN_OTHER_VALUES = 3
 """Other values beside one that may stand for a missing one."""
 LIFE_DAYS = 100 * 366
-YEARS = 1800, 2100
-EVEN = 0.9
+MIN_YEAR, MAX_YEAR = 1800, 2100
+MIN_EVEN_SHARE = 0.9
 """Share of the values that are in equally many rows, or of the rows that have a value of their
 own."""
-LEAST_RECORDS = 100
+MIN_NUMBERED_RECORDS = 100
 """Fewer numbers of records are told by their names alone."""
-EVENLY = 1.63
+MAX_UNIFORM_DISTANCE = 1.63
 """Times the square root of their count: how far evenly spread numbers are from evenly spaced ones,
 in 99 of 100 cases (Kolmogorov and Smirnov)."""
 _TWO_LETTERS = re.compile(r"[A-Z]{2}")
@@ -301,15 +283,19 @@ _PLAIN = re.compile(r"[0-9+\-.eE\n]+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
-MOST, MOST_CHARACTERS = 100_000, 10_000_000
-"""Different values of a column that are counted, and how long they may be together."""
-OF_ALL, LEAST = 5_000_000, 2_000
-"""Different values of all columns that are counted; of one, so many in any case."""
+MAX_VALUES = 100_000
+"""Different values of a column that are counted."""
+MAX_CHARACTERS = 10_000_000
+"""Of the counted values of a column, together."""
+MAX_VALUES_OF_TABLE = 5_000_000
+"""Different values of all columns that are counted."""
+MIN_COUNTED_VALUES = 2_000
+"""Different values of a column that are counted however many columns there are."""
 
 
-def most(columns: int) -> int:
+def max_counted_values(columns: int) -> int:
     """How many different values of each of so many columns are counted."""
-    return min(MOST, max(LEAST, OF_ALL // columns))
+    return min(MAX_VALUES, max(MIN_COUNTED_VALUES, MAX_VALUES_OF_TABLE // columns))
 
 
 @dataclass
@@ -325,7 +311,7 @@ class Overflow:
     low: float = math.inf
     high: float = -math.inf
     words: int = 0
-    """Rows whose value is no number."""
+    """Rows whose value is not a number."""
     points: int = 0
     """Rows whose value has a point and no comma."""
     commas: bool = False
@@ -335,7 +321,7 @@ class Overflow:
         """Note a value, and how many rows have it."""
         comma, thousands = "," in text, self.read_as == "thousands"
         decimal = comma and self.read_as == "decimal"
-        value = number(text, decimal_comma=decimal, thousands=thousands)
+        value = parse_number(text, decimal_comma=decimal, thousands=thousands)
         if math.isfinite(value):
             self.low, self.high = min(self.low, value), max(self.high, value)
         else:
@@ -352,12 +338,18 @@ class Overflow:
 
 @dataclass
 class ColumnStats:
-    """A column of a table whose fields `delimiter` separates: its values are added, then read."""
+    """Clues in the name and the values of a column; `delimiter` separates the table's fields.
+
+    Values are added in one pass and bounded memory: the first `max_counted` different ones are
+    counted. Of those beyond, only what must hold for every row is kept: whether all are numbers or
+    dates, and their range. So what else is said of such a column comes from the rows with a counted
+    value.
+    """
 
     path: Path
     name: str
     delimiter: str
-    most: int
+    max_counted: int
     """Different values that are counted."""
     counts: Counter[str] = field(default_factory=Counter)
     """Rows of each of the first different values, by the order in which they appear."""
@@ -379,14 +371,14 @@ class ColumnStats:
         self.rows += len(coded.places)
         self._count_runs(coded)
         for value, rows in zip(coded.values, rows_of, strict=True):
-            text = written(value)
-            if text in MISSING:
+            text = as_text(value)
+            if text in MISSING_TEXTS:
                 self.not_available += rows if text == "NA" else 0
                 continue
             self.given += rows
             if text in self.counts:
                 self.counts[text] += rows
-            elif len(self.counts) < self.most and self._characters < MOST_CHARACTERS:
+            elif len(self.counts) < self.max_counted and self._characters < MAX_CHARACTERS:
                 self.counts[text] = rows
                 self._characters += len(text)
             else:
@@ -453,7 +445,7 @@ class ColumnStats:
 
     @cached_property
     def words(self) -> int:
-        """Rows whose value is no number."""
+        """Rows whose value is not a number."""
         counts, rest = self.counts, self.rest
         words = sum(counts[text] for text, value in self._numbers.items() if math.isnan(value))
         if rest is None:
@@ -461,7 +453,7 @@ class ColumnStats:
         return words + rest.words + (rest.points if self.decimal else 0)
 
     def is_word(self, value: str) -> bool:
-        """Whether a counted value is no number."""
+        """Whether a counted value is not a number."""
         return math.isnan(self._numbers[value])
 
     def rows_between(self, edges: Sequence[float]) -> list[int]:
@@ -482,7 +474,7 @@ class ColumnStats:
         far from all others."""
         rest = sorted({self.low, self.high, *self._numbers.values()})
         found = list[float]()
-        while len(rest) > LEAST_BESIDE:
+        while len(rest) > MIN_OTHER_VALUES:
             low, high = rest[0], rest[-1]
             below = rest[1] - low > high - rest[1] or rest[1] >= 0
             above = high - rest[-2] > max(rest[-2] - low, abs(rest[-2]) / 10)
@@ -500,7 +492,7 @@ class ColumnStats:
         days = sorted({day.date() for text in self.distinct if (day := read_date(text, order))})
         days = sorted({*days, *self.span(order)})
         found = list[date]()
-        while len(days) > LEAST_BESIDE:
+        while len(days) > MIN_OTHER_VALUES:
             usual = max((days[-2] - days[0]).days, LIFE_DAYS)
             if (days[-1] - days[-2]).days > usual:
                 found.append(days.pop())
@@ -514,7 +506,7 @@ class ColumnStats:
     def names_places(self) -> bool:
         """Whether NA may be a place: the name says so, or all values are codes of two letters."""
         codes = [value for value in self.distinct if _TWO_LETTERS.fullmatch(value)]
-        pairs = len(codes) == len(self.distinct) >= LEAST_BESIDE
+        pairs = len(codes) == len(self.distinct) >= MIN_OTHER_VALUES
         return pairs or names_place(self.name)
 
     @property
@@ -529,7 +521,7 @@ class ColumnStats:
         others = [text for text, value in self._numbers.items() if math.isnan(value)]
         unread = [text for text in others if _UNREAD_NUMBER.fullmatch(text)]
         nearly = 10 * (len(others) - len(unread)) <= len(self.distinct)
-        return unread[0] if len(unread) > FEW and nearly else None
+        return unread[0] if len(unread) > FEW_VALUES and nearly else None
 
     @property
     def ask_of_commas(self) -> str | None:
@@ -572,7 +564,7 @@ class ColumnStats:
     def counts_rows(self) -> bool:
         """Whether the values are consecutive integers, each once."""
         rows, span = self.rows, self.high - self.low
-        return self.unique and self.whole and rows > FEW and span == rows - 1
+        return self.unique and self.whole and rows > FEW_VALUES and span == rows - 1
 
     @property
     def uniform(self) -> bool:
@@ -585,7 +577,7 @@ class ColumnStats:
     def rare(self) -> bool:
         """Whether values repeat too rarely to learn from; uniform values must repeat more often."""
         rows = 5 if self.uniform else 2
-        return len(self.distinct) > FEW and rows * len(self.distinct) > self._counted
+        return len(self.distinct) > FEW_VALUES and rows * len(self.distinct) > self._counted
 
     @property
     def prose(self) -> bool:
@@ -593,7 +585,7 @@ class ColumnStats:
         counts, rows = self.counts, self._counted
         words = sum(len(text.split()) * counts[text] for text in counts)
         length = sum(len(text) * counts[text] for text in counts)
-        long = words >= LONG_WORDS * rows or length >= LONG_LENGTH * rows
+        long = words >= PROSE_WORDS * rows or length >= PROSE_CHARACTERS * rows
         broken = any("\n" in text or "\r" in text for text in counts)
         return (long or broken) and 5 * len(counts) > rows
 
@@ -638,23 +630,6 @@ class ColumnStats:
         return {value.lower() for value in self.distinct} == {"true", "false"}
 
     @property
-    def levels(self) -> tuple[str, ...] | None:
-        """The values from least to most, if they are three or more known levels, or bands."""
-        if len(self.distinct) < 3 or self._all_numbers:
-            return None
-        words = [value.lower() for value in self.distinct]
-        for scale in SCALES:
-            if set(words) <= set(scale) and len(set(words)) == len(words):
-                return tuple(sorted(self.distinct, key=lambda value: scale.index(value.lower())))
-        bands = [_BAND.fullmatch(word) for word in words]
-        spans = {
-            value: _span(band) for value, band in zip(self.distinct, bands, strict=True) if band
-        }
-        if len(spans) < len(words) or not _disjoint(list(spans.values())):
-            return None
-        return tuple(sorted(spans, key=spans.__getitem__))
-
-    @property
     def names_people(self) -> bool:
         """Whether the name is one for people; yes and no under "patient" are not people, and nor
         are 1.5 workers."""
@@ -666,7 +641,7 @@ class ColumnStats:
     @property
     def may_be_a_category_of_people(self) -> bool:
         """Whether the name is a bare noun such as "subject", and the values are few."""
-        few = len(self.distinct) <= FEW < self.rows
+        few = len(self.distinct) <= FEW_VALUES < self.rows
         return few and is_noun_for_person(self.name)
 
     @property
@@ -682,19 +657,19 @@ class ColumnStats:
     @property
     def names_contact(self) -> bool:
         """Whether the name is one for names or contact details, and there are many values."""
-        many = len(self.distinct) > FEW or self.unique
+        many = len(self.distinct) > FEW_VALUES or self.unique
         return many and names_contact(self.name)
 
     @property
     def quantity(self) -> bool:
         """Whether the name is one for what is measured or counted, or all values are years."""
-        years = YEARS[0] <= self.low and self.high <= YEARS[1]
+        years = self.low >= MIN_YEAR and self.high <= MAX_YEAR
         return names_quantity(self.name) or years
 
     @property
     def repeats(self) -> bool:
         """Whether there are many values, and some in several rows."""
-        return FEW < len(self.distinct) < self._counted
+        return FEW_VALUES < len(self.distinct) < self._counted
 
     @property
     def rows_per_value(self) -> float:
@@ -713,7 +688,7 @@ class ColumnStats:
         if not (self.numeric and self.whole and self.repeats and self.rest is None):
             return False
         usual = Counter(self.counts.values()).most_common(1)[0]
-        even = usual[0] > 1 and usual[1] >= EVEN * len(self.distinct)
+        even = usual[0] > 1 and usual[1] >= MIN_EVEN_SHARE * len(self.distinct)
         return even and self.runs == len(self.distinct) and not self.quantity
 
     @property
@@ -721,12 +696,15 @@ class ColumnStats:
         """Whether whole numbers stand for rows, whatever their name: nearly each row has its own,
         and they are spread evenly, as measured quantities are not."""
         count = len(self.distinct)
-        if not (self.numeric and self.whole and count >= LEAST_RECORDS) or self.quantity:
+        if not (self.numeric and self.whole and count >= MIN_NUMBERED_RECORDS) or self.quantity:
             return False
         ordered = np.sort(np.fromiter(self._numbers.values(), dtype=np.float64))
         even = (ordered - ordered[0]) / max(ordered[-1] - ordered[0], 1)
         distance = float(np.abs(even - np.linspace(0, 1, count)).max())
-        return count >= EVEN * self._counted and distance * math.sqrt(count) <= EVENLY
+        return (
+            count >= MIN_EVEN_SHARE * self._counted
+            and distance * math.sqrt(count) <= MAX_UNIFORM_DISTANCE
+        )
 
     @property
     def _all_numbers(self) -> bool:
@@ -748,7 +726,8 @@ class ColumnStats:
                     for text in self.distinct
                 }
         found = {
-            text: number(text, decimal_comma=comma, thousands=thousands) for text in self.distinct
+            text: parse_number(text, decimal_comma=comma, thousands=thousands)
+            for text in self.distinct
         }
         return {text: v if math.isfinite(v) else math.nan for text, v in found.items()}
 
@@ -775,37 +754,15 @@ def _commas(texts: Iterable[str], delimiter: str) -> Commas | None:
     return "decimal" if decimal or delimiter != "," else None
 
 
-def _span(band: re.Match[str]) -> tuple[float, float]:
-    """The numbers that a band such as 18-29, <18, 65+ or 0 covers."""
-    only, low, high, below, above, least = (
-        None if text is None else float(text)
-        for text in band.group("only", "low", "high", "below", "above", "least")
-    )
-    if only is not None:
-        return only, only
-    if low is not None and high is not None:
-        return low, high
-    if below is not None:
-        return -math.inf, below
-    return above or least or 0, math.inf
-
-
-def _disjoint(spans: list[tuple[float, float]]) -> bool:
-    """Whether bands may touch, but do not overlap."""
-    ordered = sorted(spans)
-    starts, ends = [low for low, _ in ordered], [high for _, high in ordered]
-    return all(map(operator.le, starts, ends)) and all(map(operator.le, ends[:-1], starts[1:]))
-
-
-MOST_CATEGORIES = 1000
-COMMON = 100
+MAX_CATEGORIES = 1000
+KEPT_CATEGORIES = 100
 """Categories that are kept where there are more than that."""
-WORTH = 0.5
+MIN_KEPT_SHARE = 0.5
 """Share of the rows that these have at least."""
-PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
+DATE_PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
 """Of dates; and the hour, if there is a time of day."""
-MOST_CLASSES = 100
-LEAST_CODE = 10_000
+MAX_CLASSES = 100
+MIN_CODE = 10_000
 """Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
 often quantities."""
 
@@ -836,12 +793,12 @@ class SchemaProposal:
 
     def to_json(self) -> str:
         """The schema as a file to be edited, with what was guessed and why beside each column."""
-        written = self.schema.model_dump(mode="json", exclude_none=True)
-        for column, guess in zip(written["columns"], self.guesses, strict=True):
+        as_text = self.schema.model_dump(mode="json", exclude_none=True)
+        for column, guess in zip(as_text["columns"], self.guesses, strict=True):
             column["why"] = guess.why
             if guess.doubt is not None:
                 column["check"] = guess.doubt
-        return json.dumps(written, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(as_text, indent=2, ensure_ascii=False) + "\n"
 
 
 def propose_schema(
@@ -855,11 +812,11 @@ def propose_schema(
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
     note: Note = warn,
-    progress: Progress = unseen,
+    progress: Progress = ignore_progress,
 ) -> SchemaProposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
-    Its values are counted in one pass and in bounded memory (`column_stats.py`). Every distinct
+    Its values are counted in one pass and in bounded memory (`ColumnStats`). Every distinct
     value of a categorical column becomes public. `columns` names the columns of a file without a
     header. `classes` declares what the label can be, or `bins` the edges that cut its numbers into
     classes: the table need not have that column then. `group`, `ignore` and `keep` (as a feature)
@@ -920,9 +877,9 @@ def propose_schema(
             described = Column(name=label, role="label", edges=tuple(bins))
         guesses.append(RoleGuess(described, "to be predicted; its classes were declared"))
     if group is not None and group in absent:
-        why = f"as specified; {path.name} has not got it, so the private table must"
+        why = f"as specified; {path.name} does not have it, so the private table must"
         guesses.append(RoleGuess(Column(name=group, role="group"), why))
-    if not any(guess.column.role in FEATURES for guess in guesses):
+    if not any(guess.column.role in FEATURE_ROLES for guess in guesses):
         left = [f"{g.column.name} ({g.why})" for g in guesses if g.column.role == "ignored"]
         raise DataError(
             f"{path}: no column is left to learn from. Left out: {listed(left) or 'none'}. "
@@ -960,21 +917,21 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
         return features <= set(first) or len(first) == len(columns)
 
     with opened_table(path, fits=fits, digest=False) as file:
-        from terrine_protocol.tables.files import coded, is_header
-
-        header = file.delimiter is None or is_header(file.first, schema)
+        header = file.has_header(schema)
         names = file.first if header else columns
         named = list(filter(may_name_people, names))
         if not named or len(names) != len(file.first):
             return None
         delimiter = file.delimiter or ","
-        found = [ColumnStats(path, name, delimiter, most(len(named))) for name in named]
+        found = [
+            ColumnStats(path, name, delimiter, max_counted_values(len(named))) for name in named
+        ]
         rows = 0
         for batch in file.batches(names if file.delimiter else named, header):
             for column in list(found):
                 try:
-                    column.add(coded(file, column.name, batch.column(column.name), rows))
-                except DataError:  # it is no column of the schema, and need not be readable
+                    column.add(file.coded(column.name, batch.column(column.name), rows))
+                except DataError:  # it is not a column of the schema, and need not be readable
                     found.remove(column)
             rows += batch.num_rows
     people = _group([column for column in found if column.rows_per_value > 1])
@@ -996,17 +953,20 @@ def _counted(
         return label in first if columns is None else len(first) == len(columns)
 
     with opened_table(path, fits=fits, note=note) as file:
-        from terrine_protocol.tables.files import CsvFile, coded, unread_type
+        from terrine_protocol.tables.files import unread_type
 
         if file.delimiter is None and columns is not None:
             raise DataError(f"{path} names its columns itself: leave out --columns.")
         if not file.first:
             raise DataError(f"{path} is empty.")
-        if isinstance(file, CsvFile) and columns is None:
+        if columns is None:
             file.check_header()
         names = file.first if columns is None else columns
         check_names(names, [], str(path))
-        table = [ColumnStats(path, name, file.delimiter or ",", most(len(names))) for name in names]
+        table = [
+            ColumnStats(path, name, file.delimiter or ",", max_counted_values(len(names)))
+            for name in names
+        ]
         unread = {name: kind for name, each in file.types.items() if (kind := unread_type(each))}
         left = {*ignore, *unread}
         counted = [column for column in table if column.name not in left]
@@ -1016,7 +976,7 @@ def _counted(
         rows = 0
         for batch in file.batches(read, columns is None, progress):
             for column in counted:
-                column.add(coded(file, column.name, batch.column(column.name), rows))
+                column.add(file.coded(column.name, batch.column(column.name), rows))
             rows += batch.num_rows
         return table, unread, file.sha256
 
@@ -1063,7 +1023,7 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
     if (
         declared is None
         and column.numeric
-        and (len(classes) > MOST_CLASSES or (len(classes) > FEW and not column.whole))
+        and (len(classes) > MAX_CLASSES or (len(classes) > FEW_VALUES and not column.whole))
     ):
         raise DataError(
             f"{column.path}: column {column.name} holds {column.different} different numbers, from "
@@ -1085,11 +1045,11 @@ def _label(column: ColumnStats, declared: Sequence[str] | None = None) -> RoleGu
             )
         classes = declared
     doubts = list[str | None]()
-    if len(classes) > MOST_CLASSES:
+    if len(classes) > MAX_CLASSES:
         doubts.append("Are these classes? Terrine predicts one of a few.")
     elif column.gaps:
         doubts.append(_ask_of_gaps(column))
-    if len(classes) <= MOST_CATEGORIES:
+    if len(classes) <= MAX_CATEGORIES:
         doubts.append(_ask_of_spelling(column))
     doubt = _together(*doubts)
     described = Column(name=column.name, role="label", values=tuple(classes))
@@ -1178,19 +1138,15 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
         return RoleGuess(described, why, doubt)
     if column.boolean:
         return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
-    if count <= MOST_CATEGORIES:
+    if count <= MAX_CATEGORIES:
         doubt = _together(doubt, _ask_of_spelling(column))
-    if (levels := column.levels) and count <= MOST_CATEGORIES:
-        why = f"levels, from least to most: {levels[0]} … {levels[-1]}"
-        doubt = doubt or "Is this their order? If they have none, make the role categorical."
-        return RoleGuess(Column(name=column.name, role="ordinal", values=levels), why, doubt)
-    if not count or (count > MOST_CATEGORIES and column.rare):
+    if not count or (count > MAX_CATEGORIES and column.rare):
         raise DataError(
             f"{column.path}: column {column.name} cannot be kept. It has {column.different} "
             f"different values; a categorical column has at least one, and more than "
-            f"{MOST_CATEGORIES:,} only if they repeat."
+            f"{MAX_CATEGORIES:,} only if they repeat."
         )
-    if count > MOST_CATEGORIES:
+    if count > MAX_CATEGORIES:
         return _common(column, doubt)
     described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
     return RoleGuess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
@@ -1198,7 +1154,7 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
 
 def _dates(column: ColumnStats, order: DateOrder, doubt: str | None) -> RoleGuess:
     first, last = column.span(order)
-    parts = (*PARTS, "hour") if column.hours(order) else PARTS
+    parts = (*DATE_PARTS, "hour") if column.hours(order) else DATE_PARTS
     high = max((last - first).days, 1)
     described = Column(
         name=column.name, role="date", order=order, since=first, low=0, high=high, parts=parts
@@ -1246,7 +1202,7 @@ def _ask_of_spelling(column: ColumnStats) -> str | None:
 def _most_common(column: ColumnStats) -> tuple[list[str], float]:
     """The most common values, and the share of the rows that have one of them."""
     counts = column.counts
-    most = sorted(counts, key=lambda value: (-counts[value], value))[:COMMON]
+    most = sorted(counts, key=lambda value: (-counts[value], value))[:KEPT_CATEGORIES]
     return most, sum(counts[value] for value in most) / column.given
 
 
@@ -1254,7 +1210,7 @@ def _common(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
     most, share = _most_common(column)
     described = Column(name=column.name, role="categorical", values=tuple(most))
     count = f"{column.different} categories"
-    why = f"the {COMMON} most common of {count}, in {share:.0%} of the rows"
+    why = f"the {KEPT_CATEGORIES} most common of {count}, in {share:.0%} of the rows"
     return RoleGuess(described, why, doubt)
 
 
@@ -1289,21 +1245,21 @@ def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
         return _ignore(column, f"numbers written as {text!r}", doubt)
     if column.prose:
         return _ignore(column, "free text")
-    if count > FEW and 0 < column.words * 5 <= column.given:
+    if count > FEW_VALUES and 0 < column.words * 5 <= column.given:
         doubt = "To learn from it, leave all values that are not numbers empty."
         return _ignore(column, f"numbers, except in {_rows(column.words)}", doubt)
-    if column.unique and rows > FEW:
+    if column.unique and rows > FEW_VALUES:
         return _ignore(column, "different in every row", f"{keep}.")
     if column.rare:
         why = f"{column.different} different values in {_rows(rows)}: too rare to learn from"
         return _ignore(column, why, keep_or_group)
     if people is not None and count == people.repeated:
         return _ignore(column, people.as_many, keep_or_group)
-    if count > MOST_CATEGORIES:
+    if count > MAX_CATEGORIES:
         share = _most_common(column)[1]
-        if share >= WORTH:
-            return _common(column, f"If this is no category, use --ignore {name}.")
-        most = f"the {COMMON} most common in {share:.0%} of the rows"
+        if share >= MIN_KEPT_SHARE:
+            return _common(column, f"If this is not a category, use --ignore {name}.")
+        most = f"the {KEPT_CATEGORIES} most common in {share:.0%} of the rows"
         why = f"{column.different} different values, {most}"
         return _ignore(column, why, keep_or_group)
     doubt = f"Different in every row. If it identifies rows, use --ignore {name}."
@@ -1317,19 +1273,19 @@ def _guess_number(column: ColumnStats, people: _People | None, keep_or_group: st
     if column.nameless and column.unique:
         doubt = "If this is wrong, give it a name."
         return _ignore(column, "without a name, and different in every row", doubt)
-    if column.names_identifier and count > FEW:
+    if column.names_identifier and count > FEW_VALUES:
         why = f"an identifier by its name: {column.different} in {_rows(column.rows)}"
         return _ignore(column, why, keep_or_group)
     if column.numbers_records:
         why = f"{column.different} whole numbers in {_rows(column.rows)}, evenly spread"
         return _ignore(column, why, keep_or_group)
-    odd = column.whole and count > FEW and not column.quantity
+    odd = column.whole and count > FEW_VALUES and not column.quantity
     if odd and people is not None and count == people.repeated:
         return _ignore(column, people.as_many, keep_or_group)
     if column.numbers_people:
         return _ignore(column, EVEN_RUNS, keep_or_group)
     doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
-    coded = column.uniform and column.low >= LEAST_CODE
+    coded = column.uniform and column.low >= MIN_CODE
     return _feature(column, doubt if odd and (column.unique or coded) else None)
 
 

@@ -24,22 +24,24 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import StoreError, save_tensors, verified_bytes
-from terrine_models.teachers.heads import load_map
-from terrine_models.teachers.kinds import load_manifest
+from terrine_models.storage.manifests import (
+    IDENTITIES_FILE,
+    StoreError,
+    save_tensors,
+    verified_bytes,
+)
+from terrine_models.teachers.heads import load_feature_map
+from terrine_models.teachers.kinds import StoredEnsemble
 from terrine_models.teachers.manifests import (
     Manifest,
     ShardTeachers,
-    StoredEnsemble,
     Trained,
     save_manifest,
 )
-from terrine_models.teachers.neighbours import RECORDS, NeighbourTeachers, placed
+from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourTeachers, place_records
 from terrine_models.teachers.people import (
-    IDENTITIES,
     Digests,
     People,
-    has_identities,
     people_digests,
 )
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
@@ -82,10 +84,9 @@ def forget(
     in the ensemble or in a shard, `data` is missing or lacks records of those who stay, other
     public rows) and StoreError.
     """
-    manifest = load_manifest(directory)
-    stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
-    before = People.load(stored, key)
-    left = before.without(who)
+    stored = StoredEnsemble.open(directory)
+    manifest, before = stored.manifest, People.load(stored, key)
+    left = before.remove(who)
     if left is None:
         return None
     slots, people = left
@@ -96,15 +97,15 @@ def forget(
         )
     kind, changed = manifest.teacher, dict[str, object]()
     if isinstance(kind, NeighbourTeachers):
-        records = _records(stored)
+        records = _load_records(stored)
         stays = ~np.isin(records["units"], slots)
         tensors = _tensors({name: values[stays] for name, values in records.items()})
         changed = {"teacher": kind.model_copy(update={"edition": kind.edition + 1})}
     elif isinstance(kind, ShardTeachers):
-        tensors = _teach_anew(stored, kind, slots, people, key, data, public)
+        tensors = _retrain(stored, kind, slots, people, key, data, public)
     else:
         raise StoreError(f"Nobody knows whose records taught which teacher of {manifest.name}.")
-    saved = _saved(directory, manifest, out, tensors, people, key, changed)
+    saved = _save_edition(directory, manifest, out, tensors, people, key, changed)
     return SavedEdition(saved, tuple(map(int, slots)), len(slots))
 
 
@@ -115,11 +116,10 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
     is not added again. Raises DataError for records of another kind than the ensemble's, and
     StoreError.
     """
-    manifest = load_manifest(directory)
-    kind = manifest.teacher
+    stored = StoredEnsemble.open(directory)
+    manifest, kind = stored.manifest, stored.manifest.teacher
     if not isinstance(kind, NeighbourTeachers):
         raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
-    stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
     people = People.load(stored, key)
     _check_same_kind(data, manifest)
     gone = {bytes(row) for row in people.erased}
@@ -134,12 +134,12 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
             came.append(row)
         slots[unit] = known[bytes(row)]
     # All are placed, and then some left out: where a record is placed must not depend on others.
-    new = dict(placed(data, load_map(stored, kind.features), kind.scale))
+    new = place_records(data, load_feature_map(stored, kind.features), kind.scale)
     slot_of = slots[new["units"]]
     new["units"] = slot_of.astype(np.int32)
     new["since"] = np.full(len(slot_of), kind.edition + 1, np.int32)
-    records = _records(stored)
-    stays = (slot_of >= 0) & ~_repeated(new, records)
+    records = _load_records(stored)
+    stays = (slot_of >= 0) & ~_find_repeated(new, records)
     records = {name: np.concatenate([values, new[name][stays]]) for name, values in records.items()}
     order = np.lexsort((records["labels"], records["units"]))
     present = np.concatenate([people.present, np.array(came, np.uint8).reshape(-1, 32)])
@@ -150,27 +150,19 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
     }
     tensors = _tensors({name: values[order] for name, values in records.items()})
     people = replace(people, present=present)
-    saved = _saved(directory, manifest, out, tensors, people, key, changed)
+    saved = _save_edition(directory, manifest, out, tensors, people, key, changed)
     return SavedEdition(saved, (), len(came), int((slots < 0).sum()))
 
 
-def identified(directory: Path) -> StoredEnsemble | None:
-    """An ensemble that knows whose its records are; None if it does not. Raises StoreError."""
-    manifest = load_manifest(directory)
-    if not has_identities(manifest):
-        return None
-    return StoredEnsemble(directory, manifest, manifest.teacher_files)
-
-
-def _records(stored: StoredEnsemble) -> Records:
-    return {name: each.numpy() for name, each in stored.tensors(RECORDS).items()}
+def _load_records(stored: StoredEnsemble) -> Records:
+    return {name: each.numpy() for name, each in stored.tensors(RECORDS_FILE).items()}
 
 
 def _tensors(records: Records) -> dict[str, Trained]:
-    return {RECORDS: {name: torch.from_numpy(values) for name, values in records.items()}}
+    return {RECORDS_FILE: {name: torch.from_numpy(values) for name, values in records.items()}}
 
 
-def _repeated(new: Records, records: Records) -> NDArray[np.bool_]:
+def _find_repeated(new: Records, records: Records) -> NDArray[np.bool_]:
     """Which records that come their own person has already, [n]: with the same point and label.
 
     So whoever adds a file twice adds nothing, and nobody's records decide about another's.
@@ -186,7 +178,7 @@ def _repeated(new: Records, records: Records) -> NDArray[np.bool_]:
     return np.array([key in had for key in keys(new)], dtype=bool)
 
 
-def _teach_anew(
+def _retrain(
     stored: StoredEnsemble,
     kind: ShardTeachers,
     slots: NDArray[np.int64],
@@ -233,7 +225,7 @@ def _teach_anew(
             f"{data.name}: {missing} of those who stay, whose shards are to be learned anew, are "
             f"not in it. Give the records that {manifest.name} was trained on."
         )
-    features = None if kind.features is None else load_map(stored, kind.features)
+    features = None if kind.features is None else load_feature_map(stored, kind.features)
     slot = place[data.groups]
     trained = {}
     for file, run in touched.items():
@@ -266,7 +258,7 @@ def _check_same_kind(data: Dataset, manifest: Manifest) -> None:
         raise DataError(f"{data.name}: expected records with a group, as {manifest.name} has them.")
 
 
-def _saved(
+def _save_edition(
     directory: Path,
     before: Manifest,
     out: Path,
@@ -277,15 +269,15 @@ def _saved(
 ) -> Manifest:
     """Save an edition in `out`, which must not exist, completely or not at all.
 
-    `tensors`: of the files that are new; all others, but for identities, stay as they are.
+    `tensors`: of the files that are new; all others except identities stay as they are.
     """
     with new_directory(out) as work:
         files = dict(before.files)
         for name, digest in files.items():
-            if name not in (*tensors, IDENTITIES):
+            if name not in (*tensors, IDENTITIES_FILE):
                 write_atomically(work / name, verified_bytes(directory, name, digest))
         files |= {name: save_tensors(work / name, new) for name, new in tensors.items()}
-        files[IDENTITIES] = people.save(work, key)
+        files[IDENTITIES_FILE] = people.save(work, key)
         fields = {name: getattr(before, name) for name in Manifest.model_fields}
         manifest = Manifest.model_validate({**fields, **changed, "files": files})
         save_manifest(work, manifest)

@@ -13,17 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.workers import side_by_side
-from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.manifests import (
-    VOTING_SECONDS,
-    Manifest,
-    StoredEnsemble,
-    Voting,
-    VotingLimits,
-)
+from terrine_models.teachers.kinds import StoredEnsemble, load_manifest
+from terrine_models.teachers.manifests import VOTING_SECONDS, Manifest, Voting, VotingLimits
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers
 
-MEMORY = 256 * 2**20
+VOTING_MEMORY_BYTES = 256 * 2**20
 
 
 class Ensemble:
@@ -42,7 +36,7 @@ class Ensemble:
         directory: Path,
         device: str | None = None,
         *,
-        memory: int = MEMORY,
+        memory: int = VOTING_MEMORY_BYTES,
         seconds: float = VOTING_SECONDS,
         files: Sequence[str] | None = None,
     ) -> Ensemble:
@@ -52,16 +46,13 @@ class Ensemble:
         the CPU, whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
         result and the buffers of the libraries (some 20 MiB), as long as one input fits. Imported
         teachers vote in a process of their own, which may take `seconds` for a block of inputs and
-        the memory that `guarded.py` says. Only the teachers in `files` are loaded, and vote;
-        without it, all.
+        the memory that `storage/onnx_models.py` says. Only the teachers in `files` are loaded, and
+        vote; without it, all.
         """
-        directory = Path(directory)
-        manifest = load_manifest(directory)
-        stored = StoredEnsemble(
-            directory, manifest, manifest.teacher_files if files is None else files
-        )
+        stored = StoredEnsemble.open(directory, files)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(manifest, manifest.teacher.voting(stored, VotingLimits(memory, seconds), device))
+        limits = VotingLimits(memory, seconds)
+        return cls(stored.manifest, stored.manifest.teacher.voting(stored, limits, device))
 
     def votes(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
         """Vote counts [B, m] on inputs [B, *shape]; each row sums to the number of teachers.
@@ -102,7 +93,7 @@ def load(
     directory: Path,
     device: str | None = None,
     *,
-    memory: int = MEMORY,
+    memory: int = VOTING_MEMORY_BYTES,
     seconds: float = VOTING_SECONDS,
     files: Sequence[str] | None = None,
 ) -> Ensemble | NeighbourEnsemble:

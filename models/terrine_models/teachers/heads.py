@@ -12,57 +12,79 @@ from pydantic.dataclasses import dataclass
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.backbones import backbones
-from terrine_models.features.linear import MANY, mean_head
+from terrine_models.features.linear import MANY_CLASSES, mean_head
 from terrine_models.features.maps import (
-    BLOCK,
-    FEWEST_POINTS,
-    MOST_POINTS,
+    BLOCK_IMAGES,
+    MAX_GRAPH_POINTS,
+    MIN_GRAPH_POINTS,
     FeatureMap,
     PublicData,
     check_channels_last,
     public_features,
 )
 from terrine_models.features.pictures import (
-    ELASTIC,
-    ENLARGED,
-    MOST_BANDS,
-    ROTATION,
+    ELASTIC_SHARE,
+    ENLARGED_SIDE_PIXELS,
+    MAX_BANDS,
+    ROTATION_DEGREES,
     distorted,
     draws_for,
 )
-from terrine_models.storage.manifests import CONFIG, FEATURES, FeatureSpec
+from terrine_models.storage.manifests import FEATURES_FILE, SETTINGS_CONFIG, FeatureSpec
 from terrine_models.teachers.manifests import (
-    PIXEL_BYTES,
+    SCRATCH_BYTES_PER_VALUE,
     Choose,
     Manifest,
     ShardTeachers,
     StoredEnsemble,
+    TeacherSettings,
     Trained,
     Voting,
     VotingLimits,
     check_shapes,
     teacher_kind,
-    values_of,
 )
 from terrine_models.teachers.networks import match_priors, ridge_head
 from terrine_models.teachers.shards import Shards
 
-USUAL, OF_WHITENED = 0.1, 1.0
-"""Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
+DEFAULT_RIDGE = 0.1
+"""Penalty of a head."""
+WHITENED_RIDGE = 1.0
+"""Penalty on whitened features, where a strong one does no harm: what it shrinks most is the
 shard's own, unreliable view of how features vary together."""
-WIDTH = 150
+DEFAULT_WIDTH = 150
 """Features after the public projection."""
-BLOCKS = {"cpu": 32}
+MAX_BLOCK_INPUTS = {"cpu": 32}
 """Inputs in a block, at most: what it computes with stays in a processor's cache then. 128 on other
-devices; it is no slower by row."""
+devices; it is not slower per row."""
 
 
-@dataclass(frozen=True, config=CONFIG)
-class Heads:
+Augmentations = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="Distorted copies of each training image. Handwriting gains, clothes lose.",
+    ),
+]
+Rotation = Annotated[
+    float, Field(ge=0, le=180, description="The largest angle of a copy, in degrees.")
+]
+Elastic = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="The largest elastic displacement in a copy, as a share of half the side.",
+    ),
+]
+
+
+@dataclass(frozen=True, config=SETTINGS_CONFIG)
+class Heads(TeacherSettings):
     """Linear heads on public features that all share: fast, and the default."""
 
     width: Annotated[int, Field(ge=3, le=4096, description="Features of an image, at most.")] = (
-        WIDTH
+        DEFAULT_WIDTH
     )
     features: Annotated[
         Literal["graph", "discriminant"] | None,
@@ -80,24 +102,9 @@ class Heads:
             "on the whitened features of a table with public rows. Class means have none.",
         ),
     ] = None
-    augmentations: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Distorted copies of each training image. Handwriting gains, clothes lose.",
-        ),
-    ] = 2
-    rotation: Annotated[
-        float, Field(ge=0, le=180, description="The largest angle of a copy, in degrees.")
-    ] = ROTATION
-    elastic: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="The largest elastic displacement in a copy, as a share of half the side.",
-        ),
-    ] = ELASTIC
+    augmentations: Augmentations = 2
+    rotation: Rotation = ROTATION_DEGREES
+    elastic: Elastic = ELASTIC_SHARE
     bins: Annotated[
         bool,
         Field(description="Whether a table's columns are binned at the quantiles of public rows."),
@@ -133,7 +140,7 @@ class Heads:
             augmentations=augmentations,
             rotation=self.rotation if augmentations else None,
             elastic=self.elastic if augmentations else None,
-            ridge=None if means else self.ridge or (OF_WHITENED if whitened else USUAL),
+            ridge=None if means else self.ridge or (WHITENED_RIDGE if whitened else DEFAULT_RIDGE),
             match_prior=whitened and self.match_prior and len(data.classes) == 2,
         )
 
@@ -154,8 +161,8 @@ class Heads:
         """Whether a shard may lack some of many classes of images."""
         if public is None or self.backbone is not None or self.ridge is not None:
             return False
-        images = len(data.spec.shape) > 1 and len(public.inputs) >= FEWEST_POINTS
-        return images and len(data.classes) >= MANY
+        images = len(data.spec.shape) > 1 and len(public.inputs) >= MIN_GRAPH_POINTS
+        return images and len(data.classes) >= MANY_CLASSES
 
 
 @teacher_kind
@@ -164,12 +171,11 @@ class HeadTeachers(ShardTeachers):
 
     kind: Literal["heads"] = "heads"
     features: FeatureSpec
-    augmentations: Annotated[int, Field(ge=0)]
-    """Distorted copies in addition to each original."""
-    rotation: Annotated[float, Field(ge=0, le=180)] | None = None
-    """With augmentations: the largest angle, in degrees."""
-    elastic: Annotated[float, Field(ge=0, le=1)] | None = None
-    """With augmentations: the largest elastic displacement, as a share of half the side."""
+    augmentations: Augmentations
+    rotation: Rotation | None = None
+    """With augmentations."""
+    elastic: Elastic | None = None
+    """With augmentations."""
     ridge: Annotated[float, Field(gt=0)] | None = None
     """None for class means."""
     match_prior: bool = False
@@ -186,21 +192,21 @@ class HeadTeachers(ShardTeachers):
     def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """One matrix product for all teachers. Raises StoreError."""
         manifest, spec = stored.manifest, self.features
-        features = load_map(stored, spec)
+        features = load_feature_map(stored, spec)
         classes = len(manifest.classes)
         shapes = {"weights": (classes, spec.width), "biases": (classes,)}
         teachers = {name: each.to(device) for name, each in stored.stacked(shapes).items()}
-        values = values_of(manifest.input)
+        values = manifest.input.size
         if spec.base == "oriented_gradients":
-            values = max(values, ENLARGED**2)
+            values = max(values, ENLARGED_SIDE_PIXELS**2)
         if spec.base == "coloured_gradients":
-            values = max(values, MOST_BANDS * ENLARGED**2)
+            values = max(values, MAX_BANDS * ENLARGED_SIDE_PIXELS**2)
         each = (
             (2 * 8 + 4 * classes) * manifest.teachers  # choices, counts, and scores
             + 2 * 4 * spec.points  # distances
-            + values * PIXEL_BYTES
+            + values * SCRATCH_BYTES_PER_VALUE
         )
-        block = limits.block(each, BLOCKS.get(device, 128))
+        block = limits.block(each, MAX_BLOCK_INPUTS.get(device, 128))
         return Voting(_product(features.to(device), **teachers), block, device)
 
     def inspect(self, directory: Path, manifest: Manifest) -> None:
@@ -218,20 +224,20 @@ class HeadTeachers(ShardTeachers):
         between = features.tensors.get("between")
 
         def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
-            x, y = shards.of(teacher)
+            x, y = shards.records_of(teacher)
             if augmentations:
                 draws = draws_for(shards.seed, teacher, len(x) * augmentations)
                 repeated = x.repeat_interleave(augmentations, 0)
                 x = torch.cat([x, distorted(repeated, draws, spec, rotation, elastic)])
                 y = torch.cat([y, y.repeat_interleave(augmentations)])
-            known = torch.cat([features(block) for block in torch.split(x, BLOCK)])
+            known = torch.cat([features(block) for block in torch.split(x, BLOCK_IMAGES)])
             if between is not None:
                 return mean_head(known, y, classes, between, 1 + augmentations)
             return ridge_head(known, y, classes, ridge)
 
         trained = side_by_side(train, run)
         weights, biases = (torch.stack(each) for each in zip(*trained, strict=True))
-        rows = shards.public_rows(MOST_POINTS)
+        rows = shards.public_rows(MAX_GRAPH_POINTS)
         if self.match_prior and rows is not None:
             priors = shards.priors(run)
 
@@ -243,12 +249,12 @@ class HeadTeachers(ShardTeachers):
         return {"weights": weights, "biases": biases}
 
 
-def load_map(stored: StoredEnsemble, spec: FeatureSpec) -> FeatureMap:
+def load_feature_map(stored: StoredEnsemble, spec: FeatureSpec) -> FeatureMap:
     """The public map of an ensemble, verified. Raises StoreError."""
-    tensors = stored.tensors(FEATURES) if FEATURES in stored.manifest.files else {}
+    tensors = stored.tensors(FEATURES_FILE) if FEATURES_FILE in stored.manifest.files else {}
     backbone = None if spec.backbone is None else backbones().load(stored.directory, spec.backbone)
     features = FeatureMap(spec, stored.manifest.input, tensors, backbone)
-    check_shapes(str(stored.directory / FEATURES), features.tensors, features.shapes())
+    check_shapes(str(stored.directory / FEATURES_FILE), features.tensors, features.shapes())
     return features
 
 

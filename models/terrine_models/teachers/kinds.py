@@ -1,6 +1,6 @@
 """The kinds of teacher that Terrine has, and manifests of them all.
 
-Whoever imports `load_manifest` from here knows every kind.
+Whoever imports `load_manifest` or `StoredEnsemble` from here knows every kind.
 """
 
 from __future__ import annotations
@@ -9,9 +9,15 @@ from importlib import import_module
 from pathlib import Path
 
 from terrine_models.addons import added, addons
-from terrine_models.storage.manifests import MANIFEST, manifest_digest, verified_bytes
+from terrine_models.storage.manifests import MANIFEST_FILE, manifest_digest, verified_bytes
 from terrine_models.teachers.heads import Heads, HeadTeachers
-from terrine_models.teachers.manifests import KINDS, ShardTeachers, TeacherSettings, load_manifest
+from terrine_models.teachers.manifests import (
+    KINDS,
+    ShardTeachers,
+    StoredEnsemble,
+    TeacherSettings,
+    load_manifest,
+)
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
 from terrine_models.teachers.trees import Forests, ForestTeachers
@@ -27,6 +33,7 @@ __all__ = [
     "NeighbourTeachers",
     "NetworkTeachers",
     "Networks",
+    "StoredEnsemble",
     "ensemble_format",
     "load_manifest",
     "trainable",
@@ -56,7 +63,7 @@ class EnsembleFormat:
     An add-on may have another (`Addon.ensembles`).
     """
 
-    document = MANIFEST
+    document = MANIFEST_FILE
     """The file whose digest identifies the ensemble."""
     has_manifest = True
 

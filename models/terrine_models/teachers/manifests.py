@@ -7,13 +7,12 @@ kind from another.
 
 from __future__ import annotations
 
-import math
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union
 
 import torch
 from pydantic import (
@@ -28,10 +27,11 @@ from pydantic import (
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
-    BACKBONE,
-    FEATURES,
+    BACKBONE_FILE,
+    FEATURES_FILE,
     FORMAT,
-    MANIFEST,
+    IDENTITIES_FILE,
+    MANIFEST_FILE,
     FeatureSpec,
     FileName,
     Name,
@@ -51,21 +51,22 @@ Trained = dict[str, torch.Tensor]
 """The tensors of a run of teachers."""
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """Inputs [b, *shape] to every teacher's choice [b, n]."""
-PIXEL_BYTES = 400
+SCRATCH_BYTES_PER_VALUE = 400
 """Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
 K = TypeVar("K", bound="TeacherKind")
 
 
-class TeacherSettings(Protocol):
+class TeacherSettings(ABC):
     """What a user may say of a kind of teacher: fields with a description are parameters."""
 
-    @property
-    def kind(self) -> str:
-        """The name of the kind."""
+    kind: ClassVar[str]
+    """The name of the kind."""
 
     def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
         """The public map that all teachers share; None if they take the inputs themselves."""
+        return None
 
+    @abstractmethod
     def teacher(
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
     ) -> ShardTeachers:
@@ -131,13 +132,13 @@ class TeacherKind(Record):
         files, features = manifest.files, self.features
         if not manifest.teacher_files:
             raise ValueError(f"no teachers-*.{self.suffix} among the files")
-        if (FEATURES in files) != (features is not None and features.projection != "none"):
+        if (FEATURES_FILE in files) != (features is not None and features.projection != "none"):
             raise ValueError(
-                f"{FEATURES} belongs to a feature map with a projection, and only to that"
+                f"{FEATURES_FILE} belongs to a feature map with a projection, and only to that"
             )
         backbone = features.backbone if features is not None else None
-        if files.get(BACKBONE) != (backbone.sha256 if backbone is not None else None):
-            raise ValueError(f"{BACKBONE} belongs to a feature map with that backbone")
+        if files.get(BACKBONE_FILE) != (backbone.sha256 if backbone is not None else None):
+            raise ValueError(f"{BACKBONE_FILE} belongs to a feature map with that backbone")
 
     @abstractmethod
     def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
@@ -261,6 +262,12 @@ class Manifest(EnsemblePlan):
         return self
 
     @property
+    def knows_people(self) -> bool:
+        """Whether it is known whose the records are: then people can be found."""
+        grouped = self.partition is not None and self.partition.recipe == "groups"
+        return grouped and IDENTITIES_FILE in self.files
+
+    @property
     def teacher_files(self) -> list[str]:
         """Names of the files that hold teachers, in the order of the teachers."""
         named = re.compile(rf"teachers-\d{{5}}\.{self.teacher.suffix}")
@@ -275,6 +282,13 @@ class StoredEnsemble:
     manifest: Manifest
     files: Sequence[str]
     """Of the teachers that are to vote."""
+
+    @classmethod
+    def open(cls, directory: Path, files: Sequence[str] | None = None) -> StoredEnsemble:
+        """Read the manifest; all teachers are to vote, unless `files` names some. Raises
+        StoreError."""
+        manifest = load_manifest(directory)
+        return cls(Path(directory), manifest, manifest.teacher_files if files is None else files)
 
     def tensors(self, name: str) -> Trained:
         """The tensors of one file. Raises StoreError."""
@@ -310,20 +324,15 @@ def check_shapes(
         raise StoreError(f"{where} holds tensors {found}, expected {dict(expected)}.")
 
 
-def values_of(spec: InputSpec) -> int:
-    """How many numbers an input has."""
-    return math.prod(spec.shape)
-
-
 def load_manifest(directory: Path) -> Manifest:
     """Read and check `manifest.json`. Raises StoreError, which says what is wrong and where."""
     data = manifest_bytes(Path(directory))
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise unreadable(Path(directory) / MANIFEST, data, FORMAT, error) from None
+        raise unreadable(Path(directory) / MANIFEST_FILE, data, FORMAT, error) from None
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `manifest.json`, completely or not at all."""
-    write_atomically(directory / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
+    write_atomically(directory / MANIFEST_FILE, manifest.model_dump_json(indent=2).encode() + b"\n")

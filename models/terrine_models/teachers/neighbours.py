@@ -8,9 +8,10 @@
 A record votes for its label where it lies within a radius r(x) of the query x, in the coordinates
 of a public map. r(x) is the distance to the k'-th nearest of the public inputs. So whether a record
 votes follows from the query, that record and public things alone: replacing one person's records
-changes no other's vote. Everything of which this could fail is kept out: there is no index, no
-choice of the k nearest, and no scale of private records. Nor do products round: coordinates are
-whole numbers, so small that no sum of their products leaves what float32 holds exactly.
+changes no other's vote. There is
+no index, no choice of the k nearest and no scale of private records, each of which would break
+that. Nor do products round: coordinates are whole numbers, so small that float32 holds every sum of
+their products exactly.
 """
 
 from __future__ import annotations
@@ -30,26 +31,25 @@ from pydantic.dataclasses import dataclass
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.backbones import backbones
-from terrine_models.features.linear import MANY, believed
+from terrine_models.features.linear import MANY_CLASSES, confidence_weights
 from terrine_models.features.maps import (
-    FEWEST_POINTS,
-    MOST_POINTS,
+    MAX_GRAPH_POINTS,
+    MIN_GRAPH_POINTS,
     FeatureMap,
     PublicData,
     check_channels_last,
     public_features,
 )
 from terrine_models.storage.manifests import (
-    BACKBONE,
-    CONFIG,
-    FEATURES,
+    IDENTITIES_FILE,
+    SETTINGS_CONFIG,
     FeatureSpec,
     Partition,
     StoreError,
     save_tensors,
     versions,
 )
-from terrine_models.teachers.heads import load_map
+from terrine_models.teachers.heads import load_feature_map
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
     Manifest,
@@ -58,33 +58,39 @@ from terrine_models.teachers.manifests import (
     Voting,
     VotingLimits,
     check_shapes,
-    load_manifest,
     save_manifest,
     teacher_kind,
 )
-from terrine_models.teachers.people import IDENTITIES, People
+from terrine_models.teachers.people import People
 from terrine_models.teachers.shards import check_encoding, check_new, unit_count
-from terrine_protocol.files import new_directory, write_atomically
+from terrine_protocol.files import new_directory
 
-RADIUS, RECORDS = "radius.safetensors", "teachers-00000.safetensors"
-LENGTH, MOST_COORDINATES = 3300, 4096
-"""The longest point, in whole numbers: rounded it is shorter than 3,344, so a product of two and
+RADIUS_FILE = "radius.safetensors"
+RECORDS_FILE = "teachers-00000.safetensors"
+MAX_COORDINATES = 4096
+MAX_POINT_LENGTH = 3300
+"""In whole numbers: rounded it is shorter than 3,344, so a product of two and
 half the square of one stay below 2 ** 24, up to which float32 holds every whole number. So sums are
 exact in whatever order they are added."""
-TOGETHER, OF_ONE = 128, 8
-"""Inputs mapped at a time, and records of one person: always as many, as products round by their
-size, and what one person's records round to must not depend on others'."""
-BLOCK = 4096
+BATCH_INPUTS = 128
+"""Inputs mapped at a time: always as many, as products round by their size, and what one person's
+records round to must not depend on others'."""
+PERSON_BATCH_RECORDS = 8
+"""Records of one person mapped at a time."""
+BLOCK_RECORDS = 4096
 """Records compared at a time: what that computes with stays in a processor's cache."""
-NEAR, WIDTH, COLUMNS = 240, 96, 512
-ALONG = 0.5
+DEFAULT_NEAR = 240
+"""Units within the radius of a query."""
+IMAGE_COORDINATES = 96
+TABLE_COORDINATES = 512
+GRAPH_COORDINATE_NORM = 0.5
 """Length of an image's coordinates on the public graph, beside its components, of length 1. On
 MNIST's training images, 240 of 50,000 near each: 97.6 % of the pluralities right without these
 coordinates, 98.0 % with them, 97.9 % where they are of length 1."""
 STAND_INS = 2000
 """Public rows that are asked about, and that stand for private ones."""
-AROUND = 20
-"""Public points by which is judged how far people near a query are used up, at least."""
+MIN_JUDGED_POINTS = 20
+"""Public points, at least, by which it is judged how far people near a query are exhausted."""
 Points = NDArray[np.int16]
 
 
@@ -92,22 +98,23 @@ Points = NDArray[np.int16]
 class ShadowPoints:
     """Public points near B queries, as if they were records of S people. Anyone may see it.
 
-    `weights`: uint8 [B, S], how many records of each are within the radius, 255 at most. `around`:
-    uint8 [B, S], likewise within the radius or, if those are more, among the `AROUND` nearest.
+    `weights`: uint8 [B, S], how many records of each are within the radius, 255 at most.
+    `near_wider`: uint8 [B, S], the same within the radius or, if those are more, among the
+    `MIN_JUDGED_POINTS` nearest.
     """
 
     weights: NDArray[np.uint8]
     near_wider: NDArray[np.uint8]
 
 
-@dataclass(frozen=True, config=CONFIG)
+@dataclass(frozen=True, config=SETTINGS_CONFIG)
 class NeighbourSettings:
     """What an owner may say of an ensemble of neighbours."""
 
     near: Annotated[
         int,
         Field(ge=1, description="Units within a query's radius, by public rows. Smaller ε: more."),
-    ] = NEAR
+    ] = DEFAULT_NEAR
     width: Annotated[
         int | None,
         Field(ge=3, le=512, description="Coordinates, at most: 96, or of tables 512."),
@@ -121,15 +128,17 @@ class NeighbourSettings:
 
     def feature_map(self, data: Dataset, public: PublicData) -> FeatureMap:
         """The map on which distances are measured: fitted on `public` alone."""
-        images, many = len(data.spec.shape) > 1, len(data.classes) >= MANY
+        images, many = len(data.spec.shape) > 1, len(data.classes) >= MANY_CLASSES
         backbone = None if self.backbone is None else backbones().declare(self.backbone, data.spec)
         if backbone is None:
             check_channels_last(data.spec)
-        discriminant = images and many and backbone is None and len(public.inputs) >= FEWEST_POINTS
+        discriminant = (
+            images and many and backbone is None and len(public.inputs) >= MIN_GRAPH_POINTS
+        )
         return public_features(
             data.spec,
             public,
-            self.width or (WIDTH if images or backbone else COLUMNS),
+            self.width or (IMAGE_COORDINATES if images or backbone else TABLE_COORDINATES),
             "discriminant" if discriminant else "graph",
             backbone=backbone,
         )
@@ -148,7 +157,7 @@ class NeighbourTeachers(TeacherKind):
     points: Annotated[int, Field(ge=1)]
     """Public points among which it is found."""
     by_person: bool = False
-    """Whether it is known whose these are; else each counts as a person's only one."""
+    """Whether it is known whose each is; otherwise each counts as one person's only row."""
     scale: Annotated[float, Field(gt=0)]
     """Whole numbers for a coordinate of 1, by public points alone."""
     edition: Annotated[int, Field(ge=1)] = 1
@@ -176,15 +185,15 @@ class NeighbourTeachers(TeacherKind):
     def check_files(self, manifest: Manifest) -> None:
         """Raise ValueError unless there are records, and public points for the radius."""
         super().check_files(manifest)
-        if RADIUS not in manifest.files or manifest.teacher_files != [RECORDS]:
-            raise ValueError(f"neighbours have the files {RECORDS} and {RADIUS}")
+        if RADIUS_FILE not in manifest.files or manifest.teacher_files != [RECORDS_FILE]:
+            raise ValueError(f"neighbours have the files {RECORDS_FILE} and {RADIUS_FILE}")
 
     def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """Verify the files, and raise StoreError: votes like these need accounts."""
         NeighbourEnsemble.load(stored.directory)
         raise StoreError(
             f"{stored.directory} holds neighbours. They vote in a project, where each has an "
-            "account of what its votes have told, and nowhere else."
+            "account of what its votes have revealed, and nowhere else."
         )
 
     def inspect(self, directory: Path, manifest: Manifest) -> None:
@@ -246,30 +255,20 @@ class NeighbourEnsemble:
         """Whether it is known whose public points are."""
         return self._kind.by_person
 
-    @property
-    def bytes(self) -> int:
-        """What the points take in memory."""
-        return 4 * (self._among.numel() + self._records.numel())
-
     @classmethod
     def load(cls, directory: Path) -> NeighbourEnsemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError."""
-        directory = Path(directory)
-        manifest = load_manifest(directory)
-        kind = manifest.teacher
+        stored = StoredEnsemble.open(directory)
+        directory, manifest, kind = stored.directory, stored.manifest, stored.manifest.teacher
         if not isinstance(kind, NeighbourTeachers):
             raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
-        stored = StoredEnsemble(directory, manifest, manifest.teacher_files)
-        features, public, records = (
-            load_map(stored, kind.features),
-            stored.tensors(RADIUS),
-            stored.tensors(RECORDS),
-        )
+        features = load_feature_map(stored, kind.features)
+        public, records = stored.tensors(RADIUS_FILE), stored.tensors(RECORDS_FILE)
         width, n = kind.features.width, len(records.get("labels", ()))
         shapes = {"points": (kind.points, width), "owners": (kind.points,)}
-        check_shapes(str(directory / RADIUS), public, shapes)
+        check_shapes(str(directory / RADIUS_FILE), public, shapes)
         expected = {"points": (n, width), "labels": (n,), "units": (n,), "since": (n,)}
-        check_shapes(str(directory / RECORDS), records, expected)
+        check_shapes(str(directory / RECORDS_FILE), records, expected)
         points, labels, units, since = (records[name].numpy() for name in expected)
         owners = public["owners"].numpy()
         types = (np.int16, np.int16, np.int16, np.int32, np.int32, np.int32)
@@ -279,9 +278,11 @@ class NeighbourEnsemble:
         if not all(_short(each) for each in arrays[:2]):
             raise StoreError(f"{directory} holds points that are too long to be compared exactly.")
         if not n or not _in_order(units, labels, manifest):
-            raise StoreError(f"{directory / RECORDS}: records are not sorted by unit and class.")
+            raise StoreError(
+                f"{directory / RECORDS_FILE}: records are not sorted by unit and class."
+            )
         if (np.diff(owners, prepend=-1) > 1).any() or (np.diff(owners, prepend=0) < 0).any():
-            raise StoreError(f"{directory / RADIUS}: public points are not sorted by person.")
+            raise StoreError(f"{directory / RADIUS_FILE}: public points are not sorted by person.")
         public_points = public["points"].numpy()
         return cls(manifest, features, public_points, points, labels, units, since, owners)
 
@@ -301,7 +302,7 @@ class NeighbourEnsemble:
                 f"Inputs are {x.dtype} {list(x.shape)}, expected {spec.dtype} "
                 f"[B, {', '.join(map(str, spec.shape))}]."
             )
-        return whole(mapped(self.features, x), self._kind.scale)
+        return quantize(coordinates(self.features, x), self._kind.scale)
 
     def near(self, points: Points) -> NDArray[np.uint8]:
         """The same as `weights`, of queries with whole coordinates [B, d]."""
@@ -310,7 +311,7 @@ class NeighbourEnsemble:
 
     def public_neighbours(self, points: Points) -> ShadowPoints:
         """Which public points are near such queries: no record is looked at."""
-        rank, around = self._kind.rank, min(AROUND, len(self.public))
+        rank, around = self._kind.rank, min(MIN_JUDGED_POINTS, len(self.public))
         if around <= rank:
             queries, (radius,) = self._reach(points, rank)
             found = self._of_people(_within(queries, radius, self._among))
@@ -323,7 +324,7 @@ class NeighbourEnsemble:
         """How many public points of each person are near, uint8 [B, S], of each point [B, P]."""
         if self.shadows == len(self.public):
             return near
-        return together(near, self.owners)
+        return points_per_person(near, self.owners)
 
     def _reach(self, points: Points, *ranks: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Queries [B, d + 1] as they are compared, and how far public points of these ranks are.
@@ -353,16 +354,16 @@ def _within(
     near = torch.from_numpy(found).view(torch.bool)
 
     def compare(start: int) -> None:
-        some = slice(start, min(start + BLOCK, count))
+        some = slice(start, min(start + BLOCK_RECORDS, count))
         torch.ge(queries @ records[:, some], radius, out=near[:, some])
 
     with torch.inference_mode():
         if len(queries):
-            side_by_side(compare, range(0, count, BLOCK))
+            side_by_side(compare, range(0, count, BLOCK_RECORDS))
     return found
 
 
-def together(near: NDArray[np.uint8], owners: NDArray[np.int32]) -> NDArray[np.uint8]:
+def points_per_person(near: NDArray[np.uint8], owners: NDArray[np.int32]) -> NDArray[np.uint8]:
     """How many points of each person are near, 255 at most: uint8 [B, S] of [B, P], in order."""
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     counts = np.add.reduceat(near, starts, axis=1, dtype=np.int64)
@@ -378,8 +379,8 @@ def _compared(points: Points) -> torch.Tensor:
     return found
 
 
-def mapped(
-    features: FeatureMap, x: NDArray[np.generic], together: int = TOGETHER
+def coordinates(
+    features: FeatureMap, x: NDArray[np.generic], together: int = BATCH_INPUTS
 ) -> NDArray[np.float32]:
     """Coordinates [B, d] of inputs [B, *shape], `together` at a time, by a backbone one at a time.
 
@@ -393,9 +394,9 @@ def mapped(
         with torch.inference_mode():
             known = features.of_block(torch.tensor(rows), together)
             if between is not None:
-                known = F.normalize(known * believed(between), dim=1)
+                known = F.normalize(known * confidence_weights(between), dim=1)
             elif features.spec.coordinates:
-                along = ALONG * F.normalize(known[:, components:], dim=1)
+                along = GRAPH_COORDINATE_NORM * F.normalize(known[:, components:], dim=1)
                 known = torch.cat([known[:, :components], along], 1)
         found[start : start + len(rows)] = known[: len(rows)].numpy()
 
@@ -403,11 +404,13 @@ def mapped(
     return found
 
 
-def whole(points: NDArray[np.float32], scale: float) -> Points:
+def quantize(points: NDArray[np.float32], scale: float) -> Points:
     """Points [B, d] in whole numbers; those that are longer than LENGTH are shortened to it."""
     scaled = np.nan_to_num(points.astype(np.float64) * scale, posinf=0.0, neginf=0.0)
     length = np.sqrt((scaled**2).sum(1, keepdims=True))
-    found: Points = np.rint(scaled * (LENGTH / np.maximum(length, LENGTH))).astype(np.int16)
+    found: Points = np.rint(
+        scaled * (MAX_POINT_LENGTH / np.maximum(length, MAX_POINT_LENGTH))
+    ).astype(np.int16)
     return found
 
 
@@ -448,11 +451,13 @@ def build(
     check_encoding(data)
     public.check_fits(data.spec)
     features = settings.feature_map(data, public)
-    if features.spec.width > MOST_COORDINATES:
-        raise DataError(f"Points have more than {MOST_COORDINATES} coordinates: set a width.")
+    if features.spec.width > MAX_COORDINATES:
+        raise DataError(f"Points have more than {MAX_COORDINATES} coordinates: set a width.")
     sample, owners = _sampled(public, by_person=data.groups is not None)
-    among = mapped(features, public.inputs[sample])
-    scale = LENGTH / max(float(np.sqrt((among.astype(np.float64) ** 2).sum(1)).max()), 1e-9)
+    among = coordinates(features, public.inputs[sample])
+    scale = MAX_POINT_LENGTH / max(
+        float(np.sqrt((among.astype(np.float64) ** 2).sum(1)).max()), 1e-9
+    )
     units = unit_count(data)
     rank = min(len(among), max(1, round(settings.near * len(among) / units)))
     kind = NeighbourTeachers(
@@ -469,23 +474,20 @@ def build(
             recipe="groups", seed=0, group_column=data.group_column, smallest=1, largest=1
         )
     with new_directory(out) as work:
-        records = {name: torch.from_numpy(each) for name, each in placed(data, features, scale)}
+        placed = place_records(data, features, scale)
+        records = {name: torch.from_numpy(values) for name, values in placed.items()}
         records["since"] = torch.ones(len(records["units"]), dtype=torch.int32)
         points = {
-            "points": torch.from_numpy(whole(among, scale)),
+            "points": torch.from_numpy(quantize(among, scale)),
             "owners": torch.from_numpy(owners),
         }
         files = {
-            RECORDS: save_tensors(work / RECORDS, records),
-            RADIUS: save_tensors(work / RADIUS, points),
+            RECORDS_FILE: save_tensors(work / RECORDS_FILE, records),
+            RADIUS_FILE: save_tensors(work / RADIUS_FILE, points),
         }
         if key is not None and data.groups is not None:
-            files[IDENTITIES] = People.of(data, key).save(work, key)
-        if features.tensors:
-            files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
-        if features.backbone is not None:
-            write_atomically(work / BACKBONE, features.backbone.data)
-            files[BACKBONE] = features.backbone.source.sha256
+            files[IDENTITIES_FILE] = People.of(data, key).save(work, key)
+        files |= features.save(work)
         manifest = Manifest(
             name=name,
             teacher=kind,
@@ -510,19 +512,19 @@ def _sampled(public: PublicData, *, by_person: bool) -> tuple[NDArray[np.int64],
     """
     rows, groups = len(public.inputs), public.groups
     if groups is None or not by_person:
-        chosen = np.arange(0, rows, -(-rows // MOST_POINTS))
+        chosen = np.arange(0, rows, -(-rows // MAX_GRAPH_POINTS))
         return chosen, np.arange(len(chosen), dtype=np.int32)
     people, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.random.default_rng(0).permutation(len(people))  # rows may be sorted by anything
-    fits = order[np.cumsum(sizes[order]) <= MOST_POINTS]
-    chosen = np.flatnonzero(np.isin(group, fits if len(fits) else order[:1]))[:MOST_POINTS]
+    fits = order[np.cumsum(sizes[order]) <= MAX_GRAPH_POINTS]
+    chosen = np.flatnonzero(np.isin(group, fits if len(fits) else order[:1]))[:MAX_GRAPH_POINTS]
     chosen = chosen[np.argsort(group[chosen], kind="stable")]
     return chosen, np.unique(group[chosen], return_inverse=True)[1].astype(np.int32)
 
 
-def placed(
+def place_records(
     data: Dataset, features: FeatureMap, scale: float
-) -> list[tuple[str, NDArray[np.generic]]]:
+) -> dict[str, NDArray[np.generic]]:
     """Points, labels and units of the records, sorted by unit and label.
 
     A record without a place is left out: it votes for nothing.
@@ -531,17 +533,19 @@ def placed(
     order = np.lexsort((data.labels, units))
     inputs, labels, units = data.inputs[order], data.labels[order], units[order]
     if data.groups is None:
-        found = mapped(features, inputs)  # a record's place in a block is its number
+        found = coordinates(features, inputs)  # a record's place in a block is its number
     else:
         starts = np.flatnonzero(np.diff(units, prepend=-1))
-        parts = [mapped(features, own, OF_ONE) for own in np.split(inputs, starts[1:])]
+        parts = [
+            coordinates(features, own, PERSON_BATCH_RECORDS) for own in np.split(inputs, starts[1:])
+        ]
         found = np.concatenate(parts)
     placed = np.isfinite(found).all(1)
-    return [
-        ("points", whole(found[placed], scale)),
-        ("labels", labels[placed].astype(np.int16)),
-        ("units", units[placed].astype(np.int32)),
-    ]
+    return {
+        "points": quantize(found[placed], scale),
+        "labels": labels[placed].astype(np.int16),
+        "units": units[placed].astype(np.int32),
+    }
 
 
 @record(frozen=True)
@@ -583,8 +587,8 @@ def forecast_from_public(ensemble: NeighbourEnsemble, norm: int = 1) -> Neighbou
         np.zeros(own.sum(), np.int16),
         np.arange(own.sum(), dtype=np.int32),
     )
-    near = together(stand_ins.near(ensemble.public[asked]), place[own])
-    per_query, per_unit = (near > 0).mean(1) * manifest.units, (near > 0).mean(0)
+    near = points_per_person(stand_ins.near(ensemble.public[asked]), place[own])
+    per_query, per_unit = (near > 0).mean(1) * ensemble.manifest.units, (near > 0).mean(0)
     return NeighbourForecast(
         units=manifest.units,
         near=float(per_query.mean()),

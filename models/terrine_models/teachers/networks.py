@@ -16,20 +16,20 @@ from torch.func import functional_call, vmap
 
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.maps import MIN_SIDE, FeatureMap, PublicData
+from terrine_models.features.maps import MIN_SIDE, PublicData
 from terrine_models.features.pictures import DRAWS, distorted, prepare
-from terrine_models.storage.manifests import CONFIG, FeatureSpec
+from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec
 from terrine_models.teachers.manifests import (
-    PIXEL_BYTES,
+    SCRATCH_BYTES_PER_VALUE,
     Choose,
     Manifest,
     ShardTeachers,
     StoredEnsemble,
+    TeacherSettings,
     Trained,
     Voting,
     VotingLimits,
     teacher_kind,
-    values_of,
 )
 from terrine_models.teachers.shards import Shards
 from terrine_protocol.tables import Record
@@ -140,11 +140,6 @@ def default_architecture(inputs: InputSpec) -> Architecture:
     return Architecture(name="cnn", hidden=(16, 32, 64))
 
 
-def build_network(architecture: Architecture, inputs: InputSpec, classes: int) -> nn.Module:
-    """One untrained network."""
-    return {"mlp": MLP, "cnn": CNN}[architecture.name](inputs, classes, architecture.hidden)
-
-
 def initialise(network: nn.Module, generator: torch.Generator) -> None:
     """Uniform He initialisation from `generator`, so that a teacher depends on its seed alone."""
     with torch.no_grad():
@@ -156,20 +151,21 @@ def initialise(network: nn.Module, generator: torch.Generator) -> None:
                 parameter.uniform_(-bound, bound, generator=generator)
 
 
-@dataclass(frozen=True, config=CONFIG)
-class Networks:
+Epochs = Annotated[int, Field(ge=1, description="Passes over a shard.")]
+Batch = Annotated[int, Field(ge=1, description="Records in a step.")]
+LearningRate = Annotated[
+    float, Field(gt=0, allow_inf_nan=False, description="The highest, of SGD with momentum.")
+]
+
+
+@dataclass(frozen=True, config=SETTINGS_CONFIG)
+class Networks(TeacherSettings):
     """A network for each teacher, slow: a small CNN for images, an MLP for tables."""
 
-    epochs: Annotated[int, Field(ge=1, description="Passes over a shard.")] = 100
-    batch: Annotated[int, Field(ge=1, description="Records in a step.")] = 30
-    learning_rate: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="The highest, of SGD with momentum.")
-    ] = 0.1
+    epochs: Epochs = 100
+    batch: Batch = 30
+    learning_rate: LearningRate = 0.1
     kind = "networks"
-
-    def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
-        """None: networks have the inputs themselves."""
-        return None
 
     def teacher(
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
@@ -192,9 +188,9 @@ class NetworkTeachers(ShardTeachers):
     kind: Literal["networks"] = "networks"
     features: None = None
     architecture: Architecture
-    epochs: Annotated[int, Field(ge=1)]
-    batch: Annotated[int, Field(ge=1)]
-    learning_rate: Annotated[float, Field(gt=0)]
+    epochs: Epochs
+    batch: Batch
+    learning_rate: LearningRate
     distorted: bool
     """Whether every epoch distorts each image anew."""
     settings = Networks
@@ -202,7 +198,7 @@ class NetworkTeachers(ShardTeachers):
 
     def train(self, shards: Shards, run: range) -> Trained:
         """Parameters of a run of k networks, each stacked along axis 0."""
-        trained = side_by_side(lambda i: self._fit(*shards.of(i), shards, i), run)
+        trained = side_by_side(lambda i: self._fit(*shards.records_of(i), shards, i), run)
         return {name: torch.stack([t[name] for t in trained]) for name in trained[0]}
 
     def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
@@ -213,26 +209,27 @@ class NetworkTeachers(ShardTeachers):
         """
         manifest = stored.manifest
         with torch.device("meta"):
-            network = self.built(manifest.input, manifest.classes)
+            network = self.build(manifest.input, manifest.classes)
         shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
         teachers = {name: each.to(device) for name, each in stored.stacked(shapes).items()}
-        values = values_of(manifest.input) * PIXEL_BYTES
+        values = manifest.input.size * SCRATCH_BYTES_PER_VALUE
         block = limits.block(2 * 8 * manifest.teachers + values, 32)
         if device == "cpu":
             return Voting(self.one_by_one(manifest, teachers), block, device)
         together = max(1, limits.memory // block // values)
         return Voting(self.side_by_side(manifest, teachers, together), block, device)
 
-    def built(self, spec: InputSpec, classes: Sequence[str]) -> nn.Module:
+    def build(self, spec: InputSpec, classes: Sequence[str]) -> nn.Module:
         """One untrained network."""
-        return build_network(self.architecture, spec, len(classes))
+        network = {"mlp": MLP, "cnn": CNN}[self.architecture.name]
+        return network(spec, len(classes), self.architecture.hidden)
 
     def one_by_one(self, manifest: Manifest, teachers: Mapping[str, torch.Tensor]) -> Choose:
         """Networks one after the other, frozen and with channels last."""
         networks = []
         for i in range(len(next(iter(teachers.values())))):
             with torch.device("meta"):
-                network = self.built(manifest.input, manifest.classes)
+                network = self.build(manifest.input, manifest.classes)
             one = {name: tensor[i] for name, tensor in teachers.items()}
             network.load_state_dict(one, assign=True)
             network.requires_grad_(False)
@@ -253,7 +250,7 @@ class NetworkTeachers(ShardTeachers):
 
         def choose(x: torch.Tensor) -> torch.Tensor:
             with torch.device("meta"):  # one a call: threads may not share it in functional_call
-                network = self.built(manifest.input, manifest.classes)
+                network = self.build(manifest.input, manifest.classes)
 
             def one(parameters: dict[str, torch.Tensor], prepared: torch.Tensor) -> torch.Tensor:
                 scores: torch.Tensor = functional_call(network, parameters, prepared)
@@ -272,7 +269,7 @@ class NetworkTeachers(ShardTeachers):
         epochs, batch = self.epochs, self.batch
         generator = torch.Generator().manual_seed(shards.seed * 1_000_003 + teacher)
         spec = shards.data.spec
-        network = self.built(spec, shards.data.classes)
+        network = self.build(spec, shards.data.classes)
         initialise(network, generator)
         optimizer = torch.optim.SGD(
             network.parameters(),

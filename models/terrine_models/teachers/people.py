@@ -1,7 +1,7 @@
 """Who the people of private records are: digests of their names under a key of the owner's.
 
     people = People.of(data, key)  # of records whose people have names: `--group`
-    slots, left = people.without(name_digests(["Ada"], key))
+    slots, left = people.remove(name_digests(["Ada"], key))
 
 Without the key, which the owner keeps (`records.key`), a digest tells nothing: nobody can compute
 that of a person whom they guess. Records without a group have no people: nobody knows which of two
@@ -20,17 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.storage.manifests import StoreError, save_tensors
-from terrine_models.teachers.manifests import (
-    Manifest,
-    StoredEnsemble,
-    check_shapes,
-)
+from terrine_models.storage.manifests import IDENTITIES_FILE, StoreError, save_tensors
+from terrine_models.teachers.manifests import StoredEnsemble, check_shapes
 from terrine_models.teachers.shards import unit_count
 from terrine_protocol.base import normalize
 
-IDENTITIES = "identities.safetensors"
-"""Who is in each slot, and who was forgotten: keyed digests. Only of people who have names."""
 Digests = NDArray[np.uint8]
 """Keyed digests [n, 32] of who people are."""
 
@@ -41,7 +35,7 @@ def key_check(key: bytes) -> bytes:
 
 
 def name_digests(names: Sequence[str], key: bytes) -> Digests:
-    """Digests [U, 32] of people by what they are called, in Unicode NFC."""
+    """Digests [U, 32] of people by their names, in Unicode NFC."""
     made = b"".join(
         hmac.digest(key, b"terrine/people/name/1\0" + normalize(name).encode(), "sha256")
         for name in names
@@ -52,10 +46,10 @@ def name_digests(names: Sequence[str], key: bytes) -> Digests:
 def people_digests(data: Dataset, key: bytes) -> Digests:
     """Digests [U, 32] of the people of records that have a group, in their order.
 
-    Raises DataError if nobody knows what these people are called.
+    Raises DataError if the names are not known.
     """
     if data.people is None or len(data.people) != unit_count(data):
-        raise DataError(f"{data.name}: it is not known what its people are called.")
+        raise DataError(f"{data.name}: the names of its people are not known.")
     return name_digests(data.people, key)
 
 
@@ -71,7 +65,7 @@ class People:
 
     @classmethod
     def of(cls, data: Dataset, key: bytes) -> People:
-        """The people of some records, of whom nobody was forgotten. Raises `people_digests`'."""
+        """The people of some records; nobody is forgotten. Raises DataError as `people_digests`."""
         return cls(people_digests(data, key), np.empty((0, 32), np.uint8))
 
     @classmethod
@@ -89,16 +83,16 @@ class People:
     def stored(cls, stored: StoredEnsemble) -> tuple[People, bytes]:
         """Those of an ensemble, and the check of the key of their digests. Raises StoreError."""
         directory, manifest = stored.directory, stored.manifest
-        if not has_identities(manifest):
+        if not manifest.knows_people:
             raise StoreError(
                 f"{directory} does not know whose its records are, so nobody in it can be found. "
                 "Build it again with the column that names the person (the role group, or an "
                 "array `group`)."
             )
-        who = stored.tensors(IDENTITIES)
+        who = stored.tensors(IDENTITIES_FILE)
         erased = len(who.get("erased", ()))
         shapes = {"present": (manifest.units, 32), "erased": (erased, 32), "check": (32,)}
-        check_shapes(str(directory / IDENTITIES), who, shapes)
+        check_shapes(str(directory / IDENTITIES_FILE), who, shapes)
         people = cls(who["present"].numpy(), who["erased"].numpy())
         return people, who["check"].numpy().tobytes()
 
@@ -109,14 +103,14 @@ class People:
             "erased": torch.from_numpy(self.erased),
             "check": torch.from_numpy(np.frombuffer(key_check(key), np.uint8).copy()),
         }
-        return save_tensors(directory / IDENTITIES, tensors)
+        return save_tensors(directory / IDENTITIES_FILE, tensors)
 
     def knows(self, who: Digests) -> NDArray[np.bool_]:
         """Which of `who` [k, 32] are here, or were forgotten, [k]."""
         known = {bytes(row) for rows in (self.present, self.erased) for row in rows}
         return np.array([bytes(row) in known for row in who], dtype=bool)
 
-    def without(self, who: Digests) -> tuple[NDArray[np.int64], People] | None:
+    def remove(self, who: Digests) -> tuple[NDArray[np.int64], People] | None:
         """The slots of those of `who` that are here, and everybody else.
 
         All of `who` are forgotten, also those who were not here. None if all of them were before.
@@ -129,9 +123,3 @@ class People:
         present[slots] = 0
         erased = np.frombuffer(b"".join(sorted(gone | leaving)), np.uint8).reshape(-1, 32)
         return slots, People(present, erased.copy())
-
-
-def has_identities(manifest: Manifest) -> bool:
-    """Whether it is known whose the records of an ensemble are: then people can be found."""
-    partition = manifest.partition
-    return IDENTITIES in manifest.files and partition is not None and partition.recipe == "groups"

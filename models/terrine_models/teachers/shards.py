@@ -1,5 +1,9 @@
 """Disjoint shards: how records are partitioned among teachers, and what one teacher may see of
 them.
+
+    split(data, Path("shards"), teachers=250)   # shards/00000.npz, …, shards/partition.json
+
+writes them for teachers that are trained elsewhere: teacher i on shard i alone.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Annotated, Literal, Protocol
+from typing import IO, Annotated, Literal
 
 import numpy as np
 import torch
@@ -21,7 +25,7 @@ from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import Partition
 from terrine_protocol.files import new_directory, opened, write_atomically
 from terrine_protocol.tables import Record, TableSchema, first_problem
-from terrine_protocol.tables.columns import GrowingArray, Progress, unseen
+from terrine_protocol.tables.columns import GrowingArray, Progress, ignore_progress
 
 
 class TrainingError(Exception):
@@ -45,13 +49,13 @@ class Shards:
     features: FeatureMap | None
     public: PublicData | None
 
-    def of(self, teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def records_of(self, teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs [r, *shape] in float32 and labels [r] of one teacher."""
         rows = self.rows[teacher]
         inputs = torch.from_numpy(self.data.inputs[rows].astype(np.float32))
         return inputs, torch.from_numpy(self.data.labels[rows])
 
-    def only(self, run: range) -> Shards:
+    def of_run(self, run: range) -> Shards:
         """The shards of a run of teachers, without anybody else's records."""
         rows = np.concatenate([self.rows[i] for i in run])
         ends = np.cumsum([len(self.rows[i]) for i in run])
@@ -87,22 +91,7 @@ def check_encoding(data: RecordSource) -> None:
         )
 
 
-class GroupedRecords(Protocol):
-    """Records to be partitioned: how many there are, and whose they are; as in `Dataset`."""
-
-    @property
-    def groups(self) -> NDArray[np.int64] | None:
-        """The number of each record's person [N]."""
-
-    @property
-    def group_column(self) -> str | None:
-        """What names people."""
-
-    def __len__(self) -> int:
-        """N."""
-
-
-def unit_count(data: GroupedRecords) -> int:
+def unit_count(data: Dataset | _PendingRecords) -> int:
     """Return how many rows, or people where the data has groups, are partitioned.
 
     This is published in place of the number of rows, which tells how many rows one person has.
@@ -119,7 +108,7 @@ def teacher_of(units: int, teachers: int, seed: int) -> NDArray[np.int64]:
 
 
 def partition_records(
-    data: GroupedRecords, teachers: int, seed: int
+    data: Dataset | _PendingRecords, teachers: int, seed: int
 ) -> tuple[list[NDArray[np.int64]], Partition]:
     """Partition records into disjoint shards: the row numbers of each, and the recipe.
 
@@ -149,9 +138,9 @@ def partition_records(
     return shards, partition
 
 
-PARTITION = "partition.json"
-LARGEST = 16 * 2**20
-HELD = 16 * 2**20
+PARTITION_FILE = "partition.json"
+MAX_PARTITION_BYTES = 16 * 2**20
+BLOCK_BYTES = 16 * 2**20
 """Bytes of inputs that are written at a time."""
 
 
@@ -169,7 +158,11 @@ class PartitionFile(Record):
 
 
 def split(
-    data: RecordSource, out: Path, teachers: int, seed: int = 0, progress: Progress = unseen
+    data: RecordSource,
+    out: Path,
+    teachers: int,
+    seed: int = 0,
+    progress: Progress = ignore_progress,
 ) -> PartitionFile:
     """Write `teachers` disjoint shards of `data` into directory `out`, completely or not at all.
 
@@ -193,13 +186,13 @@ def split(
             classes=data.classes,
             encoding=data.encoding,
         )
-        _hand_out(waiting, rows, work)
+        _distribute_inputs(waiting, rows, work)
         for i, shard in enumerate(rows):
-            inputs = _take(work / f"{i:05d}.x", waiting.spec)
-            with _private(work / f"{i:05d}.npz", "xb") as file:
+            inputs = _take_inputs(work / f"{i:05d}.x", waiting.spec)
+            with _open_private(work / f"{i:05d}.npz", "xb") as file:
                 np.savez(file, x=inputs, y=waiting.labels[shard], classes=data.classes)
             progress(i + 1, teachers)
-        write_atomically(work / PARTITION, sharded.model_dump_json(indent=2).encode() + b"\n")
+        write_atomically(work / PARTITION_FILE, sharded.model_dump_json(indent=2).encode() + b"\n")
     return sharded
 
 
@@ -219,7 +212,7 @@ class _PendingRecords:
 
 def _read(data: RecordSource, path: Path) -> _PendingRecords:
     labels, groups = GrowingArray((), np.int64), GrowingArray((), np.int64)
-    with _private(path, "xb") as file:
+    with _open_private(path, "xb") as file:
         for block in data.blocks():
             file.write(np.ascontiguousarray(block.inputs).data)
             labels.add(block.labels)
@@ -229,14 +222,16 @@ def _read(data: RecordSource, path: Path) -> _PendingRecords:
     return _PendingRecords(path, data.spec, labels.array(), people, data.group_column)
 
 
-def _hand_out(waiting: _PendingRecords, rows: Sequence[NDArray[np.int64]], work: Path) -> None:
+def _distribute_inputs(
+    waiting: _PendingRecords, rows: Sequence[NDArray[np.int64]], work: Path
+) -> None:
     """Append each record's inputs to the file of its shard, and remove those that waited."""
     shard_of = np.empty(len(waiting), np.int32)
     for i, shard in enumerate(rows):
         shard_of[shard] = i
     shape, dtype = waiting.spec.shape, np.dtype(waiting.spec.dtype)
     size = math.prod(shape) * dtype.itemsize
-    some = max(1, HELD // size)
+    some = max(1, BLOCK_BYTES // size)
     with waiting.path.open("rb") as file:
         for start in range(0, len(waiting), some):
             shards = shard_of[start : start + some]
@@ -244,18 +239,18 @@ def _hand_out(waiting: _PendingRecords, rows: Sequence[NDArray[np.int64]], work:
             order = np.argsort(shards, kind="stable")
             starts = np.flatnonzero(np.diff(shards[order], prepend=-1))
             for part in np.split(order, starts[1:]):
-                with _private(work / f"{shards[part[0]]:05d}.x", "ab") as own:
+                with _open_private(work / f"{shards[part[0]]:05d}.x", "ab") as own:
                     own.write(block[part].data)
     waiting.path.unlink()
 
 
-def _take(path: Path, spec: InputSpec) -> NDArray[np.generic]:
+def _take_inputs(path: Path, spec: InputSpec) -> NDArray[np.generic]:
     inputs = np.fromfile(path, spec.dtype).reshape(-1, *spec.shape)
     path.unlink()
     return inputs
 
 
-def _private(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
+def _open_private(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
     """Open a file that others cannot read."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
@@ -264,7 +259,7 @@ def read_partition(path: Path) -> PartitionFile:
     """Read `partition.json`. Raises DataError."""
     try:
         with opened(path) as file:
-            return PartitionFile.model_validate_json(file.read(LARGEST))
+            return PartitionFile.model_validate_json(file.read(MAX_PARTITION_BYTES))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:

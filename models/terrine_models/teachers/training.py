@@ -21,13 +21,13 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
-    BACKBONE,
-    FEATURES,
+    FEATURES_FILE,
+    IDENTITIES_FILE,
     load_tensors,
     save_tensors,
     verified_bytes,
@@ -42,7 +42,7 @@ from terrine_models.teachers.manifests import (
     Trained,
     save_manifest,
 )
-from terrine_models.teachers.people import IDENTITIES, People
+from terrine_models.teachers.people import People
 from terrine_models.teachers.shards import (
     Shards,
     TrainingError,
@@ -53,19 +53,14 @@ from terrine_models.teachers.shards import (
 )
 from terrine_protocol.files import sync_directory, write_atomically
 
-PROGRESS = "training.json"
+PROGRESS_FILE = "training.json"
 
 
-class Trainer(Protocol):
-    """Trains runs of teachers, and yields the tensors of each run, in order."""
-
-    def __call__(
-        self, kind: ShardTeachers, shards: Shards, runs: Sequence[range]
-    ) -> Generator[Trained]:
-        """Train `runs` of teachers of a kind, each a file."""
+Trainer = Callable[[ShardTeachers, Shards, Sequence[range]], Generator[Trained]]
+"""Trains runs of teachers of a kind, each a file, and yields the tensors of each run, in order."""
 
 
-def here(kind: ShardTeachers, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+def train_locally(kind: ShardTeachers, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
     """Train in this process, on all its processors."""
     for run in runs:
         yield kind.train(shards, run)
@@ -81,7 +76,7 @@ def train_ensemble(
     public: PublicData | None = None,
     seed: int = 0,
     on_trained: Callable[[int], None] | None = None,
-    trainer: Trainer = here,
+    trainer: Trainer = train_locally,
     key: bytes | None = None,
 ) -> Manifest:
     """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
@@ -119,19 +114,14 @@ def train_ensemble(
     )
     work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
     files = _begin_or_resume(work, plan, of_data)
-    if people is not None and key is not None and IDENTITIES not in files:
-        files[IDENTITIES] = people.save(work, key)
-        _note(work, plan, of_data, files)
-    if features and features.backbone and BACKBONE not in files:
-        write_atomically(work / BACKBONE, features.backbone.data)
-        files[BACKBONE] = features.backbone.source.sha256
-        _note(work, plan, of_data, files)
-    if features and FEATURES in files:
-        tensors = load_tensors(work, FEATURES, files[FEATURES])
+    if people is not None and key is not None and IDENTITIES_FILE not in files:
+        files[IDENTITIES_FILE] = people.save(work, key)
+    if features and FEATURES_FILE in files:
+        tensors = load_tensors(work, FEATURES_FILE, files[FEATURES_FILE])
         features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
-    elif features and features.tensors:
-        files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
-        _note(work, plan, of_data, files)
+    elif features:
+        files |= features.save(work)
+    _save_progress(work, plan, of_data, files)
     shards = Shards(data, dict(enumerate(rows)), seed, features, public)
     report = on_trained or (lambda done: None)
     report(0)
@@ -145,7 +135,7 @@ def train_ensemble(
         for file, run in runs.items():
             if file not in files:
                 files[file] = save_tensors(work / file, next(trained))
-                _note(work, plan, of_data, files)
+                _save_progress(work, plan, of_data, files)
             report(run.stop)
     return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
 
@@ -153,9 +143,9 @@ def train_ensemble(
 def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, str]:
     """Files that an earlier, interrupted call completed, with their digests."""
     work.mkdir(parents=True, exist_ok=True)
-    note = work / PROGRESS
+    note = work / PROGRESS_FILE
     if not note.exists():
-        _note(work, plan, of_data, {})
+        _save_progress(work, plan, of_data, {})
         return {}
     try:
         found = json.loads(note.read_bytes())
@@ -180,14 +170,14 @@ def _flat(plan: dict[str, Any]) -> dict[str, Any]:
     return {**plan, **plan["teacher"], "teacher": None}
 
 
-def _note(work: Path, plan: EnsemblePlan, of_data: str, files: dict[str, str]) -> None:
+def _save_progress(work: Path, plan: EnsemblePlan, of_data: str, files: dict[str, str]) -> None:
     state = {"plan": plan.model_dump(mode="json"), "data": of_data, "files": files}
-    write_atomically(work / PROGRESS, json.dumps(state).encode())
+    write_atomically(work / PROGRESS_FILE, json.dumps(state).encode())
 
 
 def _finish(work: Path, out: Path, manifest: Manifest) -> Manifest:
     save_manifest(work, manifest)
-    (work / PROGRESS).unlink()  # it identifies the training data
+    (work / PROGRESS_FILE).unlink()  # it identifies the training data
     sync_directory(work)
     work.rename(out)
     sync_directory(out.parent)

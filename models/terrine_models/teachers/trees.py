@@ -1,7 +1,7 @@
 """Random forests as teachers of tables: one on each shard, trained by scikit-learn.
 
 What the papers of PATE used on tables. A forest needs nothing public: it votes on the encoded
-columns. Voting (`trees.py`) needs no scikit-learn.
+columns. Voting needs no scikit-learn.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.maps import FeatureMap, PublicData
-from terrine_models.storage.manifests import CONFIG, FeatureSpec, StoreError
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
     ShardTeachers,
     StoredEnsemble,
+    TeacherSettings,
     Trained,
     Voting,
     VotingLimits,
     check_shapes,
     teacher_kind,
-    values_of,
 )
 from terrine_models.teachers.networks import matched_biases
 from terrine_models.teachers.shards import Shards, TrainingError
 from terrine_protocol.tables import PublicSource
 
-DEPTH = 16
+MAX_DEPTH = 16
 """Questions from the root to a leaf, at most."""
-MOST_TREES = 10_000
+MAX_TREES = 10_000
 """In one forest."""
-UNIT = 2.0**40
+PROBABILITY_UNIT = 2.0**40
 """Probabilities are added as whole numbers of 1 / UNIT: their sum is the same in any order."""
-PAIRS = 2**15
+MAX_PAIRS = 2**15
 """Rows times trees that are walked side by side: few enough to stay in a processor's cache."""
 PAIR_BYTES = 64
 """Scratch memory for each of them, beside 8 bytes for each class."""
@@ -90,10 +90,10 @@ class Trees:
         self._feature: Ints = np.where(inner, feature, 0).astype(np.int64)
         self._threshold = np.where(inner, arrays["threshold"], np.float32(np.inf))
         self._values: Ints = np.zeros((len(inner), classes), dtype=np.int64)
-        self._values[~inner] = np.round(leaves * UNIT)
-        self._biases: Ints = np.round(biases * UNIT * self.trees).astype(np.int64)
+        self._values[~inner] = np.round(leaves * PROBABILITY_UNIT)
+        self._biases: Ints = np.round(biases * PROBABILITY_UNIT * self.trees).astype(np.int64)
 
-    def choices(self, x: NDArray[np.float32], pairs: int = PAIRS) -> Ints:
+    def choices(self, x: NDArray[np.float32], pairs: int = MAX_PAIRS) -> Ints:
         """The class that each forest chooses, [b, n], for rows [b, columns].
 
         It is the one of the highest mean probability plus bias, the lowest of equals. Raises
@@ -107,14 +107,14 @@ class Trees:
             found[:, forests] = highest.argmax(2).T
         return found
 
-    def probabilities(self, x: NDArray[np.float32], pairs: int = PAIRS) -> Floats:
+    def probabilities(self, x: NDArray[np.float32], pairs: int = MAX_PAIRS) -> Floats:
         """The mean class probabilities [n, b, m], without biases, for rows [b, columns].
 
         Raises ValueError for NaN and infinite numbers.
         """
         found = np.empty((self.forests, len(x), self.classes))
         for forests, sums in self._sums(x, pairs):
-            found[forests] = sums / (UNIT * self.trees)
+            found[forests] = sums / (PROBABILITY_UNIT * self.trees)
         return found
 
     def _sums(self, x: NDArray[np.float32], pairs: int) -> Iterator[tuple[slice, Ints]]:
@@ -140,7 +140,7 @@ class Trees:
         # mode="clip" skips a second check of indices, which the constructor made.
         flat, row = x.ravel(), np.tile(np.arange(len(x)) * self.columns, len(roots))
         node = roots.repeat(len(x))
-        for _ in range(DEPTH):
+        for _ in range(MAX_DEPTH):
             at = self._feature.take(node, mode="clip")
             at += row
             second = flat.take(at, mode="clip") > self._threshold.take(node, mode="clip")
@@ -151,7 +151,7 @@ class Trees:
 
 def pairs_within(memory: int, classes: int) -> int:
     """How many rows times trees may be walked at a time in so many bytes."""
-    return max(1, min(PAIRS, memory // (PAIR_BYTES + 24 * classes)))
+    return max(1, min(MAX_PAIRS, memory // (PAIR_BYTES + 24 * classes)))
 
 
 def check_types(tensors: Mapping[str, torch.Tensor], classes: int, where: str) -> None:
@@ -173,7 +173,7 @@ def check_types(tensors: Mapping[str, torch.Tensor], classes: int, where: str) -
         if found.dtype != dtype or not fits or found.numel() == 0:
             raise StoreError(f"{where}: {name} is {found.dtype} {tuple(found.shape)}.")
     forests, trees = tensors["nodes"].shape
-    if len(tensors["biases"]) != forests or trees > MOST_TREES:
+    if len(tensors["biases"]) != forests or trees > MAX_TREES:
         raise StoreError(f"{where}: {forests} forests of {trees} trees do not fit the rest.")
     if len(tensors["threshold"]) != len(tensors["feature"]):
         raise StoreError(f"{where}: features and thresholds differ in number.")
@@ -191,23 +191,26 @@ def _children(inner: NDArray[np.bool_], sizes: Ints, where: str) -> Ints:
     if (2 * parents + 1 != sizes).any() or (child <= np.arange(len(inner)))[inner].any():
         raise StoreError(f"{where}: the nodes of a tree are not in breadth-first order.")
     level = starts
-    for _ in range(DEPTH):
+    for _ in range(MAX_DEPTH):
         level = child[level[inner[level]]]
         level = np.concatenate([level, level + 1])
     if inner[level].any():
-        raise StoreError(f"{where}: a tree is more than {DEPTH} levels deep.")
+        raise StoreError(f"{where}: a tree is more than {MAX_DEPTH} levels deep.")
     return child
 
 
-PUBLIC_ROWS = 2000
+MAX_PUBLIC_ROWS = 2000
 """Public rows, at most, on which priors are matched."""
 
 
-@dataclass(frozen=True, config=CONFIG)
-class Forests:
-    """A random forest for each teacher, for tables: scikit-learn's, at most `trees.DEPTH` deep."""
+TreeCount = Annotated[int, Field(ge=1, le=MAX_TREES, description="Trees in each forest.")]
 
-    trees: Annotated[int, Field(ge=1, le=10_000, description="Trees in each forest.")] = 100
+
+@dataclass(frozen=True, config=SETTINGS_CONFIG)
+class Forests(TeacherSettings):
+    """A random forest for each teacher, for tables: scikit-learn's, at most `MAX_DEPTH` deep."""
+
+    trees: TreeCount = 100
     match_prior: Annotated[
         bool,
         Field(
@@ -216,10 +219,6 @@ class Forests:
         ),
     ] = True
     kind = "forest"
-
-    def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap | None:
-        """None: forests have the columns themselves."""
-        return None
 
     def teacher(
         self, data: Dataset, features: FeatureSpec | None, public: PublicData | None
@@ -242,10 +241,10 @@ class ForestTeachers(ShardTeachers):
 
     kind: Literal["forest"] = "forest"
     features: None = None
-    trees: Annotated[int, Field(ge=1, le=10_000)]
-    """Trees in each."""
+    trees: TreeCount
     matched_on: PublicSource | None = None
-    """The public rows to as many of which each says yes as its shard has; None for no such rule."""
+    """The public rows on which each predicts class 1 as often as it occurs in its shard; None if it
+    does not."""
     settings = Forests
     packages = ("scikit-learn",)
 
@@ -282,7 +281,7 @@ class ForestTeachers(ShardTeachers):
         trees = Trees(tensors, manifest.input.shape[0], classes, manifest.name)
         walks = limits.memory // 2  # the other half is for blocks
         pairs = pairs_within(walks // torch.get_num_threads(), classes)
-        each = 2 * 8 * manifest.teachers + 8 * values_of(manifest.input)
+        each = 2 * 8 * manifest.teachers + 8 * manifest.input.size
         block = VotingLimits(limits.memory - walks, limits.seconds).block(each, 128)
 
         def choose(x: torch.Tensor) -> torch.Tensor:
@@ -292,17 +291,17 @@ class ForestTeachers(ShardTeachers):
         return Voting(choose, block, "cpu", padded=False)
 
     def train(self, shards: Shards, run: range) -> Trained:
-        """The arrays of a run of k forests, as `trees.Trees` takes them."""
+        """The arrays of a run of k forests, as `Trees` takes them."""
         classes = len(shards.data.classes)
 
         def train(teacher: int) -> Trained:
-            x, y = shards.of(teacher)
+            x, y = shards.records_of(teacher)
             draws = np.random.SeedSequence([shards.seed, teacher])
             return fit_forest(x.numpy(), y.numpy(), classes, self.trees, draws)
 
         fitted = side_by_side(train, run)
         tensors = {name: torch.cat([each[name] for each in fitted]) for name in fitted[0]}
-        rows = shards.public_rows(PUBLIC_ROWS)
+        rows = shards.public_rows(MAX_PUBLIC_ROWS)
         if self.matched_on is not None and rows is not None:
             forests = Trees(tensors, rows.shape[1], classes, "the forests just trained")
             shares = torch.from_numpy(forests.probabilities(rows.numpy()))
@@ -312,14 +311,9 @@ class ForestTeachers(ShardTeachers):
         return tensors
 
 
-def has_scikit_learn() -> bool:
-    """Whether forests can be trained here."""
-    return find_spec("sklearn") is not None
-
-
 def require_scikit_learn() -> None:
     """Raise TrainingError if scikit-learn is not installed."""
-    if not has_scikit_learn():
+    if find_spec("sklearn") is None:
         raise TrainingError(
             "Forests are trained by scikit-learn, which is not installed. In a checkout: "
             "pip install '.[forest]'. To use a trained forest it is not needed."
@@ -333,7 +327,7 @@ def fit_forest(
     trees: int,
     seed: np.random.SeedSequence,
 ) -> Trained:
-    """The arrays of a forest on rows [r, columns] with labels [r] of `classes`: `trees.Trees`.
+    """The arrays of a forest on rows [r, columns] with labels [r] of `classes`: see `Trees`.
 
     A function of the arguments alone. Classes that the rows lack have probability 0 in every leaf.
     Raises TrainingError if scikit-learn is not installed.
@@ -344,7 +338,7 @@ def fit_forest(
     state = int(seed.generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of few rows for many classes
-        forest = RandomForestClassifier(trees, max_depth=DEPTH, n_jobs=1, random_state=state)
+        forest = RandomForestClassifier(trees, max_depth=MAX_DEPTH, n_jobs=1, random_state=state)
         forest.fit(x, y)
     return as_tensors([each.tree_ for each in forest.estimators_], forest.classes_, classes)
 
@@ -374,14 +368,14 @@ def as_tensors(fitted: Sequence[Any], known: NDArray[np.int64], classes: int) ->
         "nodes": torch.from_numpy(sizes.astype(np.int32)[None]),
         "feature": torch.from_numpy(np.where(inner, joined("feature")[order], -1).astype(np.int32)),
         "threshold": torch.from_numpy(
-            np.where(inner, rounded_down(joined("threshold")[order]), np.float32(0))
+            np.where(inner, round_down(joined("threshold")[order]), np.float32(0))
         ),
         "leaves": torch.from_numpy(leaves / leaves.sum(1, keepdims=True)),
         "biases": torch.zeros((1, classes), dtype=torch.float64),
     }
 
 
-def rounded_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
+def round_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
     """The largest float32 not above each threshold: it parts float32 numbers in the same way."""
     nearest = thresholds.astype(np.float32)
     below = np.nextafter(nearest, np.float32(-np.inf))

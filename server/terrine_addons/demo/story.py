@@ -24,7 +24,7 @@ from terrine_addons.demo.material import DemoData
 from terrine_client import BudgetExhausted, Client
 from terrine_client._report import draw
 from terrine_client.distill import Distilled, distill
-from terrine_models.data.arrays import Dataset, distinct
+from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import METHODS, Task
@@ -226,7 +226,7 @@ class Demo:
         m = self.material
         setting = Setting.of(
             units=len(m.private),
-            rows=int(distinct(m.public).max()) + 1,
+            rows=int(number_distinct_rows(m.public).max()) + 1,
             classes=len(m.private.classes),
             epsilon=EPSILON,
         )

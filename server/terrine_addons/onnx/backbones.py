@@ -23,7 +23,7 @@ from terrine_addons.onnx.models import (
 )
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import (
-    BACKBONE,
+    BACKBONE_FILE,
     PublicModel,
     StoreError,
     sha256,
@@ -60,11 +60,11 @@ class OnnxBackbone:
     @classmethod
     def load(cls, directory: Path, source: PublicModel) -> OnnxBackbone:
         """The backbone of a trained ensemble. Raises StoreError if its file is altered."""
-        data = verified_bytes(directory, BACKBONE, source.sha256)
+        data = verified_bytes(directory, BACKBONE_FILE, source.sha256)
         try:
             return cls.of_bytes(data, source)
         except ModelError as error:
-            raise StoreError(f"{directory / BACKBONE} cannot be used: {error}.") from None
+            raise StoreError(f"{directory / BACKBONE_FILE} cannot be used: {error}.") from None
 
     @classmethod
     def of_bytes(cls, data: bytes, source: PublicModel) -> OnnxBackbone:
@@ -74,9 +74,9 @@ class OnnxBackbone:
     @staticmethod
     def check(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
         """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
-        if _checked(directory / BACKBONE, inputs).sha256 != source.sha256:
+        if _checked(directory / BACKBONE_FILE, inputs).sha256 != source.sha256:
             raise StoreError(
-                f"{directory / BACKBONE} was altered: the manifest has another SHA-256."
+                f"{directory / BACKBONE_FILE} was altered: the manifest has another SHA-256."
             )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -114,7 +114,7 @@ def split_(
     --out shards
     """
     from terrine_models.tables.loading import Table, is_table
-    from terrine_models.teachers.shards import PARTITION, split
+    from terrine_models.teachers.shards import PARTITION_FILE, split
 
     if is_table(data):
         if classes or images:
@@ -135,7 +135,7 @@ def split_(
     console.print(
         f"{out}: {teachers:,} shards of {parts.smallest:,} to {parts.largest:,} {unit}. They are "
         f"as private as the data. Train teacher i on shard i alone; then\n"
-        f"terrine ensemble import MODEL… --name NAME --input {out / PARTITION} "
+        f"terrine ensemble import MODEL… --name NAME --input {out / PARTITION_FILE} "
         "--disjoint-by TEXT",
         soft_wrap=True,
         markup=False,
@@ -173,13 +173,13 @@ def _declared(
 ) -> Declaration:
     from terrine_addons.onnx.teachers import Declaration
     from terrine_models.tables.loading import encoded_input, read_schema
-    from terrine_models.teachers.shards import PARTITION
+    from terrine_models.teachers.shards import PARTITION_FILE
 
     path = Path(inputs)
     if path.suffix.lower() == ".json":
         if classes:
             fail(f"{path} says the classes; drop --classes.")
-        if path.name == PARTITION:
+        if path.name == PARTITION_FILE:
             return _of_shards(path, models, units, disjoint_by, output)
     elif classes is None:
         fail("--classes is missing: their number, or their names.")

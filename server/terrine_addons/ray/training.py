@@ -266,7 +266,7 @@ def _train(
     try:
         for _ in runs:
             for run in islice(left, most - len(coming)):
-                own = shards.only(run)
+                own = shards.of_run(run)
                 coming.append(task.remote(known, own.data, own.rows, run))
             while not ray.wait(coming[:1], timeout=POLL_SECONDS)[0]:
                 count_processors()  # otherwise nobody would ever train it

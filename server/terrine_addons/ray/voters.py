@@ -33,8 +33,8 @@ from terrine_addons.ray.training import (
     require_ray,
     software_versions,
 )
-from terrine_models.storage.manifests import MANIFEST, StoreError
-from terrine_models.teachers.ensemble import MEMORY
+from terrine_models.storage.manifests import MANIFEST_FILE, StoreError
+from terrine_models.teachers.ensemble import VOTING_MEMORY_BYTES
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
 from terrine_server.errors import EnsembleUnavailable
@@ -247,7 +247,7 @@ class RayVoters(Voters):
         """Return the manifest, which is the one that was registered."""
         directory, key = self._data_dir / record.path, EnsembleReference.to(record)
         try:
-            now = stamp(directory, [MANIFEST])
+            now = stamp(directory, [MANIFEST_FILE])
             known = self._manifests.get(key)
             if known is None or known[0] != now:
                 known = now, load_manifest(directory)
@@ -278,7 +278,7 @@ class RayVoters(Voters):
             count = min(self._actors or processors, MAX_ACTORS)
             # An actor votes with one thread, on as many inputs at a time as a thread of the server:
             # products round by their size.
-            memory = MEMORY // torch.get_num_threads()
+            memory = VOTING_MEMORY_BYTES // torch.get_num_threads()
             data_dir, ours = str(self._data_dir), software_versions()
             self._slots = [
                 _ActorSlot(

@@ -180,7 +180,7 @@ def decode_json(
 
     `named`: how rows by name are read, if the project takes some.
     """
-    shape = tuple(expected.input.shape)
+    shape = expected.input.shape
     arrays = (
         f"Inputs are numbers of shape [{', '.join(map(str, ['B', *shape]))}], "
         f"probabilities of shape [B, {len(expected.classes)}].{_describe_named_rows(expected)}"
@@ -327,7 +327,7 @@ def _check_header(name: str, start: bytes, expected: EnsembleFacts, limits: Body
             "Pickled objects are never read."
         )
     row, used = (
-        (tuple(expected.input.shape), np.dtype(expected.input.dtype))
+        (expected.input.shape, np.dtype(expected.input.dtype))
         if name == "inputs"
         else ((len(expected.classes),), np.dtype(np.float64))
     )

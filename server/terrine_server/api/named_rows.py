@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from terrine_protocol import TableSchema
 from terrine_protocol.base import normalize
 from terrine_protocol.tables import DataError
-from terrine_protocol.tables.columns import check_names, width
+from terrine_protocol.tables.columns import check_names, encoded_width
 from terrine_protocol.tables.encoding import columns_of, encode_columns
 from terrine_server.errors import InvalidQuery, PayloadTooLarge
 from terrine_server.labeling.queries import check_batch
@@ -107,7 +107,7 @@ class NamedRows:
         self, columns: Mapping[str, NDArray[np.object_]], where: Callable[[int], str]
     ) -> EncodedRows:
         rows = len(next(iter(columns.values())))
-        if rows * sum(map(width, self.schema.columns)) * np.float32().itemsize > self.body:
+        if rows * sum(map(encoded_width, self.schema.columns)) * np.float32().itemsize > self.body:
             raise PayloadTooLarge(
                 f"The rows become more than {self.body} bytes of numbers. Split the request.",
                 limit=self.body,

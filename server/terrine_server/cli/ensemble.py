@@ -561,10 +561,10 @@ def _shortened(text: str) -> str:
 @contextmanager
 def trainer(where: TrainingPlace) -> Iterator[Trainer]:
     """Yield what trains teachers there; a cluster is left at the end."""
-    from terrine_models.teachers.training import here
+    from terrine_models.teachers.training import train_locally
 
     if where is TrainingPlace.HERE:
-        yield here
+        yield train_locally
         return
     from terrine_models.addons import added_as
     from terrine_server.settings import Settings

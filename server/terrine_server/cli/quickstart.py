@@ -385,14 +385,14 @@ def _forecast(rows: _Rows, epsilon: float, joined: PopulationRecord | None) -> F
     """Forecast what each way to ask the records would buy, from public rows."""
     import numpy as np
 
-    from terrine_models.data.arrays import Dataset, distinct
+    from terrine_models.data.arrays import Dataset, number_distinct_rows
     from terrine_server.planning.first_project import Setting
     from terrine_server.planning.forecast import compare_options
 
     like, pool, sample = rows.like, rows.pool, rows.labelled
     setting = Setting.of(
         units=rows.units,
-        rows=int(distinct(pool.inputs).max()) + 1,
+        rows=int(number_distinct_rows(pool.inputs).max()) + 1,
         classes=len(like.classes),
         epsilon=epsilon,
         joined=None if joined is None else joined.limit,

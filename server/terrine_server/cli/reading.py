@@ -105,9 +105,9 @@ def labelled_rows(
     import numpy as np
 
     from terrine_models.tables.loading import load_table
-    from terrine_protocol.tables.columns import unseen
+    from terrine_protocol.tables.columns import ignore_progress
 
-    found = load_table(public, schema, note, progress or unseen, public=True)
+    found = load_table(public, schema, note, progress or ignore_progress, public=True)
     group = next((column.name for column in schema.columns if column.role == "group"), None)
     if group is None or found.groups is not None:
         return found
@@ -174,11 +174,11 @@ def split(text: str | None) -> list[str] | None:
 
 def edges(text: str | None) -> list[float] | None:
     """Parse --bins A,B,…: increasing numbers."""
-    from terrine_protocol.tables.columns import number
+    from terrine_protocol.tables.columns import parse_number
 
     if text is None:
         return None
-    found = [number(part.strip()) for part in text.split(",")]
+    found = [parse_number(part.strip()) for part in text.split(",")]
     if not all(map(math.isfinite, found)) or any(a >= b for a, b in pairwise(found)):
         fail(
             "--bins takes the edges between classes, different numbers from the least to the "

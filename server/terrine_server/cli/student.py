@@ -342,7 +342,7 @@ def predict(
 
     trained = Student.load(student)
     x, names = known_inputs(inputs, trained.model)
-    said = trained.said(x)
+    said = trained.predictions(x)
     with writing(out) as file:
         sheet = CsvWriter(file)
         first = ["file"] if names else []

@@ -21,7 +21,7 @@ import numpy as np
 import structlog
 
 from terrine_models.storage.manifests import StoreError, manifest_digest
-from terrine_models.teachers.ensemble import MEMORY, Ensemble, load
+from terrine_models.teachers.ensemble import VOTING_MEMORY_BYTES, Ensemble, load
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import VOTING_SECONDS, Manifest, VotingError
 from terrine_models.teachers.neighbours import NeighbourEnsemble
@@ -81,7 +81,7 @@ class LocalVoters(Voters):
         self,
         data_dir: Path,
         device: str | None = None,
-        memory: int = MEMORY,
+        memory: int = VOTING_MEMORY_BYTES,
         seconds: float = VOTING_SECONDS,
         chosen: Callable[[Manifest], Sequence[str]] = all_files,
     ) -> None:

@@ -44,7 +44,7 @@ def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.
     Conversions that would change a value beyond its float32 rounding are refused.
     Raises `InvalidQuery` or `PayloadTooLarge`.
     """
-    check_shape("inputs", inputs.shape, tuple(spec.shape), max_batch)
+    check_shape("inputs", inputs.shape, spec.shape, max_batch)
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         raise InvalidQuery("Inputs must be finite; NaN or infinity was found.")
     if spec.dtype == "uint8":

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_models.teachers.editions import SavedEdition
-    from terrine_models.teachers.manifests import StoredEnsemble
+    from terrine_models.teachers.kinds import StoredEnsemble
     from terrine_models.teachers.people import Digests
+
 
 BUILD_AGAIN = (
     "Build it again with the column that names the person: the role group in the schema, or an "
@@ -133,7 +134,7 @@ def forget(
         )
     trained = [name for name, each in stored.items() if each.manifest.kind != NEIGHBOURS]
     for name in trained:
-        left = there[name].without(who)
+        left = there[name].remove(who)
         if left is not None and len(left[0]) and name not in given:
             raise DataError(
                 f"People who leave {name} taught some of its teachers. Give the records that it "
@@ -174,11 +175,11 @@ def refuse_forgotten_people(
 
     Who they are is compared by keyed digests of their names alone.
     """
-    from terrine_models.teachers.editions import identified
+    from terrine_models.teachers.kinds import StoredEnsemble
     from terrine_models.teachers.people import People
 
-    made = identified(directory)
-    if made is None:
+    made = StoredEnsemble.open(directory)
+    if not made.manifest.knows_people:
         return
     people, check = People.stored(made)
     forgotten: set[bytes] = set()
@@ -217,15 +218,14 @@ def _load_identified(
 
     Raises StoreError.
     """
-    from terrine_models.teachers.editions import identified
-    from terrine_models.teachers.kinds import ensemble_format
+    from terrine_models.teachers.kinds import StoredEnsemble, ensemble_format
 
     found = {}
     for record in records:
         directory = settings.data_dir / record.path
         if directory.exists() and ensemble_format(directory).has_manifest:
-            stored = identified(settings.data_dir / record.current.path)
-            if stored is not None:
+            stored = StoredEnsemble.open(settings.data_dir / record.current.path)
+            if stored.manifest.knows_people:
                 found[record.name] = stored
     return found
 

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from terrine_models.data.arrays import Dataset, distinct, row_digests
+from terrine_models.data.arrays import Dataset, number_distinct_rows, row_digests
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Task
-from terrine_models.students.selection import PLAIN, choose
+from terrine_models.students.selection import PLAIN_METHOD, choose
 from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
@@ -503,7 +503,7 @@ class _Draw:
 
     def learn(self, answers: Answers, stand_ins: int) -> _TestedStudent:
         """Return what a plain student says of the rows that test it."""
-        student = choose(self.task, answers, Training(method=PLAIN)).student
+        student = choose(self.task, answers, Training(method=PLAIN_METHOD)).student
         tested = self.tested
         said = student.predict(self.sample.inputs[tested])
         scores = None
@@ -641,7 +641,7 @@ def _ask_units(draw: _Draw, pool: PublicData, first: FirstProject) -> tuple[_Pol
 
 def _drop_repeated(inputs: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     """Return the different rows of `inputs`, and which of them each one is."""
-    which = distinct(inputs)
+    which = number_distinct_rows(inputs)
     return inputs[np.unique(which, return_index=True)[1]], which
 
 

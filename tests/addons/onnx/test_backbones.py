@@ -22,7 +22,7 @@ from terrine_addons.onnx.models import FileFinding, OnnxModel
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
-    BACKBONE,
+    BACKBONE_FILE,
     FeatureSpec,
     PublicModel,
     StoreError,
@@ -36,7 +36,7 @@ from terrine_models.teachers.neighbours import (
     NeighbourEnsemble,
     NeighbourSettings,
     build,
-    placed,
+    place_records,
 )
 from terrine_models.teachers.training import train_ensemble
 
@@ -81,11 +81,11 @@ def test_heads_vote_on_the_embeddings(
     assert manifest.teacher.features.base == "backbone"
     assert manifest.teacher.features.projection == ("graph" if public else "none")
     assert manifest.teacher.features.backbone is not None
-    assert manifest.files[BACKBONE] == manifest.teacher.features.backbone.sha256
+    assert manifest.files[BACKBONE_FILE] == manifest.teacher.features.backbone.sha256
     assert (
         sha256(path.read_bytes())
-        == manifest.files[BACKBONE]
-        == sha256((out / BACKBONE).read_bytes())
+        == manifest.files[BACKBONE_FILE]
+        == sha256((out / BACKBONE_FILE).read_bytes())
     )
     verify(out)
     manifest.teacher.inspect(out, manifest)
@@ -99,7 +99,7 @@ def test_heads_vote_on_the_embeddings(
         scores = np.einsum("nmd,bd->bnm", heads["weights"], embedded) + heads["biases"].numpy()
         expected = (scores.argmax(2)[..., None] == np.arange(10)).sum(1)
         assert (votes == expected).all(1).mean() > 0.99
-    (out / BACKBONE).write_bytes(path.read_bytes() + b"\0")
+    (out / BACKBONE_FILE).write_bytes(path.read_bytes() + b"\0")
     with refuses(StoreError, "backbone.onnx"):
         Ensemble.load(out)
 
@@ -206,7 +206,7 @@ def test_replacing_one_record_moves_nobody_else(persons: int | None, combining: 
     data = records(persons=persons)
     changed = replace(data, inputs=extreme(data.inputs, SOMEBODY))
     features = foreign(combining, EMBEDDING)
-    before, after = (dict(placed(each, features, 50.0)) for each in (data, changed))
+    before, after = (dict(place_records(each, features, 50.0)) for each in (data, changed))
     others = before["units"] != SOMEBODY
     assert others.sum() == 299 - (0 if persons is None else 4)
     for name, values in before.items():

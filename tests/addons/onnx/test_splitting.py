@@ -17,7 +17,7 @@ from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import ensemble_format, load_manifest
 from terrine_models.teachers.shards import (
-    PARTITION,
+    PARTITION_FILE,
     TrainingError,
     partition_records,
     read_partition,
@@ -29,7 +29,7 @@ from terrine_models.teachers.training import train_ensemble
 def test_shards_are_disjoint_and_whole_people(plane: Dataset, tmp_path: Path) -> None:
     out = tmp_path / "shards"
     sharded = split(plane, out, teachers=8, seed=3)
-    assert read_partition(out / PARTITION) == sharded
+    assert read_partition(out / PARTITION_FILE) == sharded
     assert (sharded.partition.recipe, sharded.partition.group_column) == ("groups", "person")
     files = sorted(out.glob("*.npz"))
     assert len(files) == 8

@@ -34,7 +34,7 @@ from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import load_tensors, manifest_digest
 from terrine_models.teachers.kinds import Heads, Networks, load_manifest
 from terrine_models.teachers.manifests import TeacherSettings
-from terrine_models.teachers.training import Trainer, here, train_ensemble
+from terrine_models.teachers.training import Trainer, train_ensemble, train_locally
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.voters import checked_votes
@@ -60,7 +60,7 @@ def private() -> Dataset:
 
 
 def trained(
-    out: Path, config: TeacherSettings, teachers: int, trainer: Trainer = here, **more: Any
+    out: Path, config: TeacherSettings, teachers: int, trainer: Trainer = train_locally, **more: Any
 ) -> Path:
     public = PublicData.declare("digits 1200-", load_digits().images[1200:].astype(np.uint8))
     train_ensemble(
