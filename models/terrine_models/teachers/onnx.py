@@ -66,6 +66,7 @@ from terrine_models.teachers.manifests import (
     teacher_kind,
 )
 from terrine_models.teachers.shards import check_new
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import new_directory
 from terrine_protocol.tables import Record, Sha256, TableSchema
 
@@ -128,7 +129,7 @@ SECONDS = 60.0
 """How long the teachers may take for a block of inputs, unless told otherwise."""
 
 
-class VotingError(Exception):
+class VotingError(TerrineError):
     """Imported teachers did not vote within their limits; the message says which, and of whom."""
 
 

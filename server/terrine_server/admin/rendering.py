@@ -18,7 +18,7 @@ from terrine_protocol.base import in_words
 from terrine_server.admin import access, charts
 from terrine_server.api.problems import problem
 from terrine_server.api.services import Services
-from terrine_server.errors import TerrineError
+from terrine_server.errors import ServiceError
 from terrine_server.formats import FILTERS, share
 from terrine_server.owner.sign_in import Session
 
@@ -52,7 +52,7 @@ def page(
     services: Services = request.app.state.services
     if reader is not None:
         values["form_key"] = services.sessions.form_key(reader.id)
-        with suppress(TerrineError):  # what else is wrong, the page's own act meets
+        with suppress(ServiceError):  # what else is wrong, the page's own act meets
             services.ledger.check_history()
         values["refusing"] = services.history.found
     response = rendered(template, reader=reader, status=status, path=request.url.path, **values)

@@ -42,7 +42,7 @@ from terrine_server.errors import Forbidden, NotFound
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state
-from terrine_server.sheets import Sheet
+from terrine_server.sheets import CsvWriter
 
 router = APIRouter(tags=["ledger"])
 
@@ -145,7 +145,7 @@ def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iter
     """Yield charges as CSV, a thousand at a time."""
     buffer, names = io.StringIO(), ensemble.class_names
     columns = [column for column in COLUMNS if names or column != "label_name"]
-    sheet = Sheet(buffer)
+    sheet = CsvWriter(buffer)
     sheet.row(columns)
     for number, entry in enumerate(entries):
         shown = {

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from terrine_server.api.problems import Answer, problem
 from terrine_server.api.services import LABEL, PRINCIPAL, USED_UP, Check, checked
-from terrine_server.errors import DatabaseUnavailable, TerrineError
+from terrine_server.errors import DatabaseUnavailable, ServiceError
 from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
 from terrine_server.owner.sign_in import Principal
@@ -159,7 +159,7 @@ class Envelope:
             return None
         address = scope["client"][0] if scope.get("client") else ""
         check = self.authenticate(scope["path"], headers)
-        found: Principal | TerrineError | None = None
+        found: Principal | ServiceError | None = None
         if check is not None:
             refused = full(slot.claim(self.bounds.slots, address))
             if refused is not None:

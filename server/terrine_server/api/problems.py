@@ -20,7 +20,7 @@ from terrine_server.errors import (
     DatabaseUnavailable,
     EnsembleUnavailable,
     NotFound,
-    TerrineError,
+    ServiceError,
 )
 
 log = structlog.get_logger("terrine")
@@ -86,7 +86,7 @@ Answer = Callable[..., Response]
 def install(app: FastAPI, answer: Answer = problem) -> None:
     """Answer every error of the routes with a problem, and document the problems."""
     app.state.answer = answer
-    app.add_exception_handler(TerrineError, _refused)
+    app.add_exception_handler(ServiceError, _refused)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _framework)
     app.include_router(router)
@@ -107,7 +107,7 @@ async def explanation(slug: str) -> ProblemType:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TerrineError)  # noqa: S101 - as registered
+    assert isinstance(error, ServiceError)  # noqa: S101 - as registered
     if isinstance(error, DatabaseUnavailable | EnsembleUnavailable):
         log.error("unavailable", problem=error.problem, cause=str(error))
     detail = PRIVATE_DETAIL.get(error.problem, error.detail)
@@ -123,7 +123,7 @@ def _malformed(request: Request, error: Exception) -> Response:
         # unauthenticated clients.
         try:
             caller(request, request.app.state.services)
-        except TerrineError as refusal:
+        except ServiceError as refusal:
             return _refused(request, refusal)
     found = [
         {"field": ".".join(map(str, item["loc"])), "message": in_words(item)}

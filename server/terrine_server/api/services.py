@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from terrine_protocol import LogState, Name, Role
 from terrine_protocol.transparency import ENTRY_BYTES, HASH_BYTES, Policy, Tile
-from terrine_server.errors import Forbidden, TerrineError, Unauthorized, UnsupportedMediaType
+from terrine_server.errors import Forbidden, ServiceError, Unauthorized, UnsupportedMediaType
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling, Queue
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import (
@@ -105,7 +105,7 @@ class PublishedLog:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._thread = CapacityLimiter(1)
-        self._looking: asyncio.Task[str | TerrineError | None] | None = None
+        self._looking: asyncio.Task[str | ServiceError | None] | None = None
         self._until = 0.0
         self._tiles = OrderedDict[tuple[int | None, int], bytes]()
 
@@ -115,7 +115,7 @@ class PublishedLog:
         if self._looking is None or (self._looking.done() and now > self._until):
             self._looking = asyncio.create_task(self._look())
         found = await asyncio.shield(self._looking)
-        if isinstance(found, TerrineError):
+        if isinstance(found, ServiceError):
             raise found.with_traceback(None)
         return found
 
@@ -132,10 +132,10 @@ class PublishedLog:
         self._tiles.move_to_end(place)
         return kept[:size]
 
-    async def _look(self) -> str | TerrineError | None:
+    async def _look(self) -> str | ServiceError | None:
         try:
             return await to_thread.run_sync(self._ledger.checkpoint, limiter=self._thread)
-        except TerrineError as error:
+        except ServiceError as error:
             return error
         finally:
             self._until = asyncio.get_running_loop().time() + CHECKPOINT_SECONDS
@@ -157,7 +157,7 @@ class Readiness:
         self.policy = policy
         self._log: LogState | None = None
         self._thread = CapacityLimiter(1)
-        self._found: asyncio.Task[TerrineError | None] | None = None
+        self._found: asyncio.Task[ServiceError | None] | None = None
         self._until = 0.0
 
     async def check(self) -> LogState | None:
@@ -173,13 +173,13 @@ class Readiness:
             raise error.with_traceback(None)
         return self._log
 
-    async def _find_out(self) -> TerrineError | None:
+    async def _find_out(self) -> ServiceError | None:
         try:
             return await to_thread.run_sync(self._problem, limiter=self._thread)
         finally:
             self._until = asyncio.get_running_loop().time() + SECONDS
 
-    def _problem(self) -> TerrineError | None:
+    def _problem(self) -> ServiceError | None:
         try:
             check_schema(self._engine)
             check_definitions(self._engine)
@@ -190,7 +190,7 @@ class Readiness:
             for ensemble in self._ledger.ensembles():
                 self._voters.check(ensemble)
             self._log = log_state(self._ledger.checkpoint(), self.policy)
-        except TerrineError as error:
+        except ServiceError as error:
             return error
         return None
 
@@ -281,7 +281,7 @@ _CHECKING = CapacityLimiter(16)
 """Tokens checked at a time. Routes use other threads."""
 
 Check = Callable[[], Principal]
-"""Finds out who asks. It takes time. Raises `TerrineError`."""
+"""Finds out who asks. It takes time. Raises `ServiceError`."""
 
 
 def bearer(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:
@@ -293,11 +293,11 @@ def bearer(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:
     return partial(services.tokens.authenticate, token)
 
 
-async def checked(check: Check) -> Principal | TerrineError:
+async def checked(check: Check) -> Principal | ServiceError:
     """Return what a check finds, or its error."""
     try:
         return await to_thread.run_sync(check, limiter=_CHECKING)
-    except TerrineError as error:
+    except ServiceError as error:
         return error
 
 

@@ -31,6 +31,7 @@ from terrine_models.students.settings import Training
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
+from terrine_protocol.errors import TerrineError
 from terrine_server.demo.material import DemoData
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.checkpoints import make_checkpoint_key
@@ -88,7 +89,7 @@ LOG_LINES = 15
 RUNNING = re.compile(rb"running on (http://\S+) ")
 
 
-class ServerError(Exception):
+class ServerError(TerrineError):
     """The server did not start; the message has the end of its log."""
 
 

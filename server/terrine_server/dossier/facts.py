@@ -299,7 +299,7 @@ def gather(
     """Read everything, of one project or of all. `verify`: also recompute books, log and tree.
 
     `policy`: whose cosignatures the log needs; by default, that of the settings, or the log's key
-    alone. Raises NotFound, DossierError, CheckpointError or TerrineError.
+    alone. Raises NotFound, DossierError, CheckpointError or ServiceError.
     """
     signer = load_checkpoint_key(settings.checkpoint_key_path)
     records = [ledger.project(project)] if project else list(_every_project(ledger))

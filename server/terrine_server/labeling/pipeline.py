@@ -27,7 +27,7 @@ from terrine_server.errors import (
     EnsembleUnavailable,
     InvalidQuery,
     Overloaded,
-    TerrineError,
+    ServiceError,
     TokenChanged,
 )
 from terrine_server.labeling.queries import (
@@ -114,7 +114,7 @@ class Labeling:
     ) -> CheckedRequest:
         """Check one request: inputs `[B, …]`, and probabilities `[B, m]` if needed.
 
-        `token`: see `CheckedRequest`. Raises a `TerrineError` that concerns this request only.
+        `token`: see `CheckedRequest`. Raises a `ServiceError` that concerns this request only.
         """
         project = self._ledger.remembered(project_name)
         facts, mechanism = project.ensemble.facts, mechanism_of(project)
@@ -140,7 +140,7 @@ class Labeling:
         """Return for each input which share of the public rows near it could not vote any more.
 
         It is free: a function of the inputs, of public points and of the queries so far. Raises a
-        `TerrineError`, also for a project without accounts.
+        `ServiceError`, also for a project without accounts.
         """
         project, shadows = self._ledger.project_with_shadows(project_name)
         mechanism, allowance = mechanism_of(project), project.terms.allowance
@@ -160,11 +160,11 @@ class Labeling:
 
     def answer(
         self, project_name: str, asks: Sequence[CheckedRequest]
-    ) -> list[ChargedBatch | TerrineError]:
+    ) -> list[ChargedBatch | ServiceError]:
         """Answer a group of requests with one vote and one commit.
 
         Each gets its receipt, or a refusal that concerns it alone: `TokenChanged` where its token
-        is not what it was. Raises a `TerrineError` if nothing was answered; then nothing was
+        is not what it was. Raises a `ServiceError` if nothing was answered; then nothing was
         charged, unless the database died during the commit.
 
         Where a second server adds up the votes (`SHARED`), it counts each query that it is asked,
@@ -177,9 +177,9 @@ class Labeling:
 
     def _answer(
         self, project_name: str, asks: Sequence[CheckedRequest], turn: ExitStack
-    ) -> list[ChargedBatch | TerrineError]:
+    ) -> list[ChargedBatch | ServiceError]:
         own_turn = False
-        answers: dict[int, ChargedBatch | TerrineError] = {}
+        answers: dict[int, ChargedBatch | ServiceError] = {}
         waiting = list(range(len(asks)))
         while waiting:
             with self._metrics.stage("replay"):
@@ -210,7 +210,7 @@ class Labeling:
             if chosen:
                 try:
                     self._ledger.check_history()
-                except TerrineError as found:  # for all but those that are paid in full
+                except ServiceError as found:  # for all but those that are paid in full
                     for index, ask in zip(waiting, group, strict=True):
                         if not all(record.recorded.find(d.query, d.input) for d in ask.digests):
                             answers[index] = found
@@ -263,7 +263,7 @@ class Labeling:
         """Whether there is a newer edition: the files of one go as soon as people left it."""
         return self._ledger.ensemble(ensemble.name).current.path != ensemble.current.path
 
-    def _count(self, answers: Iterable[ChargedBatch | TerrineError]) -> None:
+    def _count(self, answers: Iterable[ChargedBatch | ServiceError]) -> None:
         """Count the outcomes that are about to be sent; they are public."""
         results = chain.from_iterable(r.results for r in answers if isinstance(r, ChargedBatch))
         for (outcome, replayed), times in Counter(

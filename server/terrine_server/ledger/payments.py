@@ -11,7 +11,7 @@ from terrine_server.errors import (
     ConcurrentUpdate,
     DatabaseUnavailable,
     LedgerCorrupted,
-    TerrineError,
+    ServiceError,
 )
 from terrine_server.ledger import accounts as shadow_accounts
 from terrine_server.ledger import accounts as unit_accounts
@@ -96,7 +96,7 @@ class Payments(DatabaseHandle):
         every query was refused.
         """
         (answer,) = self.charge_group(project_id, [proposals])
-        if isinstance(answer, TerrineError):
+        if isinstance(answer, ServiceError):
             raise answer
         return answer
 
@@ -107,7 +107,7 @@ class Payments(DatabaseHandle):
         record: ProjectSnapshot | None = None,
         cast: SpentAccounts | None = None,
         payers: Sequence[str | None] | None = None,
-    ) -> list[ChargedBatch | TerrineError]:
+    ) -> list[ChargedBatch | ServiceError]:
         """Pay for the batches of several requests, in order, in one transaction.
 
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
@@ -172,7 +172,7 @@ class Payments(DatabaseHandle):
         record: ProjectSnapshot,
         cast: SpentAccounts,
         payers: Sequence[str | None] | None,
-    ) -> list[ChargedBatch | TerrineError]:
+    ) -> list[ChargedBatch | ServiceError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id
         try:

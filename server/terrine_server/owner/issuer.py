@@ -23,6 +23,7 @@ import structlog
 from pydantic import BaseModel, ValidationError
 
 from terrine_protocol import Role
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read
 from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.settings import Settings
@@ -52,7 +53,7 @@ SUBJECT = re.compile(r"[\x21-\x7e]{1,255}")
 MOST_NAME = 64
 
 
-class IssuerError(Exception):
+class IssuerError(TerrineError):
     """The issuer does not answer, or not as an issuer does. The message is public."""
 
 
