@@ -40,7 +40,8 @@ from terrine_server.labeling.remote_voters import (
 )
 from terrine_server.privacy import Account
 from terrine_server.privacy.noise import discrete_gaussian
-from terrine_server.serving.bounds import Guard, Limits, few_callers
+from terrine_server.serving import Limits
+from terrine_server.serving.bounds import Guard, few_callers
 
 BOOKS, SERVICE, OWNERS = "aggregator.db", "service.token", "owners"
 MEMORY = 2**30

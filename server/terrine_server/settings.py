@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from terrine_protocol.base import SHOWN
 from terrine_protocol.files import read
-from terrine_server.serving.bounds import Limits
+from terrine_server.serving import Limits
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

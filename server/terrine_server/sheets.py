@@ -17,7 +17,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 
 
-class Sheet:
+class CsvWriter:
     """Writes rows to a file as CSV."""
 
     def __init__(self, file: TextIO) -> None:
@@ -25,9 +25,9 @@ class Sheet:
 
     def row(self, cells: Iterable[Any]) -> None:
         """Write a row."""
-        self._writer.writerow([_harmless(cell) for cell in cells])
+        self._writer.writerow([_escape_formula(cell) for cell in cells])
 
 
-def _harmless(cell: Any) -> Any:
+def _escape_formula(cell: Any) -> Any:
     runs = isinstance(cell, str) and cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)
     return f"'{cell}" if runs else cell

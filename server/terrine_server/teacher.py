@@ -29,7 +29,8 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.onnx import VotingError
 from terrine_server.labeling import remote_voters
 from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms, ProtocolError
-from terrine_server.serving.bounds import Guard, Limits, few_callers
+from terrine_server.serving import Limits
+from terrine_server.serving.bounds import Guard, few_callers
 
 log = structlog.get_logger("terrine")
 

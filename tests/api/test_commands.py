@@ -40,7 +40,7 @@ main()
 
     assert "project" in light("--help").fine
     assert "0." in light("--version").fine
-    assert "PARAMETER=VALUE" in light("project", "open", "--help").fine
+    assert "register" in light("ensemble", "--help").fine
     holds(light("init").refused, "'.[server]'")
 
 
@@ -249,7 +249,7 @@ def test_unusual_text_is_shown_verbatim_or_refused(terrine: Terrine) -> None:
 
 def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
     from terrine_protocol import MECHANISM_SPECS
-    from terrine_server.cli.console import mechanism_text, parse_mechanism
+    from terrine_server.cli.options import mechanism_text, parse_mechanism
     from terrine_server.privacy.mechanisms import MECHANISMS
 
     assert set(MECHANISM_SPECS) == set(MECHANISMS)

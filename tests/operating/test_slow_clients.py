@@ -26,8 +26,8 @@ from terrine_server import aggregator as aggregators
 from terrine_server.aggregator import Aggregator
 from terrine_server.labeling import remote_voters
 from terrine_server.labeling.remote_voters import TERMS, AggregatorTerms
-from terrine_server.serving import bounds, listening
-from terrine_server.serving.bounds import SPARE, Limits, few_callers, options
+from terrine_server.serving import Limits, bounds, listening
+from terrine_server.serving.bounds import SPARE, few_callers, options
 from terrine_server.teacher import Teacher
 
 TOKEN = "a-token-of-more-than-twenty-characters"

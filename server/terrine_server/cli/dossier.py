@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from terrine_server.cli.console import console, fail, opened_ledger
+from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
     from terrine_protocol.transparency import VerifierKey
@@ -63,6 +63,7 @@ def dossier(
 
 def _write(out: Path, project: str | None, audit: Path | None, policy: Path | None) -> None:
     from terrine_protocol.files import read
+    from terrine_server.cli.ledger import open_current_ledger
     from terrine_server.dossier import folder, words
     from terrine_server.dossier.assessment import unchecked
     from terrine_server.dossier.facts import gather, read_audit
@@ -78,7 +79,7 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
         )
     report = None if audit is None else read_audit(audit)
     facts = gather(
-        opened_ledger(),
+        open_current_ledger(),
         settings,
         project=project,
         policy=load_policy(policy),

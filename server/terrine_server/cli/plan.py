@@ -14,17 +14,15 @@ from rich.table import Table
 
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
-    SPEC,
     as_json,
     command_text,
     console,
     errors,
     fail,
-    mechanism_text,
-    parse_spec,
     print_json,
     with_json,
 )
+from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
 from terrine_server.cli.reading import class_names, edges, split
 from terrine_server.progress import stages_bar
 
@@ -295,14 +293,6 @@ class DataOptions:
 
 Label = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
-]
-Bins = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B,…",
-        help="Of a table: cut the numbers of the column to predict into classes, at these edges, "
-        "all of it public: 100,250 makes three.",
-    ),
 ]
 Group = Annotated[
     str | None,
@@ -677,18 +667,7 @@ def evaluate(
 
 
 def _labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
-    from terrine_models.data.arrays import load_idx, load_npz
-    from terrine_models.data.images import load_image_classes
-    from terrine_models.tables.loading import load_table
-
-    if manifest.encoding is not None:
-        data = load_table(path, manifest.encoding, note, public=True)
-    elif manifest.image is not None and path.is_dir():
-        data = load_image_classes(path, manifest.image, classes=manifest.classes)
-    elif path.suffix.lower() == ".npz":
-        data = load_npz(path, classes=manifest.classes)
-    else:
-        data = load_idx(path, classes=manifest.classes)
+    data = reading.format_of(path, manifest).labelled(path, manifest, note, True)
     if data.spec.shape != manifest.input.shape or data.spec.dtype != manifest.input.dtype:
         fail(
             f"{path} has inputs {data.spec.dtype} {list(data.spec.shape)}; the ensemble takes "
@@ -750,7 +729,7 @@ def plan(
         typer.Option(min=1, help="With --public: private records, or people, that there are."),
     ] = None,
     label: Label = None,
-    bins: Bins = None,
+    bins: reading.Bins = None,
     group: Group = None,
     columns: Columns = None,
     classes: Annotated[
@@ -872,9 +851,8 @@ def _for_a_model(given: DataOptions, units: int, epsilon: float, consensus: str)
             data = reading.labelled_rows(given.public, schema, note)
         else:
             given.check_no_table()
-            data, _, _ = reading.load_array_data(
-                given.public, reading.Arrays(given.public, given.classes, given.images)
-            )
+            classes, images = given.classes, given.images
+            data = reading.load_private(given.public, None, classes, images, given.public)
     except DataError as error:
         note(
             f"What students will be cannot be foreseen without public labels: {error} Below, "

@@ -15,6 +15,7 @@ from rich.markup import escape
 from terrine_protocol.base import normalize
 from terrine_server.cli import ensemble, plan, reading, serve
 from terrine_server.cli.console import command_text, console, fail
+from terrine_server.cli.options import mechanism_text
 from terrine_server.cli.plan import DataOptions
 from terrine_server.progress import teachers_bar
 
@@ -76,7 +77,7 @@ def quickstart(
         ),
     ],
     label: plan.Label = None,
-    bins: plan.Bins = None,
+    bins: reading.Bins = None,
     group: plan.Group = None,
     columns: plan.Columns = None,
     ignore: Annotated[
@@ -207,10 +208,10 @@ def _open(
     directory = settings.ensembles_dir / name
     read = list[str]()
     schema, given = _schema(data, given, settings, name, said, yes=yes)
-    private, pool, labelled = ensemble.loaded(
-        data, given.public, schema, None if schema else given.classes, given.images, read.append
-    )
-    said.noticed += [ensemble.private_rows(pool, private), *read]
+    classes = None if schema else given.classes
+    private = reading.load_private(data, schema, classes, given.images, given.public, read.append)
+    pool, labelled = ensemble.load_pool(given.public, private, read.append)
+    said.noticed += [ensemble.describe_private_rows(pool, private), *read]
     setting = Setting.of(
         units=unit_count(private),
         rows=int(distinct(pool.inputs).max()) + 1,
@@ -550,8 +551,6 @@ def _by_hand(
     registered: EnsembleRegister,
 ) -> None:
     """Print the commands that do the same."""
-    from terrine_server.cli.console import mechanism_text
-
     name, budget = registered.name, ["--delta", f"{first.delta:g}"]
     made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
     if first.neighbours is not None:
