@@ -19,7 +19,7 @@ from terrine_server.admin import access, charts
 from terrine_server.api.problems import problem
 from terrine_server.api.services import Services
 from terrine_server.errors import ServiceError
-from terrine_server.formats import FILTERS, share
+from terrine_server.formats import FILTERS, format_share
 from terrine_server.owner.sign_in import Session
 
 ROOT = "/admin"
@@ -96,7 +96,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= FILTERS
-_TEMPLATES.globals |= {"share": share, "charts": charts}
+_TEMPLATES.globals |= {"share": format_share, "charts": charts}
 _FILES = {name: (files("terrine_server.admin") / "static" / name).read_bytes() for name in STATIC}
 
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from terrine_server.api.problems import Answer, problem
 from terrine_server.api.services import LABEL, PRINCIPAL, USED_UP, Check, checked
 from terrine_server.errors import DatabaseUnavailable, ServiceError
-from terrine_server.logs import frames
+from terrine_server.logs import list_frames
 from terrine_server.metrics import Metrics
 from terrine_server.owner.sign_in import Principal
 from terrine_server.serving.bounds import (
@@ -126,7 +126,7 @@ class Envelope:
                 await response(scope, receive, send_named)
             except Exception as error:  # a defect anywhere: no traceback may reach the client
                 log.error(
-                    "defect", exception=type(error).__name__, where=frames(error.__traceback__)
+                    "defect", exception=type(error).__name__, where=list_frames(error.__traceback__)
                 )
                 scope["state"]["problem"] = "internal"
                 if status:

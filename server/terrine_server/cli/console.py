@@ -133,27 +133,31 @@ Row = Mapping[str, object]
 
 
 def output(value: object, people: Row | Sequence[Row]) -> None:
-    """Print `value` as JSON, or what people read of it: a row for each field, or for each item.
+    """Print `value` as JSON, or what people read of it: see `tabulate`."""
+    if as_json():
+        print_json(value)
+    elif people:
+        console.print(tabulate(people))
+    else:
+        console.print("None.")
+
+
+def tabulate(people: Row | Sequence[Row]) -> Table:
+    """Return a table with a row for each field, or for each of several things.
 
     Fields that are None or empty are left out. Texts are shown as they are, without markup.
     """
-    if as_json():
-        print_json(value)
-        return
     if isinstance(people, Mapping):
         table = Table(show_header=False, box=None, pad_edge=False)
         for heading, shown in people.items():
             if shown is not None and shown != "":
                 table.add_row(heading, _cell(shown))
-    else:
-        first, *others = people[0] if people else [""]
-        table = Table(Column(first, no_wrap=True), *others)
-        for row in people:
-            table.add_row(*map(_cell, row.values()))
-        if not people:
-            console.print("None.")
-            return
-    console.print(table)
+        return table
+    first, *others = people[0]
+    table = Table(Column(first, no_wrap=True), *others)
+    for row in people:
+        table.add_row(*map(_cell, row.values()))
+    return table
 
 
 def _cell(shown: object) -> Text:

@@ -24,7 +24,7 @@ from terrine_models.data.images import list_images
 from terrine_models.students.models import Student
 from terrine_models.students.settings import Threshold, Training
 from terrine_models.tables.loading import is_table
-from terrine_server.cli.console import console, explain_spending, fail, say, writing
+from terrine_server.cli.console import console, explain_spending, fail, say, tabulate, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
 from terrine_server.cli.student import Public, connect, load_pool
 from terrine_server.sheets import CsvWriter
@@ -160,52 +160,43 @@ def predict(
 
 def summarize(report: Report, out: Path) -> Table:
     """Return a table of what was bought and the result."""
+    found, choice, drawn = report.choice.figures, report.choice, out / "accuracy.png"
+    asked, exhausted = sum(report.outcomes.values()), report.outcomes.get("exhausted")
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
-    table = Table(show_header=False, box=None, pad_edge=False)
+    accuracy = "not known: answers are not the truth. Labelled inputs of your own tell: --held-out"
     if report.accuracy is not None:
-        table.add_row(
-            "accuracy",
+        accuracy = (
             f"{report.accuracy:.2%}, within {_interval(report.accuracy, report.held_out)} at 95 %, "
             f"of {report.held_out:,} held-out inputs; of the plain student {report.plain:.2%}; "
-            f"always to say their largest class: {report.majority:.2%}",
+            f"always to say their largest class: {report.majority:.2%}"
         )
-    else:
-        table.add_row(
-            "accuracy",
-            "not known: answers are not the truth. Labelled inputs of your own tell: --held-out",
-        )
-    found = report.choice.figures
-    if found is not None:
-        table.add_row("agreement", f"{figures_line(found, report.choice)}; {_meaning(report)}")
-    if report.choice.threshold is not None:
-        table.add_row(
-            "threshold",
-            f"from a probability of {report.choice.threshold:.3f} on it is {report.classes[1]}",
-        )
-    table.add_row("protects", report.protects)
-    table.add_row(
-        "ε spent",
-        f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
-        f"{explain_spending(str(report.mechanism['name']))}",
+    others = ", of other inputs: to ask these again is free" * (asked >= report.public_inputs)
+    return tabulate(
+        {
+            "accuracy": accuracy,
+            "agreement": found and f"{figures_line(found, choice)}; {_meaning(report)}",
+            "threshold": None
+            if choice.threshold is None
+            else f"from a probability of {choice.threshold:.3f} on it is {report.classes[1]}",
+            "protects": report.protects,
+            "ε spent": f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
+            f"{explain_spending(str(report.mechanism['name']))}",
+            "method": f"{choice.chosen} ({choice.asked} was asked for)",
+            "queries": f"{asked:,}: {outcomes}",
+            "exhausted": exhausted
+            and f"{exhausted:,} inputs with exhausted accounts alone near them: free, and left out "
+            "of training",
+            "reinforced": None
+            if report.reinforced is None
+            else f"{report.reinforced:.1%} of the labels: the student was right",
+            "ended by": "the budget" if report.refused else f"the student. {report.ended}",
+            "left": f"budget for at least {report.queries_left:,} more queries{others}"
+            if report.queries_left
+            else None,
+            "student": f"{out / 'model.json'}, {out / 'model.safetensors'}",
+            "report": f"{out / 'report.json'}{f', {drawn}' if drawn.exists() else ''}",
+        }
     )
-    table.add_row("method", f"{report.choice.chosen} ({report.choice.asked} was asked for)")
-    table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
-    if exhausted := report.outcomes.get("exhausted"):
-        table.add_row(
-            "exhausted",
-            f"{exhausted:,} inputs with exhausted accounts alone near them: free, and left out of "
-            "training",
-        )
-    if report.reinforced is not None:
-        table.add_row("reinforced", f"{report.reinforced:.1%} of the labels: the student was right")
-    table.add_row("ended by", "the budget" if report.refused else f"the student. {report.ended}")
-    if report.queries_left:
-        more = f"budget for at least {report.queries_left:,} more queries"
-        table.add_row("left", more + _of_what(report))
-    table.add_row("student", f"{out / 'model.json'}, {out / 'model.safetensors'}")
-    drawn = out / "accuracy.png"
-    table.add_row("report", f"{out / 'report.json'}{f', {drawn}' if drawn.exists() else ''}")
-    return table
 
 
 def _interval(share: float, inputs: int) -> str:
@@ -223,11 +214,6 @@ def _meaning(report: Report) -> str:
         "by held-out answers. Labels are on inputs that teachers agree on, so it is right less "
         "often on others"
     )
-
-
-def _of_what(report: Report) -> str:
-    asked = sum(report.outcomes.values())
-    return ", of other inputs: to ask these again is free" * (asked >= report.public_inputs)
 
 
 def tabulate_classes(report: Report) -> Table:
@@ -258,20 +244,19 @@ def _estimate(
     check_training(training, task_of(inputs, project))
     wanted = min(len(inputs), queries or len(inputs))
     left = client.budget()
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("project", f"{project.name} ({project.status}), {project.mechanism.name}")
-    table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
-    if examples is not None:
-        table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
-    table.add_row(
-        "ε spent",
-        f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}"
-        f"{explain_spending(str(project.mechanism.name))}",
-    )
     fits = f"all {wanted:,}" if wanted <= left.affordable else f"at least {left.affordable:,}"
-    table.add_row("queries", f"{fits} fit the budget, whatever the answers")
-    table.add_row("", "Nothing was sent and nothing was charged.")
-    return table
+    return tabulate(
+        {
+            "project": f"{project.name} ({project.status}), {project.mechanism.name}",
+            "inputs": f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked",
+            "held out": examples
+            and f"{len(examples[0]):,} labelled inputs, none of them to be asked",
+            "ε spent": f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}"
+            f"{explain_spending(str(project.mechanism.name))}",
+            "queries": f"{fits} fit the budget, whatever the answers",
+            "": "Nothing was sent and nothing was charged.",
+        }
+    )
 
 
 def _parse_threshold(text: str) -> Threshold:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData
@@ -26,7 +24,7 @@ from terrine_models.teachers.ray import on_ray
 from terrine_models.teachers.training import Trainer, here, train_ensemble
 from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
-from terrine_server.cli.console import console, print_json, say, warn, with_json
+from terrine_server.cli.console import console, print_json, say, tabulate, warn, with_json
 from terrine_server.cli.options import SPEC, parse_kind, show_kinds
 from terrine_server.cli.plan import ensemble_directory, stand_ins
 from terrine_server.owner.editions import records_key
@@ -348,39 +346,34 @@ def build(
 
 def show_manifest(directory: Path, manifest: Manifest) -> None:
     """Print what a manifest says."""
-    spec, kind, partition = manifest.input, manifest.teacher, manifest.partition
-    features = kind.features
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("name", manifest.name)
-    table.add_row("teachers", f"{manifest.teachers} ({manifest.kind})")
-    table.add_row("inputs", f"{spec.dtype} {list(spec.shape)}, {spec.low:g} to {spec.high:g}")
-    table.add_row("classes", f"{len(manifest.classes)}: {_shortened(', '.join(manifest.classes))}")
+    spec, kind, image = manifest.input, manifest.teacher, manifest.image
+    features, partition, encoding = kind.features, manifest.partition, manifest.encoding
+    names = ", ".join(manifest.classes)
+    fields: dict[str, object] = {
+        "name": manifest.name,
+        "teachers": f"{manifest.teachers} ({manifest.kind})",
+        "inputs": f"{spec.dtype} {list(spec.shape)}, {spec.low:g} to {spec.high:g}",
+        "classes": f"{len(manifest.classes)}: {names if len(names) <= 80 else names[:79] + '…'}",
+    }
     if features is not None:
-        table.add_row("features", f"{features.base}, {features.projection}, {features.width} wide")
-        source = features.fitted_on
-        if features.backbone is not None:
-            public_model = features.backbone
-            table.add_row("backbone", f"{escape(public_model.name)}, SHA-256 {public_model.sha256}")
-        fitted = f"{source.name} ({source.records} public records)" if source else "no data"
-        table.add_row("fitted on", fitted)
-    if manifest.image is not None:
-        size = f"{manifest.image.height} × {manifest.image.width}"
-        bits = "" if manifest.image.bits is None else f", {manifest.image.bits} of 16 bits"
-        table.add_row("pictures", f"{size}, {'grey' if manifest.image.grey else 'colour'}{bits}")
-    if manifest.encoding is not None:
-        source = manifest.encoding.fitted_on
-        table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")
-    for what, text in kind.described().items():
-        table.add_row(what, escape(text))
-    grouped = partition is not None and partition.recipe == "groups"
-    table.add_row("people" if grouped else "records", str(manifest.units))
+        source, backbone = features.fitted_on, features.backbone
+        fields |= {
+            "features": f"{features.base}, {features.projection}, {features.width} wide",
+            "backbone": backbone and f"{backbone.name}, SHA-256 {backbone.sha256}",
+            "fitted on": f"{source.name} ({source.records} public records)"
+            if source
+            else "no data",
+        }
+    if image is not None:
+        bits = "" if image.bits is None else f", {image.bits} of 16 bits"
+        colours = "grey" if image.grey else "colour"
+        fields["pictures"] = f"{image.height} × {image.width}, {colours}{bits}"
+    if encoding is not None:
+        table = encoding.fitted_on
+        fields["encoding"] = f"from {table.name if table else 'a hand-written schema'}"
+    unit = "people" if partition is not None and partition.recipe == "groups" else "records"
+    fields |= {**kind.described(), unit: str(manifest.units)}
     if partition is not None and manifest.kind != "neighbours":
-        unit = "people" if partition.recipe == "groups" else "records"
-        table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
-    table.add_row("manifest", f"SHA-256 {manifest_digest(directory)}")
-    table.add_row("directory", str(directory))
-    console.print(table, soft_wrap=True)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else text[:79] + "…"
+        fields["shards"] = f"{partition.smallest} to {partition.largest} {unit} each"
+    fields |= {"manifest": f"SHA-256 {manifest_digest(directory)}", "directory": str(directory)}
+    console.print(tabulate(fields), soft_wrap=True)

@@ -10,7 +10,7 @@ import typer
 
 from terrine_server.cli import reading as arrays
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.reading import class_names, note
+from terrine_server.cli.reading import note, parse_classes
 from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _declared(
         label = next(column for column in known.columns if column.role == "label")
         spec = encoded_input(known)
         return Declaration(spec, label.values or (), units, disjoint_by, known, output)
-    names = class_names(classes) or []
+    names = parse_classes(classes) or []
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         fail(f"--classes takes two or more different names, or their number; not {classes!r}.")
     return Declaration(parse_input(inputs), tuple(names), units, disjoint_by, output=output)

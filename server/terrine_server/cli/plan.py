@@ -23,7 +23,7 @@ from terrine_server.cli.console import (
     with_json,
 )
 from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
-from terrine_server.cli.reading import class_names, edges, split
+from terrine_server.cli.reading import parse_bins, parse_classes, split_names
 from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
@@ -275,10 +275,10 @@ class DataOptions:
             return propose_schema(
                 self.public,
                 label=self.label,
-                classes=class_names(self.classes),
-                bins=edges(self.bins),
+                classes=parse_classes(self.classes),
+                bins=parse_bins(self.bins),
                 group=self.group,
-                columns=split(self.columns),
+                columns=split_names(self.columns),
                 ignore=self.ignore,
                 keep=self.keep,
                 note=note,
@@ -848,7 +848,7 @@ def _for_a_model(given: DataOptions, units: int, epsilon: float, consensus: str)
     schema = given.proposed(note).schema if is_table(given.public) else None
     try:
         if schema is not None:
-            data = reading.labelled_rows(given.public, schema, note)
+            data = reading.load_labelled_rows(given.public, schema, note)
         else:
             given.check_no_table()
             classes, images = given.classes, given.images
@@ -943,7 +943,7 @@ def _neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> No
 
 
 def _how_many(classes: str | None) -> int:
-    names = reading.class_names(classes)
+    names = reading.parse_classes(classes)
     return CLASSES if names is None else len(names)
 
 

@@ -64,8 +64,8 @@ def open_project(request: ProjectOpen) -> None:
     settings = Settings()
     record = operations.open_project(open_current_ledger(), request)
     warning = too_few(record.terms, len(record.ensemble.facts.classes))
-    info = _infos(settings, [record])[0].model_copy(update={"warning": warning})
-    output(info, _for_people(record))
+    info = _as_api(settings, [record])[0].model_copy(update={"warning": warning})
+    output(info, _tabulate_terms(record))
     if as_json():
         return
     if warning is not None:
@@ -108,7 +108,7 @@ def list_projects() -> None:
         records += page
     accounts = [views.budget(record) for record in records]
     output(
-        _infos(settings, records) if as_json() else None,
+        _as_api(settings, records) if as_json() else None,
         [
             {
                 "project": record.name,
@@ -129,7 +129,7 @@ def list_projects() -> None:
 def show(name: Name) -> None:
     """Show a project's terms and account. JSON has the terms; see also `terrine ledger show`."""
     record = open_current_ledger().project(name)
-    output(_infos(Settings(), [record])[0], _for_people(record))
+    output(_as_api(Settings(), [record])[0], _tabulate_terms(record))
 
 
 @app.command("secret-spend")
@@ -166,7 +166,7 @@ def pause(
 
     With `--all`, every active project, in one transaction, so that `resume --all` resumes these.
     """
-    if not _one_of(name, every):
+    if not _means_all(name, every):
         return _set_status(str(name), ProjectStatus.PAUSED)
     paused = open_current_ledger().pause_all()
     if not paused:
@@ -186,7 +186,7 @@ def resume(
     With `--all`, what `pause --all` paused, in one transaction: not what was paused before, nor
     what was paused or resumed by its name since.
     """
-    if not _one_of(name, every):
+    if not _means_all(name, every):
         return _set_status(str(name), ProjectStatus.ACTIVE)
     ledger = open_current_ledger()
     if ledger.maintenance() is None:
@@ -194,7 +194,7 @@ def resume(
     say(f"Resumed {', '.join(ledger.resume_all()) or 'no project'}.")
 
 
-def _one_of(name: str | None, every: bool) -> bool:
+def _means_all(name: str | None, every: bool) -> bool:
     """Return whether all projects are meant. Exactly one of these must be given."""
     if (name is None) != every:
         fail("Name one project, or give --all.")
@@ -218,13 +218,13 @@ def _set_status(name: str, status: ProjectStatus) -> None:
     say(f"{record.name} is {record.status}.")
 
 
-def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
+def _as_api(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
     """Return projects as the HTTP API returns them."""
     voters = AnyVoters(settings)
     return [views.project(record, voters.available(record.ensemble)) for record in records]
 
 
-def _for_people(record: ProjectRecord) -> Row:
+def _tabulate_terms(record: ProjectRecord) -> Row:
     account = views.budget(record)
     disjoint_by = record.ensemble.facts.disjoint_by
     return {
@@ -241,14 +241,14 @@ def _for_people(record: ProjectRecord) -> Row:
         "ε spent": f"{account.epsilon_spent:.6g}",
         "charges": str(account.charges),
         "queries left": f"at least {account.affordable}",
-        "prices": _prices(record),
-        "accounting": _accounting(record),
+        "prices": _describe_prices(record),
+        "accounting": _describe_accounting(record),
         "opened": record.opened_at,
         "disjoint by": disjoint_by and f"{disjoint_by} (declared by the owner, not checked)",
     }
 
 
-def _prices(record: ProjectRecord) -> str:
+def _describe_prices(record: ProjectRecord) -> str:
     """Return what each outcome costs, and what the rules would have bought that were not taken."""
     terms = record.terms
     lines = [
@@ -276,7 +276,7 @@ def _prices(record: ProjectRecord) -> str:
     return "\n".join(lines)
 
 
-def _accounting(record: ProjectRecord) -> str:
+def _describe_accounting(record: ProjectRecord) -> str:
     schedule = record.terms.schedule
     if schedule is None:
         return "worst case"
@@ -289,7 +289,14 @@ def _accounting(record: ProjectRecord) -> str:
 requests_app = typer.Typer()
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
-ELSEWHERE = ("delta", "accounting", "consensus", "expected_pass_rate", "title", "purpose")
+TERMS_WITHOUT_OPTION = (
+    "delta",
+    "accounting",
+    "consensus",
+    "expected_pass_rate",
+    "title",
+    "purpose",
+)
 """Terms that are as requested, or given to the API or on the request's page."""
 
 
@@ -338,13 +345,13 @@ def show_request(request_id: Id) -> None:
         "cannot be opened": shown.cannot_be_opened,
     }
     if shown.approval is not None:
-        people |= _outlook(shown.approval)
+        people |= _describe_approval(shown.approval)
     output(shown, people)
 
 
 @requests_app.command()
 @with_json
-@takes(RequestApprove, without=ELSEWHERE)
+@takes(RequestApprove, without=TERMS_WITHOUT_OPTION)
 def approve(approval: RequestApprove, request_id: Id) -> None:
     """Open the project that was asked for. A token is printed once, alone on stdout.
 
@@ -388,7 +395,7 @@ def refuse(
     say(f"{request_id} is refused.")
 
 
-def _outlook(found: ApprovalInfo) -> dict[str, str | None]:
+def _describe_approval(found: ApprovalInfo) -> dict[str, str | None]:
     def of(part: int, whole: int) -> str:
         return f"{part / whole:.1%}"
 

@@ -373,7 +373,7 @@ def _schema(
         if guess.doubt is not None:
             said.notice(f"Column {guess.column.name} is {guess.column.role}: {guess.doubt}")
     if said.verbose:
-        reading.show(proposal, given.public, out)
+        reading.show_schema(proposal, given.public, out)
     return out, given
 
 
@@ -404,7 +404,7 @@ def _check_group(data: Path, given: DataOptions) -> None:
     """Refuse a --group that neither table has, before there is a schema with it."""
     from terrine_models.tables.loading import has_column
 
-    columns = reading.split(given.columns)
+    columns = reading.split_names(given.columns)
     if given.group is not None and not any(
         has_column(path, given.group, columns) for path in (given.public, data)
     ):
@@ -449,18 +449,18 @@ def _as_in_schema(given: DataOptions, path: Path) -> DataOptions:
                 f"{by_role.get(role, 'no column')}. Change or remove the schema."
             )
     label = next(column for column in schema.columns if column.role == "label")
-    values, declared = label.values or (), reading.class_names(given.classes)
+    values, declared = label.values or (), reading.parse_classes(given.classes)
     if declared is not None and sorted(declared) != sorted(values):
         fail(
             f"{path} has other classes than --classes: {', '.join(values)}. Leave --classes out, "
             "or change or remove the schema."
         )
-    if (cut := reading.edges(given.bins)) is not None and tuple(cut) != label.edges:
+    if (cut := reading.parse_bins(given.bins)) is not None and tuple(cut) != label.edges:
         fail(f"{path} says otherwise than --bins {given.bins}. Change or remove the schema.")
     if declared is None and cut is None and _is_unlabelled(given):
         if label.edges is not None:
             return replace(given, bins=",".join(f"{edge:.17g}" for edge in label.edges))
-        return replace(given, classes=reading.join(values))
+        return replace(given, classes=reading.join_names(values))
     return given
 
 
@@ -478,7 +478,7 @@ def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
 def _is_unlabelled(given: DataOptions) -> bool:
     from terrine_models.tables.loading import has_column
 
-    columns = reading.split(given.columns)
+    columns = reading.split_names(given.columns)
     return given.label is not None and not has_column(given.public, given.label, columns)
 
 

@@ -136,7 +136,7 @@ class DataFormat:
     """A format of files, and how each part of it is read. All raise DataError."""
 
     check: Callable[[Path], object]
-    """Refuses a file that is not of this format, reading little of it."""
+    """Refuses a file that is not there or not of this format, reading little of it."""
     public: Callable[[Path, Dataset, Note], PublicRecords]
     """Reads public records of the same format as private ones."""
     inputs: Callable[[Path, Layout, Note, bool], Inputs]
@@ -150,7 +150,7 @@ def _public_table(path: Path, private: Dataset, note: Note) -> PublicRecords:
     with stages_bar(console, f"Reading {path.name}") as (progress,):
         said = list[str]()
         try:
-            labelled = labelled_rows(path, schema, said.append, progress)
+            labelled = load_labelled_rows(path, schema, said.append, progress)
         except DataError as error:  # of the labels, or of the features, too
             reason = error
         else:
@@ -228,7 +228,7 @@ TABLE = DataFormat(
     ),
 )
 ARRAYS = DataFormat(
-    check=lambda path: None,
+    check=Path.stat,
     public=_public_arrays,
     inputs=lambda path, like, note, accept: load_inputs(path),
     labelled=lambda path, like, note, public: load_idx(path, classes=like.classes),
@@ -286,7 +286,7 @@ def load_private(
     if known is not None:
         with stages_bar(console, f"Reading {data.name}") as (progress,):
             return load_table(data, known, note, progress)
-    names, image = class_names(classes), image_format(images)
+    names, image = parse_classes(classes), parse_images(images)
     if image is not None:
         if not data.is_dir():
             fail("--images is for a folder of pictures, with one folder for each class.")
@@ -320,11 +320,11 @@ def _class_folders(data: Path, public: Path | None, note: Note) -> list[str]:
     return fail(
         "Classes are public, and the folders of private pictures are not: a single person may have "
         f"made one. Declare the classes. {data} has folders for these, and if all of them may be "
-        f"known: --classes {shlex.quote(join(class_folders(data)))}"
+        f"known: --classes {shlex.quote(join_names(class_folders(data)))}"
     )
 
 
-def labelled_rows(
+def load_labelled_rows(
     public: Path, schema: TableSchema, note: Note, progress: Progress | None = None
 ) -> Dataset:
     """Return public rows with their labels. Raises DataError.
@@ -339,7 +339,7 @@ def labelled_rows(
     return replace(found, groups=np.arange(len(found), dtype=np.int64), group_column=group)
 
 
-def split(text: str | None) -> list[str] | None:
+def split_names(text: str | None) -> list[str] | None:
     """Split A,B,… into its parts, in Unicode NFC. As in CSV, quotes surround one with a comma."""
     if text is None:
         return None
@@ -355,7 +355,7 @@ def split(text: str | None) -> list[str] | None:
     return [normalize(part.strip()) for part in parts]
 
 
-def edges(text: str | None) -> list[float] | None:
+def parse_bins(text: str | None) -> list[float] | None:
     """Parse --bins A,B,…: increasing numbers."""
     if text is None:
         return None
@@ -368,22 +368,22 @@ def edges(text: str | None) -> list[float] | None:
     return found
 
 
-def join(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Write names as A,B,…, such that `split` reads them."""
     doubled = (name.replace('"', '""') for name in names)
     quoted = (f'"{name}"' if set(name) & set(',"\r\n') else name for name in doubled)
     return ",".join(quoted)
 
 
-def class_names(classes: str | None) -> list[str] | None:
+def parse_classes(classes: str | None) -> list[str] | None:
     """Return the classes that --classes names, or numbers."""
-    names = split(classes)
+    names = split_names(classes)
     if names and len(names) == 1 and names[0].isdecimal():
         return [str(i) for i in range(int(names[0]))]
     return names
 
 
-def image_format(text: str | None) -> ImageFormat | None:
+def parse_images(text: str | None) -> ImageFormat | None:
     """Return the format that `--images` states, if it is given."""
     if text is None:
         return None
@@ -404,7 +404,7 @@ def image_format(text: str | None) -> ImageFormat | None:
     )
 
 
-def show(
+def show_schema(
     proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
 ) -> None:
     """Print each column's role and why, and what the schema makes public.
@@ -412,11 +412,11 @@ def show(
     `out`: where it was written, or what is said of that.
     """
     _show_guesses(proposal.guesses, terminal)
-    for sentence in summary(proposal, public, out):
+    for sentence in summarize_schema(proposal, public, out):
         terminal.print(escape(sentence), soft_wrap=True, highlight=False)
 
 
-def summary(proposal: SchemaProposal, public: Path, out: Path | str) -> list[str]:
+def summarize_schema(proposal: SchemaProposal, public: Path, out: Path | str) -> list[str]:
     """Say what a proposed schema makes public, and whom it protects."""
     schema = proposal.schema
     ranges = sum(column.role in ("numeric", "date") for column in schema.columns)
@@ -505,10 +505,10 @@ def schema(
         proposal = propose_schema(
             public,
             label=label,
-            classes=class_names(classes),
-            bins=edges(bins),
+            classes=parse_classes(classes),
+            bins=parse_bins(bins),
             group=group,
-            columns=split(columns),
+            columns=split_names(columns),
             ignore=ignore or (),
             keep=keep or (),
             note=note_on,
@@ -517,8 +517,8 @@ def schema(
     if printed:
         with writing(None) as standard_output:
             standard_output.write(proposal.to_json())
-        show(proposal, public, "The schema", errors)
+        show_schema(proposal, public, "The schema", errors)
         return
     write_atomically(out, proposal.to_json().encode(), public=True)
-    show(proposal, public, out)
+    show_schema(proposal, public, out)
     note(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")

@@ -52,7 +52,7 @@ from terrine_server.serving import listening
 from terrine_server.serving.listening import CannotListen
 from terrine_server.settings import Settings, VotersKind
 
-EVERYBODY = {"*", "0.0.0.0/0", "::/0"}
+ANY_ADDRESS = {"*", "0.0.0.0/0", "::/0"}
 
 
 def init(
@@ -152,19 +152,19 @@ def serve(
 
     Environment variables set everything else: docs/settings.md.
     """
-    with _refusing(), ExitStack() as stack:
+    with _log_refusal(), ExitStack() as stack:
         settings = Settings() if port is None else Settings(port=port)
         sockets = listening.bind(settings.host, settings.port)  # before anything that takes time
         for own in sockets:
             stack.enter_context(own)
-        _check(settings)
+        _check_prerequisites(settings)
         app = create_app(settings, alone=True)
         chosen = settings.log_format
-        for warning in _warnings(settings, listening.connections(settings.max_connections)):
-            logs.say("warning", "may be a mistake", chosen=chosen, **warning)
+        for warning in _find_mistakes(settings, listening.connections(settings.max_connections)):
+            logs.write_early("warning", "may be a mistake", chosen=chosen, **warning)
         if not settings.checkpoint_key_path.exists():
             cause = "no key: run `terrine init`"
-            logs.say("warning", "signs no checkpoints", chosen=chosen, cause=cause)
+            logs.write_early("warning", "signs no checkpoints", chosen=chosen, cause=cause)
         logs.configure(settings.log_level, chosen)
 
         def announce(url: str) -> None:
@@ -188,7 +188,7 @@ def show_addresses(url: str, settings: Settings) -> None:
     """Print where the server is, where it keeps what, and how it is stopped."""
     database = make_url(settings.database)
     is_file = database.drivername.startswith("sqlite")
-    told = {
+    addresses = {
         "Address, for students": url,
         "Pages for its owner": f"{url}/admin",
         "Ledger": str(database.database)
@@ -196,14 +196,14 @@ def show_addresses(url: str, settings: Settings) -> None:
         else database.render_as_string(hide_password=True),
         "Data directory": str(settings.data_dir.absolute()),
     }
-    wide = max(map(len, told))
-    lines = ["Terrine is running.", *(f"  {what:{wide}}  {where}" for what, where in told.items())]
-    lines.append("Stop it with Ctrl+C: requests that it has begun are answered first.")
-    say("\n".join(lines), to=errors)
+    width = max(map(len, addresses))
+    lines = [f"  {what:{width}}  {where}" for what, where in addresses.items()]
+    stop = "Stop it with Ctrl+C: requests that it has begun are answered first."
+    say("\n".join(["Terrine is running.", *lines, stop]), to=errors)
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _log_refusal() -> Iterator[None]:
     """Write why the server cannot start as the last line of its log, and end with exit code 1."""
     try:
         yield
@@ -212,13 +212,13 @@ def _refusing() -> Iterator[None]:
         if message is None or isinstance(error, ModuleNotFoundError):
             raise
         chosen = os.environ.get("TERRINE_LOG_FORMAT", "auto")  # of settings that may be wrong
-        for setting, cause in _causes(error, message):
+        for setting, cause in _find_causes(error, message):
             named = {"setting": setting} if setting else {}
-            logs.say("error", "cannot start", chosen=chosen, cause=cause, **named)
+            logs.write_early("error", "cannot start", chosen=chosen, cause=cause, **named)
         raise typer.Exit(1) from None
 
 
-def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
+def _find_causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
     """Yield each setting that is wrong, if that is what is, and what is wrong."""
     if isinstance(error, ValidationError):
         for found, line in zip(error.errors(), message.splitlines(), strict=True):
@@ -227,7 +227,7 @@ def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
         yield (error.setting if isinstance(error, CannotListen) else None), message
 
 
-def _check(settings: Settings) -> None:
+def _check_prerequisites(settings: Settings) -> None:
     """Check what the server needs. Waits for a database that is starting."""
     if not settings.data_dir.is_dir():
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run `terrine init`.")
@@ -248,7 +248,7 @@ def _check(settings: Settings) -> None:
             fail("Actors of a Ray cluster vote on processors: leave TERRINE_DEVICE out.")
 
 
-def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:
+def _find_mistakes(settings: Settings, most: int) -> Iterator[dict[str, str]]:
     """Yield what is probably not meant."""
     if most < settings.max_connections:
         yield {
@@ -256,7 +256,7 @@ def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:
             "cause": f"This process may open too few files for {settings.max_connections} "
             f"connections; it serves {most} at a time. Allow more files (`ulimit -n`).",
         }
-    if EVERYBODY.intersection(settings.forwarded_allow_ips.replace(" ", "").split(",")):
+    if ANY_ADDRESS.intersection(settings.forwarded_allow_ips.replace(" ", "").split(",")):
         yield {
             "setting": "TERRINE_FORWARDED_ALLOW_IPS",
             "cause": "Everybody is trusted to say from which address a request comes, so nobody is "
@@ -264,7 +264,7 @@ def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:
         }
 
 
-STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
+SEVERITY_STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
 
 
 @with_json
@@ -280,11 +280,11 @@ def doctor(
     if fix:
         for path in health.close_to_others():
             say(f"Closed to other accounts: {path}", to=errors)
-    if not report(health.examine()):
+    if not show_findings(health.examine()):
         raise typer.Exit(1)
 
 
-def report(examined: Iterable[Finding]) -> bool:
+def show_findings(examined: Iterable[Finding]) -> bool:
     """Print findings as they come; return whether there is no problem among them."""
     findings = []
     for finding in examined:
@@ -302,10 +302,10 @@ def report(examined: Iterable[Finding]) -> bool:
 
 
 def _show(finding: Finding) -> None:
-    line = Text.assemble((f"{finding.state:<8}", STYLES[finding.state]), f"{finding.check}: ")
-    console.print(line.append(finding.found), soft_wrap=True, highlight=False)
+    severity = (f"{finding.state:<8}", SEVERITY_STYLES[finding.state])
+    console.print(Text.assemble(severity, f"{finding.check}: {finding.found}"), soft_wrap=True)
     if finding.fix:
-        console.print(Text(f"        → {finding.fix}"), soft_wrap=True, highlight=False)
+        say(f"        → {finding.fix}")
 
 
 def backup(
@@ -374,7 +374,7 @@ def upgrade(
     """
     if as_json() and not check:
         fail("`terrine --json upgrade` needs --check.")
-    if not report(health.examine_upgrade()):
+    if not show_findings(health.examine_upgrade()):
         raise typer.Exit(1)
     if not check:
         init(service_role=service_role, origin=None)

@@ -153,7 +153,7 @@ class Issuer:
         if found.issuer != self.url:
             raise self._wrong("its discovery document names another issuer")
         for url in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
-            if not self._settings.may_ask(url):
+            if not self._settings.allows_url(url):
                 raise self._wrong("an address in its discovery document is not of https")
         if "S256" not in (found.code_challenge_methods_supported or ["S256"]):
             raise self._wrong("it does not take PKCE with S256")
