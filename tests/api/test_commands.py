@@ -45,6 +45,31 @@ main()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        ("token list", "torch pyarrow sklearn"),
+        ("ensemble list", "torch pyarrow sklearn"),
+        ("ledger show", "torch pyarrow sklearn fastapi"),
+        ("student label", "torch pyarrow sklearn scipy sqlalchemy"),
+    ],
+)
+def test_a_command_imports_no_more_than_it_needs(words: str, heavy: str) -> None:
+    code = f"""
+import sys
+from terrine_server.cli import main
+sys.argv = ["terrine", *{words.split()!r}, "--help"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([each for each in {heavy.split()!r} if each in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
 def test_a_server_without_teachers_of_its_own_loads_no_pytorch() -> None:
     """It takes as much memory as all else together."""
     code = """

@@ -51,6 +51,9 @@ DEFAULT_SHOWN = 20
 MAX_SHOWN = 1000
 """Entries at a time."""
 
+Output = Annotated[Path | None, typer.Option(help="File to write; default: standard output.")]
+Project = Annotated[str, typer.Argument(help="The project.")]
+
 
 def open_current_ledger() -> Ledger:
     """Return the ledger that the settings name. It is of this schema and key.
@@ -93,9 +96,7 @@ def show_log(
 
 @log_app.command("export")
 def export_log(
-    output: Annotated[
-        Path | None, typer.Option(help="File to write; default: standard output.")
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Export the log: its end, then every entry, one JSON object per line.
 
@@ -114,12 +115,11 @@ def _write_lines(lines: Iterable[object], output: Path | None) -> None:
         say(f"Wrote {count} entries to {output}.")
 
 
-Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
-
-
 @app.command()
 def verify(
-    project: Project = None,
+    project: Annotated[
+        str | None, typer.Argument(help="A project, or `all`.", show_default="all")
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -184,9 +184,7 @@ def verify(
 
 @app.command()
 def checkpoint(
-    output: Annotated[
-        Path | None, typer.Option(help="File to write; default: standard output.")
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Write a checkpoint of the ledger as it is now: log what is new, and sign the log.
 
@@ -335,7 +333,7 @@ def _report(what: str, entries: str, found: Verification | LogVerification) -> b
 @app.command()
 @with_json
 def show(
-    project: Annotated[str, typer.Argument(help="The project.")],
+    project: Project,
     last: Annotated[
         int, typer.Option(min=0, max=MAX_SHOWN, help="Number of entries to show.")
     ] = DEFAULT_SHOWN,
@@ -386,7 +384,7 @@ def show(
 @app.command()
 @with_json
 def payers(
-    project: Annotated[str, typer.Argument(help="The project.")],
+    project: Project,
     entries: Annotated[
         str | None,
         typer.Argument(help="Numbers of entries, such as 12 or 12-14; default: the last 20."),
@@ -468,10 +466,8 @@ def restored(
 
 @app.command()
 def export(
-    project: Annotated[str, typer.Argument(help="The project.")],
-    output: Annotated[
-        Path | None, typer.Option(help="File to write; default: standard output.")
-    ] = None,
+    project: Project,
+    output: Output = None,
 ) -> None:
     """Export a project's ledger: the account, then the entries, one JSON object per line.
 

@@ -407,37 +407,32 @@ def parse_images(text: str | None) -> ImageFormat | None:
 def show_schema(
     proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
 ) -> None:
-    """Print each column's role and why, and what the schema makes public.
+    """Print each column's role and why, what a schema makes public, and whom it protects.
 
     `out`: where it was written, or what is said of that.
     """
     _show_guesses(proposal.guesses, terminal)
-    for sentence in summarize_schema(proposal, public, out):
-        terminal.print(escape(sentence), soft_wrap=True, highlight=False)
-
-
-def summarize_schema(proposal: SchemaProposal, public: Path, out: Path | str) -> list[str]:
-    """Say what a proposed schema makes public, and whom it protects."""
-    schema = proposal.schema
-    ranges = sum(column.role in ("numeric", "date") for column in schema.columns)
+    columns = proposal.schema.columns
+    ranges = sum(column.role in ("numeric", "date") for column in columns)
     lists = sum(
         column.values is not None
-        for column in schema.columns
+        for column in columns
         if column.role != "label" or not proposal.declared
     )
-    sentences = [
-        f"{out}: {len(schema.columns)} columns. Review it: everything in it will be public.",
+    say(f"{out}: {len(columns)} columns. Review it: everything in it will be public.", to=terminal)
+    say(
         f"Taken from {public}: the column names, the lowest and highest value of {ranges} columns, "
         f"all values of {lists} columns, the number of rows and the SHA-256. If {public.name} is "
         "not public, replace all of this with what you know without it, or make the schema from "
         "an invented table.",
-    ]
-    if not any(column.role == "group" for column in schema.columns):
-        sentences.append(
+        to=terminal,
+    )
+    if not any(column.role == "group" for column in columns):
+        say(
             "No column identifies people, so the guarantee will protect single rows. If a person "
-            "can have several rows, name the column that identifies people with --group."
+            "can have several rows, name the column that identifies people with --group.",
+            to=terminal,
         )
-    return sentences
 
 
 def _show_guesses(guesses: Sequence[RoleGuess], terminal: Console) -> None:

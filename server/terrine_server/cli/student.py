@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,16 +32,6 @@ class ServerOptions:
     token_file: Path | None
     insecure: bool
 
-    @contextmanager
-    def open(self) -> Iterator[Client]:
-        """Yield a client with the token of the file, or else of the environment."""
-        if self.url is None:
-            fail("No server is named: set TERRINE_URL, or terrine student --url URL COMMAND.")
-
-        token = read(self.token_file).decode().strip() if self.token_file else None
-        with Client(self.url, token, insecure=self.insecure) as client:
-            yield client
-
 
 @app.callback()
 def student(
@@ -67,10 +57,7 @@ def student(
         ),
     ] = False,
 ) -> None:
-    """Request labels from a server and train on them.
-
-    The options of the connection come before the command.
-    """
+    """Keep the options of the connection for the command that follows them."""
     context.meta[CONNECTION] = ServerOptions(url, token_file, insecure)
 
 
@@ -135,10 +122,15 @@ def budget(context: typer.Context) -> None:
     output(account, people)
 
 
-def connect(context: typer.Context) -> AbstractContextManager[Client]:
-    """Return a client by the options of the group."""
-    connection: ServerOptions = context.meta[CONNECTION]
-    return connection.open()
+@contextmanager
+def connect(context: typer.Context) -> Iterator[Client]:
+    """Yield a client by the options of the group: its token is of a file or the environment."""
+    options: ServerOptions = context.meta[CONNECTION]
+    if options.url is None:
+        fail("No server is named: set TERRINE_URL, or terrine student --url URL COMMAND.")
+    token = read(options.token_file).decode().strip() if options.token_file else None
+    with Client(options.url, token, insecure=options.insecure) as client:
+        yield client
 
 
 def load_pool(path: Path, client: Client, accept_clipped: bool) -> Inputs:
