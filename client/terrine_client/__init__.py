@@ -15,6 +15,7 @@ from terrine_client.client import Client
 from terrine_client.errors import (
     BudgetExhausted,
     CapExceeded,
+    ClientError,
     ConfigurationError,
     Conflict,
     ConnectionFailed,
@@ -39,13 +40,13 @@ from terrine_client.errors import (
     RateLimited,
     ReplyError,
     RequestTimeout,
-    TerrineError,
     TimedOut,
     Unauthorized,
     UnexpectedReply,
     UnsupportedMediaType,
 )
 from terrine_protocol import Budget, Outcome
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.tables import ClippedError, DataError
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "BudgetExhausted",
     "CapExceeded",
     "Client",
+    "ClientError",
     "ClippedError",
     "ConfigurationError",
     "Conflict",

@@ -17,8 +17,8 @@ from terrine_client._calls import Call
 from terrine_client._labels import Labels
 from terrine_client.errors import (
     BudgetExhausted,
+    ClientError,
     PayloadTooLarge,
-    TerrineError,
     UnexpectedReply,
 )
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome, UsedUp
@@ -65,7 +65,7 @@ def label_batches(
                 reason = f"{len(reply.results)} results for {size} inputs."
                 raise UnexpectedReply(200, reason)
             _check_counts(reply, results)
-        except TerrineError as error:
+        except ClientError as error:
             if isinstance(error, PayloadTooLarge) and size > 1:
                 rows = size // 2
                 continue
@@ -133,7 +133,7 @@ def _queries(account: Budget) -> int:
 
 
 def _hand_over(
-    error: TerrineError,
+    error: ClientError,
     results: list[LabelResult],
     last: LabelResponse | None,
     total: int,

@@ -24,7 +24,7 @@ from stamina.instrumentation import (
 from terrine_client._batches import BatchPlan, Report, label_batches
 from terrine_client._calls import Call
 from terrine_client._receipts import Receipts
-from terrine_client.errors import ConfigurationError, TerrineError
+from terrine_client.errors import ClientError, ConfigurationError
 
 _log = logging.getLogger("terrine_client")
 
@@ -141,12 +141,12 @@ def _log_retries_in_words() -> None:
 
     def unless_ours(hook: RetryHook) -> RetryHook:
         def call(details: RetryDetails) -> AbstractContextManager[None] | None:
-            return None if isinstance(details.caused_by, TerrineError) else hook(details)
+            return None if isinstance(details.caused_by, ClientError) else hook(details)
 
         return call
 
     def say(details: RetryDetails) -> None:
-        if isinstance(details.caused_by, TerrineError):
+        if isinstance(details.caused_by, ClientError):
             level = logging.WARNING if details.retry_num == 1 else logging.INFO
             _log.log(level, "%s Trying again in %.1f s.", details.caused_by, details.wait_for)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from terrine_client._notebook import Notebook
 from terrine_client._report import ClassFigures, Report, Round
 from terrine_client.client import Client
-from terrine_client.errors import BudgetExhausted, TerrineError
+from terrine_client.errors import BudgetExhausted, ClientError
 from terrine_protocol import ProjectInfo
 from terrine_protocol.mechanisms import COUNTED
 
@@ -133,7 +133,7 @@ class Distillation:
                 answers = self.client.label(self.task.x[chunk], sent)
             except BudgetExhausted:
                 return True
-            except TerrineError as error:
+            except ClientError as error:
                 if error.partial is not None:
                     self.notebook.record(chunk[: len(error.partial)], error.partial)
                 raise

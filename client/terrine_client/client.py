@@ -20,7 +20,7 @@ from terrine_client._labels import Labels
 from terrine_client._progress import progress_bar
 from terrine_client._receipts import Plan, ReceiptReport, read_policy, verify
 from terrine_client._rows import Inputs, encode_columns, has_columns, index_of
-from terrine_client.errors import TerrineError
+from terrine_client.errors import ClientError
 from terrine_protocol import (
     Budget,
     BudgetPage,
@@ -62,7 +62,7 @@ class Client(BaseClient[httpx.Client]):
     batch_size: inputs per request; larger arrays are split.
     insecure: allow plain http to another machine; anyone on the network path can read the token.
 
-    The constructor raises ConfigurationError; every method may raise any TerrineError.
+    The constructor raises ConfigurationError; every method may raise any ClientError.
     """
 
     @staticmethod
@@ -105,7 +105,7 @@ class Client(BaseClient[httpx.Client]):
         Inputs are sent in batches, in order. Those that the budget does not cover come back
         `refused`. Raises BudgetExhausted when it covers none, ValueError when x is not an array
         of numbers with one row per input, DataError when a table does not fit the schema, and
-        TerrineError otherwise. An error after the first
+        ClientError otherwise. An error after the first
         batch carries the answers until then in `partial`; sending the inputs again returns them
         at no cost.
         """
@@ -254,7 +254,7 @@ class Client(BaseClient[httpx.Client]):
             while True:
                 try:
                     reply = self._send(call)
-                except TerrineError as error:
+                except ClientError as error:
                     call = plan.throw(error)
                 else:
                     call = plan.send(reply)

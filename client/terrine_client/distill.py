@@ -24,7 +24,7 @@ from terrine_client._distillation import Distillation, Examples
 from terrine_client._notebook import Notebook
 from terrine_client._report import Report, Round, choice_lines, continued, draw, round_line
 from terrine_client.client import Client
-from terrine_client.errors import TerrineError
+from terrine_client.errors import ClientError
 from terrine_protocol import ProjectInfo
 from terrine_protocol.mechanisms import COUNTED
 
@@ -39,7 +39,7 @@ __all__ = ["DistillError", "Distilled", "Examples", "Report", "Round", "distill"
 Array = npt.NDArray[Any]
 
 
-class DistillError(TerrineError):
+class DistillError(ClientError):
     """The data do not fit the project, or nothing was learned; the message says what to do."""
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
+from terrine_protocol.errors import TerrineError
+
 DASH = "\N{EM DASH}"
 MOST_SIGNATURES = 100
 """Signatures in a note that are read; more are refused."""
@@ -27,7 +29,7 @@ LATEST = 253_402_300_799
 PRIVATE = "PRIVATE+KEY+"
 
 
-class NoteError(ValueError):
+class NoteError(TerrineError, ValueError):
     """A note, a key or what a note should say is malformed, or a signature is wrong."""
 
 
@@ -258,7 +260,7 @@ EMPTY = hashlib.sha256(b"").digest()
 _LEAF, _NODE = b"\x00", b"\x01"
 
 
-class ProofError(ValueError):
+class ProofError(TerrineError, ValueError):
     """A proof does not prove what it should."""
 
 

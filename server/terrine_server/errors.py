@@ -1,6 +1,6 @@
 """Every error that the server reports, as one tree.
 
-    TerrineError
+    ServiceError
     ├── InvalidQuery            inputs do not match the ensemble
     ├── InvalidTerms            terms of a project or cap that cannot be proved or make no sense
     ├── UnsupportedMediaType
@@ -36,11 +36,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.problems import PROBLEMS, slug_of
 
 
-class TerrineError(Exception):
-    """An error that its reader can act on.
+class ServiceError(TerrineError):
+    """An error of the service that its reader can act on.
 
     `detail` says what is wrong, what was expected and what to do; `extras` are further public
     members of the problem document. Neither ever holds anything computed from votes.
@@ -60,19 +61,19 @@ class TerrineError(Exception):
         self.extras = extras
 
 
-class InvalidQuery(TerrineError): ...
+class InvalidQuery(ServiceError): ...
 
 
-class InvalidTerms(TerrineError): ...
+class InvalidTerms(ServiceError): ...
 
 
-class UnsupportedMediaType(TerrineError): ...
+class UnsupportedMediaType(ServiceError): ...
 
 
-class PayloadTooLarge(TerrineError): ...
+class PayloadTooLarge(ServiceError): ...
 
 
-class Unauthorized(TerrineError): ...
+class Unauthorized(ServiceError): ...
 
 
 class TokenChanged(Unauthorized):
@@ -83,13 +84,13 @@ class TokenChanged(Unauthorized):
         self.tokens = tokens
 
 
-class Forbidden(TerrineError): ...
+class Forbidden(ServiceError): ...
 
 
-class NotFound(TerrineError): ...
+class NotFound(ServiceError): ...
 
 
-class Conflict(TerrineError): ...
+class Conflict(ServiceError): ...
 
 
 class ConcurrentUpdate(Conflict):
@@ -99,28 +100,28 @@ class ConcurrentUpdate(Conflict):
         super().__init__(detail)
 
 
-class CapExceeded(TerrineError): ...
+class CapExceeded(ServiceError): ...
 
 
-class BudgetExhausted(TerrineError): ...
+class BudgetExhausted(ServiceError): ...
 
 
-class ProjectPaused(TerrineError): ...
+class ProjectPaused(ServiceError): ...
 
 
-class ProjectClosed(TerrineError): ...
+class ProjectClosed(ServiceError): ...
 
 
-class RateLimited(TerrineError): ...
+class RateLimited(ServiceError): ...
 
 
-class Overloaded(TerrineError): ...
+class Overloaded(ServiceError): ...
 
 
-class EnsembleUnavailable(TerrineError): ...
+class EnsembleUnavailable(ServiceError): ...
 
 
-class DatabaseUnavailable(TerrineError):
+class DatabaseUnavailable(ServiceError):
     """The ledger cannot be reached, or cannot be trusted.
 
     `detail` is public; `str(error)` adds the database's own message, for the server's operator.
@@ -155,7 +156,7 @@ class LedgerCorrupted(DatabaseUnavailable):
 
     def __init__(self, found: str, project: str = "all", cause: str = "") -> None:
         super().__init__(
-            f"{found} The ledger's books do not agree, so nothing is answered or charged. "
+            f"{found} The ledger is inconsistent, so nothing is answered or charged. "
             f"The server's operator should run `terrine ledger verify {project}`.",
             cause,
         )

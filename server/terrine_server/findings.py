@@ -55,10 +55,12 @@ class AuditFinding:
             verdict = "claim refuted" if exceeded else "claim not refuted"
         return cls(part, subject, verdict, evidence, unit, measured, price, exact)
 
-    def not_of_its_law(self) -> AuditFinding:
-        """Return the finding that what is released has another law than the mechanism."""
+    def with_wrong_distribution(self) -> AuditFinding:
+        """Return the finding that the released answers do not have the mechanism's distribution."""
         return replace(
-            self, verdict="exceeded", evidence=f"not by the mechanism's law: {self.evidence}"
+            self,
+            verdict="exceeded",
+            evidence=f"not distributed as the mechanism says: {self.evidence}",
         )
 
 

@@ -743,7 +743,7 @@ def _judge(strategy: Strategy, seen: Sequence[Attack], level: float) -> AuditFin
         promise.limit,
         exact=max(promise.loss(each.right, each.wrong) for each in transcripts.guesses()),
     )
-    return finding if lawful else finding.not_of_its_law()
+    return finding if lawful else finding.with_wrong_distribution()
 
 
 SIGMA, NORM, QUERIES = 0.7, 2, 3
@@ -876,7 +876,7 @@ def _judge_people(
         promise.limit,
         exact=promise.loss(*law),
     )
-    return finding if lawful else finding.not_of_its_law()
+    return finding if lawful else finding.with_wrong_distribution()
 
 
 Subject = Literal["mechanisms", "service", "ledger"]

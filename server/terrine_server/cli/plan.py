@@ -14,16 +14,14 @@ from rich.table import Table
 
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
-    SPEC,
     as_json,
     console,
     errors,
     fail,
-    mechanism_text,
-    parse_spec,
     print_json,
     with_json,
 )
+from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
@@ -348,18 +346,7 @@ def evaluate(
 
 
 def _labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
-    from terrine_models.data.arrays import load_idx, load_npz
-    from terrine_models.data.images import load_image_classes
-    from terrine_models.tables.loading import load_table
-
-    if manifest.encoding is not None:
-        data = load_table(path, manifest.encoding, note, public=True)
-    elif manifest.image is not None and path.is_dir():
-        data = load_image_classes(path, manifest.image, classes=manifest.classes)
-    elif path.suffix.lower() == ".npz":
-        data = load_npz(path, classes=manifest.classes)
-    else:
-        data = load_idx(path, classes=manifest.classes)
+    data = reading.format_of(path, manifest).labelled(path, manifest, note, True)
     if data.spec.shape != manifest.input.shape or data.spec.dtype != manifest.input.dtype:
         fail(
             f"{path} has inputs {data.spec.dtype} {list(data.spec.shape)}; the ensemble takes "
@@ -578,7 +565,7 @@ def _plan_neighbours(name: str | None, rows: int, epsilon: float, delta: float) 
 
 
 def _how_many(classes: str | None) -> int:
-    names = reading.class_names(classes)
+    names = reading.parse_classes(classes)
     return DEFAULT_CLASSES if names is None else len(names)
 
 

@@ -22,10 +22,10 @@ from terrine_server.cli.console import (
     command_text,
     console,
     fail,
-    mechanism_text,
     print_json,
     with_json,
 )
+from terrine_server.cli.options import mechanism_text
 from terrine_server.progress import stages_bar, teachers_bar
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ class DataOptions:
             return propose_schema(
                 self.public,
                 label=self.label,
-                classes=reading.class_names(self.classes),
-                bins=reading.edges(self.bins),
+                classes=reading.parse_classes(self.classes),
+                bins=reading.parse_bins(self.bins),
                 group=self.group,
-                columns=reading.split(self.columns),
+                columns=reading.split_names(self.columns),
                 ignore=self.ignore,
                 keep=self.keep,
                 note=note,
@@ -351,10 +351,10 @@ def _read_public(
     schema, given = _find_schema(given.public, given, out, log, yes=True)
     try:
         if schema is not None:
-            data = reading.labelled_rows(given.public, read_schema(schema), log.note)
+            data = reading.load_labelled_rows(given.public, read_schema(schema), log.note)
         else:
-            arrays = reading.Arrays(given.public, given.classes, given.images)
-            data, _, _ = reading.load_array_data(given.public, arrays)
+            classes, images = given.classes, given.images
+            data = reading.load_private(given.public, None, classes, images, given.public)
     except DataError as error:
         fail(
             f"What a student will be cannot be forecast without public labels: {error} With "
@@ -373,10 +373,12 @@ def _read(
 
     schema, given = _find_schema(private, given, out, log, yes=yes)
     read = list[str]()
-    records, pool, labelled = ensemble.loaded(
-        private, given.public, schema, None if schema else given.classes, given.images, read.append
+    classes = None if schema else given.classes
+    records = reading.load_private(
+        private, schema, classes, given.images, given.public, read.append
     )
-    log.notes += [ensemble.private_rows(pool, records), *read]
+    pool, labelled = ensemble.load_pool(given.public, records, read.append)
+    log.notes += [ensemble.describe_private_rows(pool, records), *read]
     several = _rows_of_people(private, schema) if records.groups is None else ""
     return _Rows(records, unit_count(records), pool, labelled, schema, several), given
 
@@ -593,7 +595,7 @@ def _find_schema(
         if guess.doubt is not None:
             log.note(f"Column {guess.column.name} is {guess.column.role}: {guess.doubt}")
     if log.verbose:
-        reading.show(proposal, given.public, out.name)
+        reading.show_schema(proposal, given.public, out.name)
     return out, given
 
 
@@ -624,7 +626,7 @@ def _check_group(data: Path, given: DataOptions) -> None:
     """Refuse a --group that neither table has, before there is a schema with it."""
     from terrine_models.tables.loading import has_column
 
-    columns = reading.split(given.columns)
+    columns = reading.split_names(given.columns)
     if given.group is not None and not any(
         has_column(path, given.group, columns) for path in (given.public, data)
     ):
@@ -668,18 +670,18 @@ def _check_against_schema(given: DataOptions, path: Path) -> DataOptions:
                 f"{by_role.get(role, 'no column')}. Change or remove the schema."
             )
     label = next(column for column in schema.columns if column.role == "label")
-    values, declared = label.values or (), reading.class_names(given.classes)
+    values, declared = label.values or (), reading.parse_classes(given.classes)
     if declared is not None and sorted(declared) != sorted(values):
         fail(
             f"{path} has other classes than --classes: {', '.join(values)}. Leave --classes out, "
             "or change or remove the schema."
         )
-    if (cut := reading.edges(given.bins)) is not None and tuple(cut) != label.edges:
+    if (cut := reading.parse_bins(given.bins)) is not None and tuple(cut) != label.edges:
         fail(f"{path} says otherwise than --bins {given.bins}. Change or remove the schema.")
     if declared is None and cut is None and _is_unlabelled(given):
         if label.edges is not None:
             return replace(given, bins=",".join(f"{edge:.17g}" for edge in label.edges))
-        return replace(given, classes=reading.join(values))
+        return replace(given, classes=reading.join_names(values))
     return given
 
 
@@ -697,7 +699,7 @@ def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
 def _is_unlabelled(given: DataOptions) -> bool:
     from terrine_models.tables.loading import has_column
 
-    columns = reading.split(given.columns)
+    columns = reading.split_names(given.columns)
     return given.label is not None and not has_column(given.public, given.label, columns)
 
 
