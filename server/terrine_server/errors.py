@@ -10,7 +10,7 @@
     ├── Forbidden               a valid token that may not do that
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
-    │   └── ConcurrentUpdate           accounts of people moved meanwhile; it is voted on again
+    │   └── ConcurrentUpdate    accounts of people moved meanwhile; it is voted on again
     ├── CapExceeded             the population's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
     ├── ProjectPaused
@@ -22,9 +22,9 @@
         ├── DatabaseStarting    PostgreSQL does not accept connections yet
         ├── SchemaMismatch      the database is not at this version's schema
         ├── NotSealed           its rows are sealed with another secret key
-        ├── LedgerCorrupted         a balance, number or hash does not match its charges
-        ├── LedgerRestored          it is older than what was signed of it
-        └── LogNotSigned            nothing can be signed of it any more
+        ├── LedgerCorrupted     a balance, number or hash does not match its charges
+        ├── LedgerRestored      it is older than what was signed of it
+        └── LogNotSigned        nothing can be signed of it any more
 
 Those named after an entry of `terrine_protocol.PROBLEMS` are documented there. The API turns any of
 them into an RFC 9457 problem in one place, and the command line into one line on stderr.
@@ -148,7 +148,7 @@ class NotSealed(DatabaseUnavailable):
 
 
 class LedgerCorrupted(DatabaseUnavailable):
-    """What the ledger holds contradicts itself; no more queries are answered.
+    """The ledger is inconsistent, and no more queries are answered.
 
     `found` is a sentence that anyone may read: it names what does not agree, and quotes no label,
     no path and no text of the database. `project` is the one to verify, where one is known.

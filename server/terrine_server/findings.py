@@ -33,7 +33,7 @@ class AuditFinding:
 
     @property
     def passed(self) -> bool:
-        """Whether the verdict is what it should be."""
+        """Return whether the verdict is what it should be."""
         return self.verdict in ("holds", "claim refuted", "nothing there")
 
     @classmethod
@@ -78,7 +78,7 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every finding passed."""
+        """Return whether every finding passed."""
         return all(finding.passed for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ REPETITION_SECONDS = 60.0
 
 
 def is_text(chosen: str = "auto") -> bool:
-    """Whether the log is text, for people: by default at a terminal. `chosen`: auto, json, text."""
+    """Return whether the log is text: by default at a terminal. `chosen`: auto, json or text."""
     return chosen == "text" or (chosen != "json" and sys.stderr.isatty())
 
 
@@ -72,7 +72,7 @@ def configure(level: str, chosen: str = "auto") -> None:
     root.setLevel(level.upper())
     for library in ("alembic", "httpx"):  # a line for each step, or for each request to an owner
         logging.getLogger(library).setLevel(logging.WARNING)
-    if text:  # what it says of its start and end, people are told in words
+    if text:  # its start and end are printed
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.captureWarnings(True)
 

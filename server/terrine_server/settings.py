@@ -356,7 +356,7 @@ class Settings(Variables):
 
     @property
     def limits(self) -> Limits:
-        """What connections and requests may take of this process."""
+        """The limits of connections and requests in this process."""
         return Limits(
             connections=self.max_connections,
             per_token=self.max_per_token,
@@ -406,7 +406,7 @@ class SmallServer(Variables):
 
 
 class TeacherServer(SmallServer):
-    """What an owner's server takes besides its ensemble."""
+    """Settings of the server of an owner who keeps a teacher."""
 
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8100
     teacher_token_file: Annotated[

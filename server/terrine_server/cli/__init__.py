@@ -1,4 +1,4 @@
-"""The `terrine` command. Modules of commands are imported when one of theirs runs, not before."""
+"""The `terrine` command. The module of a command is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from terrine_models.addons import addons
 from terrine_server.cli.console import Command, ask_for_json, console, run
 
 Commands = dict[str, tuple[str, str]]
-"""By what is typed: where the function or the `typer.Typer` stands (nowhere, if all of a group's
-commands are listed here, too), and the line that help has of it."""
+"""By what is typed, such as `token` or `ensemble train`: the function or `typer.Typer` to import
+(empty for a group all of whose commands are listed themselves), and its line in help."""
 HERE = "terrine_server.cli"
 COMMANDS: Commands = {
     "quickstart": (
@@ -136,7 +136,7 @@ def list_commands() -> Commands:
 
 
 class LazyCommand(TyperCommand):
-    """What help lists of a command that is not imported yet."""
+    """A command or group that is not imported yet, as help lists it."""
 
     def __init__(self, path: str, target: str, line: str) -> None:
         super().__init__(path.rpartition(" ")[2], help=line, rich_markup_mode="rich")
@@ -159,7 +159,7 @@ class LazyCommand(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """A group that imports a command to run it, and not to list it."""
+    """A group whose commands are imported when they are run, and not when they are listed."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

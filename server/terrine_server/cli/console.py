@@ -69,7 +69,7 @@ def ask_for_json(context: typer.Context) -> None:
 
 
 def as_json() -> bool:
-    """Whether `terrine --json` was asked for."""
+    """Return whether `terrine --json` was given."""
     return _as_json.get()
 
 
@@ -129,7 +129,7 @@ def print_json(value: object) -> None:
 
 
 Row = Mapping[str, object]
-"""What people read of one thing, by heading."""
+"""Values for people, by heading."""
 
 
 def output(value: object, people: Row | Sequence[Row]) -> None:
@@ -267,12 +267,12 @@ def sentence(message: str) -> str:
 
 
 def _is_text(argument: str) -> bool:
-    """Whether an argument was UTF-8; Python turns other bytes into lone surrogates."""
+    """Return whether an argument was UTF-8: Python turns other bytes into lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in argument)
 
 
 def explain_spending(mechanism: str) -> str:
-    """Say why few answers of neighbours spend much, and further ones little."""
+    """Return why few answers of neighbours spend much, and further ones little; else nothing."""
     if mechanism != "neighbours":
         return ""
     return (

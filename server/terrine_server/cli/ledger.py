@@ -287,7 +287,7 @@ def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
 
 
 def _note_missing_package(ledger: Ledger, project: str) -> None:
-    """Say so if a project's mechanism is of a package that is not installed."""
+    """Print a note if a project's mechanism is of a package that is not installed."""
     record = ledger.project(project)
     facts, spec = record.ensemble.facts, record.mechanism
     if "." not in spec["name"]:

@@ -1,4 +1,4 @@
-"""Options that state more than one value, and those that a model has: specifications, terms."""
+"""Options that state several values, such as `--mechanism`, and those made of a model's fields."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 
 
 def _explain_options(error: ValidationError) -> str:
-    """Say which options of a command are wrong, and how."""
+    """Return which options of a command are wrong, and how."""
     sentences, missing, mechanism = [], [], ""
     for item in error.errors(include_url=False):
         if not item["loc"]:

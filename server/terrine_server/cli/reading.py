@@ -116,19 +116,19 @@ class PublicRecords:
 
 
 class Layout(Protocol):
-    """How records look that others are to be like: a manifest, a project's ensemble, a student."""
+    """What says how records are laid out: a manifest, a project's ensemble, a student's model."""
 
     @property
     def classes(self) -> Sequence[str]:
-        """Their names."""
+        """Names of the classes."""
 
     @property
     def encoding(self) -> TableSchema | None:
-        """Of rows of a table."""
+        """How the rows of a table are encoded."""
 
     @property
     def image(self) -> ImageFormat | None:
-        """Of pictures."""
+        """How pictures are converted."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ PICTURES = DataFormat(
 
 
 def format_of(path: Path, like: Layout | None = None) -> DataFormat:
-    """Return the format of a file, or of a folder: of pictures, unless those `like` it are none."""
+    """Return the format of a file or folder. A folder has pictures, unless `like` has none."""
     if is_table(path):
         return TABLE
     if path.is_dir() and (like is None or like.image is not None):
