@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client import _calls
 from terrine_client._calls import Call
 from terrine_client._labels import Labels
 from terrine_client.errors import (
@@ -60,7 +59,7 @@ def label_batches(
         size = batch.stop - start
         media_type, content = _encoded(inputs[batch], None if beliefs is None else beliefs[batch])
         try:
-            reply = yield _calls.label(content, media_type)
+            reply = yield Call("POST", "/label", LabelResponse, content, media_type)
             if len(reply.results) != size:
                 reason = f"{len(reply.results)} results for {size} inputs."
                 raise UnexpectedReply(200, reason)
@@ -104,7 +103,7 @@ def used_up_batches(
         batch = inputs[len(found) : len(found) + rows]
         media_type, content = _encoded(batch, None)
         try:
-            reply = yield _calls.used_up(content, media_type)
+            reply = yield Call("POST", "/label/used-up", UsedUp, content, media_type)
         except PayloadTooLarge:
             if len(batch) == 1:
                 raise

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from terrine_client import _calls
-from terrine_client._calls import Call
+from terrine_client._calls import Call, Plan
 from terrine_client.errors import ConfigurationError, NotFound
 from terrine_protocol import LabelResponse, ReceiptPage, transparency
 from terrine_protocol.files import read, write_atomically
@@ -40,7 +39,6 @@ WAIT_SECONDS = 120
 STALE_SECONDS = 3 * 3600
 """How old the newest cosignature may be. The service asks for new ones every hour."""
 T = TypeVar("T")
-Plan = Generator[Call[Any], Any, T]
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[Re
     """Check all receipts, and that the log continues the checkpoints seen by us and by `others`."""
     problems = [f"entry {n} was told with two hashes" for n in sorted(receipts.contradicted)]
     try:
-        note = yield _calls.checkpoint()
+        note = yield Call("GET", "/checkpoint", bytes)
         opened = policy.opened(Note.parse(note))
     except NotFound:
         problems.append("the server shows no checkpoint")
@@ -245,7 +243,7 @@ class _Fetched:
             try:
                 return compute(Tiles(size, self._fetch).perfect)
             except _Missing as missing:
-                self._kept[missing.tile] = yield _calls.tile(missing.tile.path)
+                self._kept[missing.tile] = yield Call("GET", f"/tile/{missing.tile.path}", bytes)
 
     def _fetch(self, tile: Tile) -> bytes:
         if tile not in self._kept:
@@ -302,7 +300,12 @@ def _places(receipts: Receipts, places: dict[int, int]) -> Plan[bytes | None]:
     before = wanted[0] - 1
     key: bytes | None = None
     while cursor is not None:
-        page: ReceiptPage = yield _calls.receipts(cursor)
+        page: ReceiptPage = yield Call(
+            "GET",
+            "/receipts",
+            ReceiptPage,
+            params={"limit": "1000", "cursor": cursor},
+        )
         key = None if page.leaf_key is None else bytes.fromhex(page.leaf_key)
         places.update((item.charge, item.index) for item in page.items)
         last = max((item.charge for item in page.items), default=before)

@@ -38,12 +38,14 @@ def index_of(x: Any) -> Any:
     return getattr(x, "index", None) if hasattr(x, "columns") else None
 
 
-def encode_columns(x: Any, project: ProjectInfo, accept_clipped: bool) -> Any:
+def encode_columns(
+    x: Any, project: ProjectInfo, accept_clipped: bool, *, stacklevel: int = 4
+) -> Any:
     """Return what has columns as inputs [N, width], by the project's schema.
 
-    Columns that the schema does not use are left out. What it does not foresee is said in one
-    warning, two calls up. Raises DataError, ClippedError of more than a tenth of a column unless
-    that is accepted, and ValueError if the project takes no tables.
+    Columns that the schema does not use are left out. What it does not expect is listed in one
+    warning, whose place is `stacklevel` calls up. Raises DataError, ClippedError of more than a
+    tenth of a column unless that is accepted, and ValueError if the project takes no tables.
     """
     from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
 
@@ -65,7 +67,7 @@ def encode_columns(x: Any, project: ProjectInfo, accept_clipped: bool) -> Any:
         return encode(x, schema, notes.append, accept_clipped=accept_clipped)
     finally:
         if notes:
-            warnings.warn("\n".join(notes), stacklevel=4)
+            warnings.warn("\n".join(notes), stacklevel=stacklevel)
 
 
 def as_array(x: Any, project: ProjectInfo, accept_clipped: bool) -> npt.NDArray[Any]:
