@@ -21,7 +21,7 @@ from terrine_client.errors import (
     ReplyError,
     TimedOut,
     UnexpectedReply,
-    problem_error,
+    make_problem_error,
 )
 from terrine_protocol import Problem
 
@@ -77,7 +77,7 @@ class Call(Generic[Reply]):
     def read(self, response: httpx.Response) -> Reply:
         """Parse the reply. Raises ReplyError if it is not of the expected type."""
         if not response.is_success:
-            raise _failure(response)
+            raise _read_failure(response)
         if self.reply is bytes:
             return cast("Reply", response.content)
         adapter = self.reply if isinstance(self.reply, TypeAdapter) else TypeAdapter(self.reply)
@@ -141,10 +141,10 @@ def transport_errors() -> Iterator[None]:
         raise ConnectionFailed(f"No reply from {where} ({detail}).") from error
 
 
-def _failure(response: httpx.Response) -> ReplyError:
-    wait = _retry_after(response.headers.get("retry-after"))
+def _read_failure(response: httpx.Response) -> ReplyError:
+    wait = _parse_retry_after(response.headers.get("retry-after"))
     try:
-        return problem_error(Problem.model_validate_json(response.content), wait)
+        return make_problem_error(Problem.model_validate_json(response.content), wait)
     except ValidationError:
         if response.has_redirect_location:
             reason = f"redirected to {response.headers['location']}; pass that URL to the client."
@@ -153,7 +153,7 @@ def _failure(response: httpx.Response) -> ReplyError:
         return UnexpectedReply(response.status_code, reason, wait)
 
 
-def _retry_after(value: str | None) -> float | None:
+def _parse_retry_after(value: str | None) -> float | None:
     """Seconds, from either form of the header; None if it is absent or invalid."""
     if value is None:
         return None

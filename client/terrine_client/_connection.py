@@ -29,10 +29,10 @@ from terrine_client.errors import ConfigurationError, TerrineError
 
 _log = logging.getLogger("terrine_client")
 
-CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-"""Environment variables that name certificates to trust, the first first."""
-PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-"""Environment variables about proxies; in lower case, too."""
+CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Environment variables that name certificates to trust, in order of precedence."""
+PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+"""Environment variables that name proxies; also read in lower case."""
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 P = ParamSpec("P")
@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 
 @cache
-def _tls() -> ssl.SSLContext:
-    """Shared by all clients: reading the certificates takes most of the time to open one."""
+def _ssl_context() -> ssl.SSLContext:
+    """Return the context of all clients: reading certificates is most of what opening one costs."""
     try:
         return httpx.create_ssl_context()
     except OSError as error:
-        named = next((each for each in CERTIFICATES if os.environ.get(each)), None)
+        named = next((each for each in CERTIFICATE_VARIABLES if os.environ.get(each)), None)
         if named is None:
             raise
         raise ConfigurationError(
@@ -74,29 +74,32 @@ class Connection(ABC, Generic[Http]):
                 f"Expected timeout > 0, retries >= 0 and batch_size >= 1; "
                 f"got {timeout}, {retries} and {batch_size}."
             )
-        self._url = _checked_url(url, insecure)
+        self._url = _check_url(url, insecure)
         self._retries = retries
         self._batch_size = batch_size
         self.receipts = Receipts()
-        """Of all answers that were received; see `verify_receipts`."""
-        self._http = self._opened(
+        """Receipts of all answers that were received; see `verify_receipts`."""
+        self._http = self._open_http(
             base_url=self._url,
             headers={
-                "Authorization": f"Bearer {_checked_token(token)}",
+                "Authorization": f"Bearer {_check_token(token)}",
                 "Accept": "application/json",
             },
             timeout=timeout,
-            verify=_tls(),
-            # A proxy would be another machine, to which the token went in clear.
+            verify=_ssl_context(),
+            # A proxy would be another machine, and the token would reach it unencrypted.
             trust_env=not _is_loopback(self._url.host),
         )
 
-    def _opened(self, **options: Any) -> Http:
+    def _open_http(self, **options: Any) -> Http:
         try:
             return self._open(**options)
         except (httpx.InvalidURL, ValueError, ImportError) as error:
             named = [
-                each for each in PROXIES for each in (each.lower(), each) if each in os.environ
+                each
+                for each in PROXY_VARIABLES
+                for each in (each.lower(), each)
+                if each in os.environ
             ]
             if not named:
                 raise
@@ -122,7 +125,7 @@ class Connection(ABC, Generic[Http]):
         """Stamina's attempts, with exponential backoff and jitter, or the wait of Retry-After."""
 
         def again(error: Exception) -> bool | float:
-            _log_retries_in_words()
+            _log_retries_as_sentences()
             return call.retry(error)
 
         return stamina.retry_context(on=again, attempts=self._retries + 1, timeout=None)
@@ -297,24 +300,24 @@ def _returning(function: Any, kind: str) -> Any:
 
 
 @cache
-def _log_retries_in_words() -> None:
-    """Have stamina log a sentence for the client's retries, and all others as before."""
+def _log_retries_as_sentences() -> None:
+    """Have stamina log the client's retries as sentences, and all others as before."""
 
-    def unless_ours(hook: RetryHook) -> RetryHook:
+    def skip_ours(hook: RetryHook) -> RetryHook:
         def call(details: RetryDetails) -> AbstractContextManager[None] | None:
             return None if isinstance(details.caused_by, TerrineError) else hook(details)
 
         return call
 
-    def say(details: RetryDetails) -> None:
+    def log(details: RetryDetails) -> None:
         if isinstance(details.caused_by, TerrineError):
             level = logging.WARNING if details.retry_num == 1 else logging.INFO
             _log.log(level, "%s Trying again in %.1f s.", details.caused_by, details.wait_for)
 
-    set_on_retry_hooks([say, *map(unless_ours, get_on_retry_hooks())])
+    set_on_retry_hooks([log, *map(skip_ours, get_on_retry_hooks())])
 
 
-def _checked_url(text: str, insecure: bool) -> httpx.URL:
+def _check_url(text: str, insecure: bool) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, TypeError) as error:
@@ -340,8 +343,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _checked_token(token: str | None) -> str:
-    """Check the token here: an HTTP library's error about a bad header would print it."""
+def _check_token(token: str | None) -> str:
+    """Check the token here: an HTTP library's error about a bad header would show it."""
     if token is None:
         token = os.environ.get("TERRINE_TOKEN")
         if token is None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from terrine_client._batches import label_batches, used_up_batches
+from terrine_client._batches import request_exhausted_shares, request_labels, show_progress
 from terrine_client._calls import Call, Page, Plan, all_items
 from terrine_client._connection import (
     AsyncConnection,
@@ -21,10 +21,8 @@ from terrine_client._connection import (
     listing,
     operation,
 )
-from terrine_client._labels import Labels
-from terrine_client._progress import progress_bar
+from terrine_client._labels import Inputs, Labels, encode_columns, has_columns, pandas_index
 from terrine_client._receipts import ReceiptReport, read_policy, verify
-from terrine_client._rows import Inputs, encode_columns, has_columns, index_of
 from terrine_client.errors import ConfigurationError
 from terrine_protocol import (
     Budget,
@@ -92,26 +90,26 @@ class _Methods(Connection[Any]):
         batch carries the answers until then in `partial`; sending the inputs again returns them
         at no cost.
         """
-        inputs = yield from self._encoded(x, accept_clipped)
+        inputs = yield from self._encode(x, accept_clipped)
         keep = self.receipts.keep
-        with progress_bar(progress) as report:
+        with show_progress(progress) as report:
             return (
-                yield from label_batches(
-                    inputs, probabilities, self._batch_size, keep, report, index_of(x)
+                yield from request_labels(
+                    inputs, probabilities, self._batch_size, keep, report, pandas_index(x)
                 )
             )
 
     @operation
     def used_up(self, x: Inputs, *, accept_clipped: bool = False) -> Plan[npt.NDArray[np.float64]]:
-        """How far people near each of x are used up, float [B] from 0 to 1. Free.
+        """How far people near each of x are exhausted, float [B] from 0 to 1. Free.
 
         x, accept_clipped: as `label` takes them.
 
         For projects of neighbours: of public rows near each input, the share that could not vote
-        any more if they were private. From 0.95 on, an input is `exhausted`: nobody is asked.
+        any more if they were private. From 0.95 on, an input is `exhausted`: no vote is taken.
         """
-        inputs = yield from self._encoded(x, accept_clipped)
-        return (yield from used_up_batches(inputs, self._batch_size))
+        inputs = yield from self._encode(x, accept_clipped)
+        return (yield from request_exhausted_shares(inputs, self._batch_size))
 
     @operation
     def budget(self) -> Call[Budget]:
@@ -128,7 +126,7 @@ class _Methods(Connection[Any]):
         others: checkpoints that others have seen; the log must agree with them.
 
         `receipts` holds what is checked; save it to check it again another day. Nothing that the
-        server says is believed without a proof. For students.
+        server says is trusted without a proof. For students.
         """
         return verify(self.receipts, read_policy(policy), others)
 
@@ -177,7 +175,7 @@ class _Methods(Connection[Any]):
 
     @operation
     def request(self, request_id: str) -> Call[RequestAccount | RequestInfo]:
-        """What has become of a request; for admins, with what approving it would mean."""
+        """The state of a request; for admins, with what approving it would mean."""
         return Call("GET", f"/requests/{_segment(request_id)}", _REQUEST)
 
     @operation
@@ -216,7 +214,7 @@ class _Methods(Connection[Any]):
     def log_state(self) -> Plan[LogState | None]:
         """Size and cosignatures of the transparency log's last checkpoint, as the service says.
 
-        None before there is one. For auditors and admins. `verify_receipts` believes none of it.
+        None before there is one. For auditors and admins. `verify_receipts` trusts none of it.
         """
         page: BudgetPage = yield Call("GET", "/ledger", BudgetPage, params={"limit": "1"})
         return page.log
@@ -280,8 +278,8 @@ class _Methods(Connection[Any]):
         """Revoke a token at once. For admins."""
         return Call("DELETE", f"/tokens/{_segment(token_id)}", TokenInfo)
 
-    def _encoded(self, x: Inputs, accept_clipped: bool) -> Plan[Any]:
-        """The numbers that are sent; of what has columns, by the project's schema."""
+    def _encode(self, x: Inputs, accept_clipped: bool) -> Plan[Any]:
+        """Return the numbers that are sent, by the project's schema if x has columns."""
         if not has_columns(x):
             return x
         project: ProjectInfo = yield Call("GET", "/project", ProjectInfo)

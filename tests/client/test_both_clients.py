@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, assert_type
+from collections.abc import AsyncIterator, Iterator
+from typing import assert_type
 
 import pytest
 
@@ -51,10 +51,10 @@ def test_type_checkers_know_what_each_client_returns() -> None:
         client.project(nam="study")  # type: ignore[call-arg]
 
     async def awaited(client: AsyncClient) -> None:
-        assert_type(client.budget(), Coroutine[Any, Any, Budget])
+        assert_type(await client.budget(), Budget)
         assert_type(await client.tokens(), list[TokenInfo])
         assert_type(client.charges("study"), AsyncIterator[Charge])
-        client.project(nam="study")  # type: ignore[call-arg]
+        await client.project(nam="study")  # type: ignore[call-arg]
 
     assert callable(blocking)
     assert asyncio.iscoroutinefunction(awaited)

@@ -214,7 +214,7 @@ def test_a_log_that_the_policy_does_not_know_is_not_believed(served: Served) -> 
             report = client.verify_receipts(text.encode())
             assert not report.ok
             assert report.checkpoint is None
-            holds(str(report), "believed")
+            holds(str(report), "trusted")
         for wrong in (b"", b"quorum nobody", str(served.policy) + "x"):
             with pytest.raises((ConfigurationError, OSError)):
                 client.verify_receipts(wrong)

@@ -510,12 +510,12 @@ def rehearse(
     training: Training,
 ) -> Table:
     """Check data and options as the training would, and say what it could cost, for nothing."""
-    from terrine_client.distill import check_data, check_training, task_of
+    from terrine_client.distill import check_data, check_training, make_task
     from terrine_server.cli.console import spent_by_whom
 
     project = client.project()
     check_data(inputs, project, examples)
-    check_training(training, task_of(inputs, project))
+    check_training(training, make_task(inputs, project))
     wanted = min(len(inputs), queries or len(inputs))
     left = client.budget()
     table = Table(show_header=False, box=None, pad_edge=False)
