@@ -19,7 +19,6 @@ from terrine_protocol.base import (
     RuleInfo,
     Wire,
 )
-from terrine_protocol.images import ImageFormat
 from terrine_protocol.labeling import (
     Budget,
     LabelRequest,
@@ -66,6 +65,7 @@ from terrine_protocol.projects import (
     EnsembleFacts,
     EnsembleInfo,
     EnsembleRegister,
+    ImageFormat,
     InputSpec,
     ProjectInfo,
     ProjectOpen,
@@ -84,9 +84,12 @@ from terrine_protocol.requests import (
     RequestPage,
     RequestRefuse,
     RequestStatus,
+    TokenCreate,
+    TokenCreated,
+    TokenInfo,
+    TokenPage,
 )
 from terrine_protocol.tables import Column, PublicSource, TableSchema
-from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo, TokenPage
 
 __all__ = [
     "MECHANISM_SPECS",

@@ -28,7 +28,7 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.onnx import Declaration, import_ensemble
 from terrine_models.teachers.people import name_digests
 from terrine_protocol.base import fold, numbered
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.columns import number
 from terrine_protocol.tables.encoding import encode_frame, encode_table

@@ -22,7 +22,7 @@ from terrine_models.tables.loading import check_table, read_schema
 from terrine_models.teachers.federation import read_token
 from terrine_models.teachers.shards import read_partition
 from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables.columns import sha256
 from terrine_server.cli.plan import load_votes
 from terrine_server.ledger.verifying import verify_export

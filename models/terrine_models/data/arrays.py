@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 
 from terrine_protocol.base import fold, listed, normalize, numbered
 from terrine_protocol.files import opened, read
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import DataError as DataError
 from terrine_protocol.tables import Record, TableSchema
 from terrine_protocol.tables.columns import GrowingArray

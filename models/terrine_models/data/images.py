@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_protocol.base import normalize
 from terrine_protocol.files import opened
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
 MOST_PIXELS = 50_000_000

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from terrine_models.students.settings import Training
     from terrine_models.tables.roles import RoleGuess, SchemaProposal
     from terrine_models.teachers.manifests import Manifest
-    from terrine_protocol.images import ImageFormat
+    from terrine_protocol.projects import ImageFormat
     from terrine_protocol.tables import TableSchema
     from terrine_protocol.tables.columns import Note, Progress
     from terrine_server.ledger import EnsembleRecord, Ledger
@@ -332,7 +332,7 @@ def image_format(text: str | None) -> ImageFormat | None:
     """Return the format of `--images HxW[:grey][:Nbit]`; None if there is none."""
     from pydantic import ValidationError
 
-    from terrine_protocol.images import ImageFormat
+    from terrine_protocol.projects import ImageFormat
 
     if text is None:
         return None
