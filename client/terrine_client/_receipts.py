@@ -173,7 +173,7 @@ def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[Re
     problems = [f"entry {n} was sent with two hashes" for n in sorted(receipts.contradicted)]
     try:
         note = yield Call("GET", "/checkpoint", bytes)
-        opened = policy.opened(Note.parse(note))
+        opened = policy.open(Note.parse(note))
     except NotFound:
         problems.append("the server shows no checkpoint")
         return _report_without_checkpoint(receipts, problems)

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from terrine_protocol.base import (
-    SHOWN,
+    VISIBLE_LINE,
     Name,
     Outcome,
     PriceInfo,
@@ -34,7 +34,7 @@ class TokenCreate(Wire):
     project: Annotated[Name | None, Field(description="Project of a student's token.")] = None
     label: Annotated[
         str,
-        Field(max_length=100, pattern=SHOWN, description="For your own records."),
+        Field(max_length=100, pattern=VISIBLE_LINE, description="For your own records."),
     ] = ""
     expires_in_days: Annotated[Days, Field(description="Days until it expires.")] = 90
 
@@ -71,7 +71,7 @@ class TokenCreated(TokenInfo):
 
 
 class RequestStatus(StrEnum):
-    """What has become of a request."""
+    """The state of a request."""
 
     OPEN = "open"
     APPROVED = "approved"
@@ -97,7 +97,7 @@ class RequestCreate(Wire):
 
 
 class RequestInfo(Reply):
-    """A request as whoever made it sees it."""
+    """A request as its author sees it."""
 
     id: str
     ensemble: Name
@@ -124,7 +124,7 @@ class ApprovalInfo(Reply):
         int, Field(description="Of the ensemble's cap, in all, after it. Units as in `cap`.")
     ]
     cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
-    delta_reserved: Annotated[int, Field(description="Likewise of the additive δ.")]
+    delta_reserved: Annotated[int, Field(description="The same for the additive δ.")]
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
     fits: Annotated[bool, Field(description="Whether the cap has room for it.")]
     warning: Annotated[
@@ -174,7 +174,7 @@ class RequestApprove(ProjectChoices):
 
 
 class RequestApproved(Reply):
-    """An approved request, the project that was opened, and its token if one was asked for."""
+    """An approved request, the project that it opened, and a token if one was requested."""
 
     request: RequestAccount
     project: ProjectInfo

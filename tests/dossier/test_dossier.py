@@ -33,7 +33,7 @@ from sqlalchemy import Engine
 
 from terrine_models.teachers.federation import Federation, save_federation
 from terrine_models.teachers.federation import Owner as FederationOwner
-from terrine_protocol.transparency import Checkpoint, Kind, Note, NoteError, SignerKey
+from terrine_protocol.transparency import Checkpoint, KeyKind, Note, NoteError, SignerKey
 from terrine_server.dossier import assessment, folder, signing, words
 from terrine_server.dossier import facts as code
 from terrine_server.dossier import facts as registry
@@ -338,7 +338,7 @@ def test_a_dossier_is_signed_and_its_check_finds_every_change(
     note = (out / "dossier.note").read_text()
     (out / "dossier.note").write_text(note.replace("2", "3", 1))
     holds(terrine("dossier", "--check", out).refused, "signature", "log.example/1")
-    other = SignerKey("log.example/2", Kind.ED25519, bytes(32))
+    other = SignerKey("log.example/2", KeyKind.ED25519, bytes(32))
     policy.write_text(f"log {other.verifier}\nquorum none\n")
     (out / "dossier.note").write_text(note)
     refused = terrine("dossier", "--check", out, "--policy", policy).refused

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from terrine_protocol import PROBLEMS, Role
-from terrine_protocol.base import in_words
+from terrine_protocol.base import explain_error
 from terrine_server.admin import access, charts
 from terrine_server.api.problems import problem
 from terrine_server.api.services import Services
@@ -118,9 +118,10 @@ def lines(text: str) -> str:
 
 def spoken(error: ValidationError) -> list[str]:
     """Return what is wrong, a sentence for each field."""
+    found = [(item["loc"], explain_error(item)) for item in error.errors(include_url=False)]
     return [
-        f"{_field(item['loc'])}{in_words(item).removeprefix('Value error, ').removesuffix('.')}."
-        for item in error.errors(include_url=False)
+        f"{_field(place)}{text.removeprefix('Value error, ').removesuffix('.')}."
+        for place, text in found
     ]
 
 
