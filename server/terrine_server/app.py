@@ -83,7 +83,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
 
     def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Check | None:
         if admin.is_page(path):
-            return admin.session(services, headers)
+            return admin.session_check(services, headers)
         return bearer(services, headers)
 
     @asynccontextmanager
@@ -127,7 +127,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         metrics=services.metrics,
         settings=settings,
         authenticate=authenticate,
-        answer=admin.answer,
+        answer=admin.answer_failure,
     )
     for router in (
         students.router,
@@ -140,7 +140,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         app.include_router(router, dependencies=[Depends(known_parameters)])
     for router in (health.router, transparency.transparency_router, admin.answers):
         app.include_router(router)
-    problems.install(app, admin.answer)
+    problems.install(app, admin.answer_failure)
     openapi.complete(app)
     return app
 

@@ -18,7 +18,7 @@ from visitor import Visitor, text_of
 from terrine_models.teachers.neighbours import RECORDS
 from terrine_models.teachers.people import name_digests
 from terrine_protocol import ProjectStatus, Role
-from terrine_server.admin.opening import SPECS
+from terrine_server.admin.opening import SPECS_BY_NAME
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger
 from terrine_server.owner import editions
@@ -231,8 +231,8 @@ def test_what_is_wrong_with_terms_is_said_beside_what_was_entered(
 
 
 def test_every_mechanism_has_a_form_for_all_that_it_needs(house: House, admin: Visitor) -> None:
-    assert len(SPECS) == 8
-    for name, spec in SPECS.items():
+    assert len(SPECS_BY_NAME) == 8
+    for name, spec in SPECS_BY_NAME.items():
         page = admin.get(f"/admin/open?ensemble=digits&mechanism={name}").text
         for field, described in spec.model_fields.items():
             if described.is_required() and field != "name":

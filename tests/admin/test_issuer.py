@@ -28,7 +28,7 @@ from visitor import Visitor, text_of
 
 from terrine_server.app import create_app
 from terrine_server.doctor import Severity
-from terrine_server.doctor import sign_in as sign_in_found
+from terrine_server.doctor import check_sign_in as sign_in_found
 from terrine_server.owner import issuer as through
 from terrine_server.owner import sign_in as sessions
 from terrine_server.settings import Settings

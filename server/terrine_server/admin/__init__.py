@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from terrine_server.admin import ledger, opening, projects, sign_in, through_issuer
-from terrine_server.admin.access import session
-from terrine_server.admin.rendering import answer, is_page
+from terrine_server.admin.access import session_check
+from terrine_server.admin.rendering import answer_failure, is_page
 from terrine_server.admin.through_issuer import answers
 
-__all__ = ["answer", "answers", "is_page", "router", "session"]
+__all__ = ["answer_failure", "answers", "is_page", "router", "session_check"]
 
 router = APIRouter(include_in_schema=False)
 for screens in (

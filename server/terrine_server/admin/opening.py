@@ -1,4 +1,4 @@
-"""Opening a project: parameters, the price list they mean, and what it would leave of the cap."""
+"""Opening a project, and requests for one: parameters, prices, and what is left of the cap."""
 
 from __future__ import annotations
 
@@ -21,8 +21,15 @@ from terrine_protocol import (
     RequestStatus,
 )
 from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
-from terrine_server.admin.projects import CapUse, caps
-from terrine_server.admin.rendering import ROOT, lines, number, page, see_other, spoken
+from terrine_server.admin.projects import CapUse, list_caps
+from terrine_server.admin.rendering import (
+    ROOT,
+    explain_errors,
+    normalize_newlines,
+    page,
+    parse_number,
+    see_other,
+)
 from terrine_server.api.services import RequestId, Services, ServicesDep, TokenCursor
 from terrine_server.errors import InvalidTerms, NotFound, TerrineError
 from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger, RequestRecord
@@ -58,18 +65,26 @@ from terrine_server.privacy.parameters import check_epsilon
 
 router = APIRouter(prefix=f"{ROOT}/open")
 
-SPECS = MECHANISM_SPECS
-"""By name: how each mechanism is specified."""
-MOST_ROWS = 10_000_000
+SPECS_BY_NAME = MECHANISM_SPECS
+"""The specification of each mechanism, by name."""
+MAX_ROWS = 10_000_000
 """Public rows that a form may propose a project for."""
-WORDS = ("title", "purpose")
-TERMS = ("name", "ensemble", "epsilon", "delta", "accounting", "expected_pass_rate", *WORDS)
-STATUSES = {"conflict": 409, "cap-exceeded": 409, "not-found": 404, "forbidden": 403}
+TEXT_FIELDS = ("title", "purpose")
+TERM_FIELDS = (
+    "name",
+    "ensemble",
+    "epsilon",
+    "delta",
+    "accounting",
+    "expected_pass_rate",
+    *TEXT_FIELDS,
+)
+STATUS_OF_PROBLEM = {"conflict": 409, "cap-exceeded": 409, "not-found": 404, "forbidden": 403}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a mechanism, as the form asks for it. `choices`: for one of several words."""
+    """A parameter of a mechanism, as the form asks for it. `choices`: its values, if few."""
 
     name: str
     meaning: str
@@ -78,7 +93,7 @@ class Parameter:
 
     @classmethod
     def of(cls, name: str, field: FieldInfo) -> Parameter:
-        """Return how a field of a specification is asked for."""
+        """Return the parameter of a field of a specification."""
         literal = field.annotation if get_args(field.annotation) else None
         words = get_args(literal) if getattr(literal, "__origin__", None) is Literal else ()
         return cls(name, field.description or "", field.is_required(), words)
@@ -103,7 +118,7 @@ class TermsPreview:
 
 @dataclass(frozen=True)
 class RefusedForm:
-    """A form that is shown again: what was entered or proposed, its price, and what is wrong."""
+    """A form that is shown again: its values, its price, and what is wrong."""
 
     given: Fields
     preview: TermsPreview | None = None
@@ -123,7 +138,7 @@ def form(
     known = services.ledger.ensembles()
     only = known[0].name if len(known) == 1 else ""
     given = {"ensemble": ensemble or only, "mechanism": mechanism}
-    return _form(request, services, reader, RefusedForm(given))
+    return _open_page(request, services, reader, RefusedForm(given))
 
 
 @router.post("")
@@ -134,11 +149,13 @@ def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
         record = open_project(services.ledger, wanted, sent.session.actor)
         return see_other(request, f"/projects/{record.name}", sent.session)
 
-    done = tried(services, sent.fields, opened)
-    return _form(request, services, sent.session, done) if isinstance(done, RefusedForm) else done
+    done = handle_form(services, sent.fields, opened)
+    return (
+        _open_page(request, services, sent.session, done) if isinstance(done, RefusedForm) else done
+    )
 
 
-def tried(
+def handle_form(
     services: Services, fields: Fields, opened: Callable[[ProjectOpen], Response]
 ) -> RefusedForm | Response:
     """Propose parameters, show what the terms would mean, or do what opens the project."""
@@ -149,31 +166,31 @@ def tried(
             return RefusedForm(given)
         if given.get("action") == "suggest":
             given |= _suggested(services, given)
-            preview = _preview(ledger, _request(given), DEFAULT_CONSENSUS)
+            preview = _preview_terms(ledger, _parse_terms(given), DEFAULT_CONSENSUS)
         elif given.get("action") == "propose":
             given |= _proposed(services, ledger.ensemble(given.get("ensemble", "")), given)
         else:
-            wanted = _request(given)
+            wanted = _parse_terms(given)
             if given.get("action") == "open":
                 return opened(wanted)
-            preview = _preview(ledger, wanted, _expected(given))
+            preview = _preview_terms(ledger, wanted, _parse_consensus(given))
     except ValidationError as error:
-        problems, status = spoken(error), 422
+        problems, status = explain_errors(error), 422
     except ParameterError as error:
         problems, status = [str(error)], 422
     except (InvalidTerms, NotFound) as error:
-        problems, status = [error.detail], STATUSES.get(error.problem, 422)
+        problems, status = [error.detail], STATUS_OF_PROBLEM.get(error.problem, 422)
     except TerrineError as error:
-        if error.problem not in STATUSES:
+        if error.problem not in STATUS_OF_PROBLEM:
             raise
-        problems, status = [error.detail], STATUSES[error.problem]
+        problems, status = [error.detail], STATUS_OF_PROBLEM[error.problem]
     return RefusedForm(given, preview, problems, status)
 
 
-def terms_form(ledger: Ledger, done: RefusedForm) -> dict[str, Any]:
+def form_values(ledger: Ledger, done: RefusedForm) -> dict[str, Any]:
     """Return what the templates of the form and of its preview show."""
     ensemble, mechanism = done.given.get("ensemble", ""), done.given.get("mechanism", "")
-    spec = SPECS.get(mechanism)
+    spec = SPECS_BY_NAME.get(mechanism)
     chosen = next((each for each in ledger.ensembles() if each.name == ensemble), None)
     return {
         "given": {"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **done.given},
@@ -182,64 +199,69 @@ def terms_form(ledger: Ledger, done: RefusedForm) -> dict[str, Any]:
         "likely_delta": None if chosen is None else delta_for(chosen.units),
         "mechanisms": {
             name: (each.__doc__ or "").partition("\n")[0]
-            for name, each in SPECS.items()
+            for name, each in SPECS_BY_NAME.items()
             if chosen is None or (name == NEIGHBOURS) == (chosen.facts.kind == NEIGHBOURS)
         },
         "mechanism": mechanism if spec else "",
-        "parameters": list(_parameters(spec.model_fields)) if spec else [],
+        "parameters": list(_list_parameters(spec.model_fields)) if spec else [],
         "preview": done.preview,
         "problems": done.problems,
     }
 
 
-def _form(request: Request, services: Services, reader: Session, done: RefusedForm) -> Response:
+def _open_page(
+    request: Request, services: Services, reader: Session, done: RefusedForm
+) -> Response:
     return page(
         request,
         "open.html",
         reader,
         status=done.status,
         ensembles=[each.name for each in services.ledger.ensembles()],
-        **terms_form(services.ledger, done),
+        **form_values(services.ledger, done),
     )
 
 
-def _parameters(fields: Mapping[str, FieldInfo]) -> Iterator[Parameter]:
+def _list_parameters(fields: Mapping[str, FieldInfo]) -> Iterator[Parameter]:
     for name, field in fields.items():
         if name != "name":
             yield Parameter.of(name, field)
 
 
-def _request(given: Fields) -> ProjectOpen:
+def _parse_terms(given: Fields) -> ProjectOpen:
     """Return the terms that a form asks for. Raises `ValidationError` or `ParameterError`."""
     name = given.get("mechanism", "")
     mechanism: dict[str, Any] = {"name": name}
-    if name in SPECS:
-        for parameter in _parameters(SPECS[name].model_fields):
+    if name in SPECS_BY_NAME:
+        for parameter in _list_parameters(SPECS_BY_NAME[name].model_fields):
             text = given.get(parameter.name, "")
             if text:
-                mechanism[parameter.name] = text if parameter.choices else number(text)
-    terms: dict[str, Any] = {key: given[key] for key in TERMS if given.get(key)}
-    terms |= {key: lines(terms[key]) for key in WORDS if key in terms}
+                mechanism[parameter.name] = text if parameter.choices else parse_number(text)
+    terms: dict[str, Any] = {key: given[key] for key in TERM_FIELDS if given.get(key)}
+    terms |= {key: normalize_newlines(terms[key]) for key in TEXT_FIELDS if key in terms}
     for key in ("epsilon", "delta", "expected_pass_rate"):
         if key in terms:
-            terms[key] = number(terms[key])
+            terms[key] = parse_number(terms[key])
     if given.get("consensus") and terms.get("accounting") == "data_dependent":
         terms["consensus"] = [
-            {"agreement": level.agreement, "share": level.share} for level in _expected(given)
+            {"agreement": level.agreement, "share": level.share}
+            for level in _parse_consensus(given)
         ]
     return ProjectOpen.model_validate({**terms, "mechanism": mechanism})
 
 
-def _expected(given: Fields) -> Sequence[Consensus]:
+def _parse_consensus(given: Fields) -> Sequence[Consensus]:
     """Return how far teachers are expected to agree. Raises `ParameterError`."""
     text = given.get("consensus", "")
     return Consensus.parse(text) if text else DEFAULT_CONSENSUS
 
 
-def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]) -> TermsPreview:
+def _preview_terms(
+    ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
+) -> TermsPreview:
     quoted = quote_project(ledger, wanted)
     mechanism, ensemble, terms = quoted.mechanism, quoted.ensemble, quoted.terms
-    cap = next(c for c in caps(ledger) if c.population.id == ensemble.population.id)
+    cap = next(c for c in list_caps(ledger) if c.population.id == ensemble.population.id)
     answered = right = None
     if terms.allowance is None:
         expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
@@ -261,17 +283,17 @@ def _proposed(services: Services, ensemble: EnsembleRecord, given: Fields) -> di
     """
     mechanism, terms = given.get("mechanism", ""), []
     for key in ("epsilon", "delta"):
-        value = number(given.get(key, ""))
+        value = parse_number(given.get(key, ""))
         if isinstance(value, str):
             raise ParameterError(f"To propose parameters, {key} must be known: give a number.")
         terms.append(float(value))
     epsilon, delta = terms
     if mechanism == NEIGHBOURS:
-        queries = number(given.get("queries", ""))
+        queries = parse_number(given.get("queries", ""))
         if not isinstance(queries, int):
             raise ParameterError("To propose sigma, queries must be known: give a whole number.")
         return {"sigma": repr(_lasting(services, ensemble, queries, epsilon, delta).sigma)}
-    votes = [_votes(ensemble, mechanism, _expected(given))]
+    votes = [_votes(ensemble, mechanism, _parse_consensus(given))]
     found = plan(mechanism, votes, delta=delta, epsilon=epsilon, data_dependent=False)
     proposed = {key: value for key, value in found.chosen.spec.items() if key != "name"}
     return {
@@ -285,14 +307,18 @@ def _suggested(services: Services, given: Fields) -> dict[str, str]:
     counts of every public row. Raises `ParameterError` where that would teach nothing.
     """
     ensemble = services.ledger.ensemble(given.get("ensemble", ""))
-    facts, rows, budget = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
+    facts, rows, budget = (
+        ensemble.facts,
+        parse_number(given.get("rows", "")),
+        given.get("epsilon", ""),
+    )
     classes, delta = len(facts.classes), delta_for(ensemble.units)
-    if not isinstance(rows, int) or not FEW * classes <= rows <= MOST_ROWS:
+    if not isinstance(rows, int) or not FEW * classes <= rows <= MAX_ROWS:
         raise ParameterError(
             "Public rows: give how many different rows students will ask about, as a whole number "
-            f"of at least {FEW * classes:,}, ten for each class, and at most {MOST_ROWS:,}."
+            f"of at least {FEW * classes:,}, ten for each class, and at most {MAX_ROWS:,}."
         )
-    wanted = number(budget)
+    wanted = parse_number(budget)
     if isinstance(wanted, str):
         raise ParameterError("ε: give a number, such as 1.")
     epsilon = check_epsilon(float(wanted))
@@ -312,7 +338,7 @@ def _suggested(services: Services, given: Fields) -> dict[str, str]:
         "mechanism": NEIGHBOURS if facts.kind == NEIGHBOURS else "noisy_votes",
         "sigma": repr(sigma),
         "delta": f"{delta:g}",
-        "name": given.get("name") or _free_name(services.ledger, ensemble.name),
+        "name": given.get("name") or _find_free_name(services.ledger, ensemble.name),
         "right": f"{right_at_most(epsilon, delta):.1%}",
         **chosen,
     }
@@ -343,11 +369,11 @@ def _lasting(
 
 
 def _likely_epsilon(ensemble: EnsembleRecord) -> str:
-    """Return the ε that a form begins with: 1, or what fits."""
+    """Return the ε that a form begins with: 1, or what fits if that is less."""
     return f"{min(1.0, epsilon_that_fits(ensemble) or 1.0):g}"
 
 
-def _free_name(ledger: Ledger, name: str) -> str:
+def _find_free_name(ledger: Ledger, name: str) -> str:
     """Return the ensemble's name, as `terrine quickstart` does, or the next that is free."""
     taken = set(ledger.project_names())
     others = (f"{name[:58]}-{number}" for number in range(2, len(taken) + 3))
@@ -363,10 +389,10 @@ def _votes(ensemble: EnsembleRecord, mechanism: str, consensus: Sequence[Consens
 
 requests_router = APIRouter(prefix=f"{ROOT}/requests")
 
-ROWS = 40
+REQUESTS_ON_A_PAGE = 40
 """Requests on a page."""
-DAYS = 90
-"""How long a token lasts that is made with an approval, unless the form says otherwise."""
+DEFAULT_DAYS = 90
+"""Days until a token that is created with an approval expires, unless the form says otherwise."""
 
 
 @requests_router.get("")
@@ -377,15 +403,15 @@ def list_requests(
     cursor: TokenCursor = None,
     status: Annotated[RequestStatus, Query()] = RequestStatus.OPEN,
 ) -> Response:
-    """Show what waits for a decision, or what was decided."""
-    found = services.ledger.list_requests(None, status, cursor or None, ROWS + 1)
+    """List requests that are open, or that were decided."""
+    found = services.ledger.list_requests(None, status, cursor or None, REQUESTS_ON_A_PAGE + 1)
     return page(
         request,
         "requests.html",
         reader,
-        requests=found[:ROWS],
+        requests=found[:REQUESTS_ON_A_PAGE],
         labels=services.ledger.token_labels({each.token for each in found}),
-        next=found[ROWS - 1].id if len(found) > ROWS else None,
+        next=found[REQUESTS_ON_A_PAGE - 1].id if len(found) > REQUESTS_ON_A_PAGE else None,
         first=not cursor,
         only=status,
         statuses=list(RequestStatus),
@@ -401,15 +427,15 @@ def show(
 ) -> Response:
     """Show a request and, while it is open, what approving it as it was made would mean."""
     record = services.ledger.find_request(request_id)
-    given = _asked(record, reader)
+    given = _requested_values(record, reader)
     done = RefusedForm(given)
     if record.status is RequestStatus.OPEN:
         # A price needs a name, which decides nothing about it.
         priced = {**given, "name": given["name"] or record.id, "action": "price"}
-        found = tried(services, priced, lambda _: Response())
+        found = handle_form(services, priced, lambda _: Response())
         if isinstance(found, RefusedForm):
             done = RefusedForm(given, found.preview, found.problems)
-    return _page(request, services, reader, record, done)
+    return _request_page(request, services, reader, record, done)
 
 
 @requests_router.post("/{request_id}")
@@ -423,7 +449,7 @@ def decide(
     def approve(wanted: ProjectOpen) -> Response:
         text = given.get("days", "")
         days = RequestApprove.model_validate(
-            {"name": wanted.name, "token_expires_in_days": number(text) if text else None}
+            {"name": wanted.name, "token_expires_in_days": parse_number(text) if text else None}
         ).token_expires_in_days
         session = sent.session
         done = operations.approve(
@@ -440,11 +466,11 @@ def decide(
         url = str(request.base_url).rstrip("/")
         return page(request, "token.html", session, made=done.token, url=url)
 
-    found = tried(services, given, approve)
+    found = handle_form(services, given, approve)
     if isinstance(found, Response):
         return found
     record = services.ledger.find_request(request_id)  # somebody else may have decided it
-    return _page(request, services, sent.session, record, found)
+    return _request_page(request, services, sent.session, record, found)
 
 
 @requests_router.post("/{request_id}/refuse")
@@ -452,18 +478,20 @@ def refuse(
     request: Request, services: ServicesDep, sent: ByAdmin, request_id: RequestId
 ) -> Response:
     """Refuse a request, with a reason."""
-    reason = lines(sent.fields.get("reason", ""))
+    reason = normalize_newlines(sent.fields.get("reason", ""))
     try:
         refusal = RequestRefuse(reason=reason)
     except ValidationError as error:
         record = services.ledger.find_request(request_id)
-        done = RefusedForm(_asked(record, sent.session), None, spoken(error), 422)
-        return _page(request, services, sent.session, record, done, reason)
+        done = RefusedForm(
+            _requested_values(record, sent.session), None, explain_errors(error), 422
+        )
+        return _request_page(request, services, sent.session, record, done, reason)
     services.ledger.refuse_request(request_id, refusal.reason, sent.session.actor)
     return see_other(request, f"/requests/{request_id}", sent.session)
 
 
-def _page(
+def _request_page(
     request: Request,
     services: Services,
     reader: Session,
@@ -479,15 +507,15 @@ def _page(
         record=record,
         holder=services.ledger.find_token(record.token),
         reason=reason,
-        **terms_form(services.ledger, done),
+        **form_values(services.ledger, done),
     )
 
 
-def _asked(record: RequestRecord, reader: Session) -> dict[str, str]:
-    """Return what the form says at first: what was asked for, and a name made of the title."""
+def _requested_values(record: RequestRecord, reader: Session) -> dict[str, str]:
+    """Return the form's first values: what was requested, and a name made from the title."""
     mechanism = {key: str(value) for key, value in record.asked["mechanism"].items()}
     name = re.sub(r"[^a-z0-9]+", "-", record.title.lower())[:64].strip("-")
-    days = min(DAYS, (reader.expires_at - datetime.now(UTC)).days)
+    days = min(DEFAULT_DAYS, (reader.expires_at - datetime.now(UTC)).days)
     return {
         **mechanism,
         "mechanism": mechanism["name"],
