@@ -71,8 +71,8 @@ Reader = Annotated[Session, Depends(require_session)]
 class SubmittedForm:
     """A form that was sent from one of our pages: its fields, and by whom."""
 
-    session_check: Session
-    read_form: Fields
+    session: Session
+    fields: Fields
 
 
 async def require_form(request: Request, services: ServicesDep, reader: Reader) -> SubmittedForm:
