@@ -106,15 +106,17 @@ class Labels:
 
     outcomes: [B] strings, one of `Outcome` each, none "published".
     labels: [B] int64, the class index; -1 where there is none.
-    names: [B] strings, the name of the class, or its index if it has no other; None likewise.
+    names: [B] strings, the name of the class, or its index if it has no other; None where there is
+        no label.
     charges: [B] int64, number of the ledger entry that paid for the answer; -1 where there is none:
         `refused` and `exhausted` cost nothing.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
     noisy_counts: [B, m] int64, the votes for each class and their noise, for noisy_votes and
         neighbours: they may be negative, or more than the voters. Rows that are not `answered` hold
         `NO_COUNT`. None for other mechanisms.
-    noise_sigma: the standard deviation of the noise in each of them, in votes; None likewise.
-    classes: [m] names, in the order of `noisy_counts`; None likewise.
+    noise_sigma: the standard deviation of the noise in each of them, in votes; None for other
+        mechanisms.
+    classes: [m] names, in the order of `noisy_counts`; None for other mechanisms.
     index: that of the data frame of pandas that was asked; None of other inputs.
     """
 

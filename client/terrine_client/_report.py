@@ -114,7 +114,7 @@ def format_choice(choice: Choice) -> list[str]:
     """Return what was tried, with its metrics on held-out answers, and what was chosen."""
     lines = [f"{each.method}: {format_metrics(each.figures, choice)}." for each in choice.judged]
     if lines:
-        of = "; voters err, so this is no accuracy" if choice.noisy else ""
+        of = "; voters err, so this is not accuracy" if choice.noisy else ""
         lines.insert(0, f"By answers that were held out ({choice.folds} folds{of}):")
     return [*lines, f"Student: {choice.chosen}. {choice.why}"]
 

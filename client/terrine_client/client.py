@@ -191,7 +191,7 @@ class _Methods(Connection[Any]):
 
     @operation
     def refuse_request(self, request_id: str, reason: str) -> Call[RequestInfo]:
-        """Refuse a request; whoever made it reads the reason. For admins."""
+        """Refuse a request; its author reads the reason. For admins."""
         return Call(
             "POST",
             f"/requests/{_segment(request_id)}/refuse",

@@ -235,7 +235,7 @@ class Distillation:
         if self.answer_file.asked.any() or not budget.charges or budget.affordable:
             return 0
         rows = np.arange(len(self.task.x))
-        probabilities = self._uniform_probabilities(len(rows)) if self.is_interactive else None
+        probabilities = first_probabilities(self.project, len(rows))
         try:
             self.answer_file.save_answers(rows, self.client.label(self.task.x, probabilities))
         except BudgetExhausted:
@@ -260,11 +260,10 @@ class Distillation:
             fresh = fresh[np.lexsort((-unsure, window))]
         fresh = fresh[:count]
         rows = np.concatenate([planned, fresh])
-        if not self.is_interactive:
+        probabilities = first_probabilities(self.project, len(fresh))
+        if probabilities is None:
             return rows, None
-        if quick is None:
-            probabilities = self._uniform_probabilities(len(fresh))
-        else:
+        if quick is not None:
             probabilities = quick.probabilities(self.task.x[fresh])
         return rows, np.concatenate([answer_file.probabilities[planned], probabilities])
 
@@ -286,10 +285,6 @@ class Distillation:
             if (answers.outcomes == "refused").any():
                 return True
         return False
-
-    def _uniform_probabilities(self, rows: int) -> Array:
-        classes = len(self.task.classes)
-        return np.full((rows, classes), 1 / classes)
 
     def make_round(self, history: list[Round], student: Student | None) -> Round:
         """Return the round after `history`, of what was asked since, even after an interruption."""
@@ -422,6 +417,14 @@ def make_answers(
         matches_prior=ensemble.matches_prior or by_units,
         voting=min(1.0, teachers / ensemble.teachers),
     )
+
+
+def first_probabilities(project: ProjectInfo, rows: int) -> Array | None:
+    """Return uniform probabilities [rows, m] for interactive projects; None for others."""
+    if project.mechanism.name != "interactive_gnmax":
+        return None
+    classes = len(project.ensemble.classes)
+    return np.full((rows, classes), 1 / classes)
 
 
 def make_input_spec(project: ProjectInfo) -> InputSpec:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from terrine_client._labels import NO_COUNT, Labels, as_array
 from terrine_client.client import Client
-from terrine_client.distill import make_answers, make_input_spec, make_task
+from terrine_client.distill import first_probabilities, make_answers, make_input_spec, make_task
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -103,10 +103,7 @@ def buy(
     project = client.project()
     x = _to_input_dtype(as_array(pool, project, accept_clipped), project)
     rows = asking_order(x, make_input_spec(project), random_state)[:queries]
-    probabilities = None
-    if project.mechanism.name == "interactive_gnmax":
-        classes = len(project.ensemble.classes)
-        probabilities = np.full((len(rows), classes), 1 / classes)
+    probabilities = first_probabilities(project, len(rows))
     labels = client.label(x[rows], probabilities, progress=progress)
     return BoughtAnswers(project=project, rows=rows, labels=labels, digests=_digest_rows(x[rows]))
 

@@ -135,10 +135,10 @@ class EnsembleAccount(EnsembleInfo):
         Name, Field(description="The people whom its records are about, by the owner's name.")
     ]
     epsilon: Annotated[float, Field(description="Cap of the population: ε of all its projects.")]
-    delta: Annotated[float, Field(description="Likewise its δ.")]
+    delta: Annotated[float, Field(description="Its δ.")]
     rule: Annotated[RuleInfo, Field(description="How the costs of its projects add up.")]
     cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
-    reserved: Annotated[int, Field(description="Likewise, by all projects of the population.")]
+    reserved: Annotated[int, Field(description="Reserved by all projects of the population.")]
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
     delta_reserved: int
 
@@ -156,7 +156,7 @@ class EnsembleRegister(Wire):
             "Ensembles that join it give none, or the same."
         ),
     ] = None
-    delta: Annotated[float | None, Field(description="Likewise δ.")] = None
+    delta: Annotated[float | None, Field(description="The same for δ.")] = None
     population: Annotated[
         Name | None,
         Field(
