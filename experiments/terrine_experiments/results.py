@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from terrine_client._report import accuracy_scale
+from terrine_client._report import scale_accuracy_axis
 from terrine_experiments.interval import half_width, shown
 from terrine_experiments.papers import PAPERS
 from terrine_protocol.files import write_atomically
@@ -210,7 +210,7 @@ def picture(results: Sequence[Result]) -> Figure:
             fillstyle="full" if paper.safe else "none",
             label=f"{paper.source.partition(',')[0]}, {paper.method}; ε: {paper.how}",
         )
-    accuracy_scale(axes)
+    scale_accuracy_axis(axes)
     axes.set_xscale("log")
     epsilons = [each.epsilon_spent for each in results]
     epsilons += [paper.epsilon for paper in PAPERS[first.data]]

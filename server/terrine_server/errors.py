@@ -155,7 +155,7 @@ class LedgerCorrupted(DatabaseUnavailable):
 
     def __init__(self, found: str, project: str = "all", cause: str = "") -> None:
         super().__init__(
-            f"{found} The ledger's books do not agree, so nothing is answered or charged. "
+            f"{found} The ledger is inconsistent, so nothing is answered or charged. "
             f"The server's operator should run `terrine ledger verify {project}`.",
             cause,
         )

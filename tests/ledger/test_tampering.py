@@ -363,7 +363,7 @@ EVERYBODY = {"verify", "checkpoint", "doctor", "file", "checker"}
 
 def healthy(ledger: Ledger) -> bool:
     try:
-        found = chain(doctor.log(ledger), doctor.ends(ledger))
+        found = chain(doctor.check_log(ledger), doctor.check_balances(ledger))
         return all(each.state != "problem" for each in found)
     except TerrineError:
         return False

@@ -243,10 +243,10 @@ def explain(error: BaseException) -> str | None:
             return str(error)
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and isinstance(error, pydantic.ValidationError):
-        from terrine_protocol.base import in_words
+        from terrine_protocol.base import explain_error
 
         return "\n".join(
-            f"{'.'.join(map(str, item['loc'])) or error.title}: {_sentence(in_words(item))}"
+            f"{'.'.join(map(str, item['loc'])) or error.title}: {_sentence(explain_error(item))}"
             for item in error.errors(include_url=False, include_input=False)
         )
     return None
@@ -274,7 +274,7 @@ def _extra(words: list[str]) -> str:
 
 def by_option(error: ValidationError) -> str:
     """Say what is wrong with a project's terms in the words of the command line."""
-    from terrine_protocol.base import in_words
+    from terrine_protocol.base import explain_error
 
     sentences, missing, mechanism = [], [], ""
     for item in error.errors(include_url=False):
@@ -295,7 +295,7 @@ def by_option(error: ValidationError) -> str:
             tags, tag = item["ctx"]["expected_tags"], item["ctx"]["tag"]
             sentences.append(f"--mechanism is one of {tags}; not '{tag}'.")
         else:
-            sentences.append(f"{option}: {_sentence(in_words(item))}")
+            sentences.append(f"{option}: {_sentence(explain_error(item))}")
     if missing:
         sentences.append(
             f"{mechanism} needs {', '.join(missing)}: --mechanism {mechanism}:{missing[0]}=…; "

@@ -253,14 +253,16 @@ def _continues_signed(ledger: Ledger) -> bool:
 
 def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     from terrine_protocol.files import read
-    from terrine_protocol.transparency import LARGEST
+    from terrine_protocol.transparency import MAX_NOTE_BYTES
     from terrine_server.owner.checkpoints import load_policy, own_policy
     from terrine_server.settings import Settings
 
     policy = load_policy(path) or own_policy(Settings())
     if policy is None:
         fail("Here is no key of a log, nor a policy that names one: give --policy.")
-    earlier = {str(each): read(each, LARGEST).decode(errors="replace") for each in checkpoints}
+    earlier = {
+        str(each): read(each, MAX_NOTE_BYTES).decode(errors="replace") for each in checkpoints
+    }
     found = opened_ledger().check_tree(policy, earlier)
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
     by = ", ".join(sorted(found.cosigned)) or "nobody"

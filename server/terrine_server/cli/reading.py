@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from terrine_models.students.settings import Training
     from terrine_models.tables.roles import RoleGuess, SchemaProposal
     from terrine_models.teachers.manifests import Manifest
-    from terrine_protocol.images import ImageFormat
+    from terrine_protocol.projects import ImageFormat
     from terrine_protocol.tables import TableSchema
     from terrine_protocol.tables.columns import Note, Progress
     from terrine_server.ledger import EnsembleRecord, Ledger
@@ -342,7 +342,7 @@ def image_format(text: str | None) -> ImageFormat | None:
     """Return the format of `--images HxW[:grey][:Nbit]`; None if there is none."""
     from pydantic import ValidationError
 
-    from terrine_protocol.images import ImageFormat
+    from terrine_protocol.projects import ImageFormat
 
     if text is None:
         return None
@@ -520,12 +520,12 @@ def rehearse(
     training: Training,
 ) -> Table:
     """Check data and options as the training would, and say what it could cost, for nothing."""
-    from terrine_client.distill import check_data, check_training, task_of
+    from terrine_client.distill import check_data, check_training, make_task
     from terrine_server.cli.console import spent_by_whom
 
     project = client.project()
     check_data(inputs, project, examples)
-    check_training(training, task_of(inputs, project))
+    check_training(training, make_task(inputs, project))
     wanted = min(len(inputs), queries or len(inputs))
     left = client.budget()
     table = Table(show_header=False, box=None, pad_edge=False)

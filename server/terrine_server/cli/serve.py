@@ -124,9 +124,9 @@ def _check_ensembles(engine: Engine, settings: Settings) -> None:
     here = [each for each in registrations(engine) if (settings.data_dir / each.path).exists()]
     if not here:
         return
-    from terrine_server.doctor import Severity, ensemble
+    from terrine_server.doctor import Severity, check_ensemble
 
-    findings = [ensemble(each, settings) for each in here]
+    findings = [check_ensemble(each, settings) for each in here]
     wrong = [f"{each.check}: {each.found}" for each in findings if each.state is Severity.PROBLEM]
     if wrong:
         fail(
@@ -256,7 +256,7 @@ def _check(settings: Settings) -> None:
     engine.dispose()
     open_ledger(settings).check_sealed()
     if settings.device is not None:
-        votes_on = doctor.device(settings.device)
+        votes_on = doctor.check_device(settings.device)
         if votes_on.state is not doctor.Severity.OK:
             fail(votes_on.found)
     if settings.voters is not VotersKind.HERE and added_as("local_voters", settings.voters) is None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def summary(report: Report, out: Path) -> Table:
     """A table of what was bought and the result."""
-    from terrine_client._report import figures_line
+    from terrine_client._report import format_metrics
 
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -47,7 +47,7 @@ def summary(report: Report, out: Path) -> Table:
         )
     found = report.choice.figures
     if found is not None:
-        table.add_row("agreement", f"{figures_line(found, report.choice)}; {_meaning(report)}")
+        table.add_row("agreement", f"{format_metrics(found, report.choice)}; {_meaning(report)}")
     if report.choice.threshold is not None:
         table.add_row(
             "threshold",

@@ -22,8 +22,8 @@ from terrine_protocol.transparency import (
     Policy,
     Tile,
     Tiles,
-    bundle_of,
     commitment,
+    join_bundle,
 )
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger.chain import LOG_START
@@ -215,7 +215,7 @@ def _completed(connection: Connection, start: int, hashes: Sequence[bytes]) -> l
 
 def root_of(connection: Connection, leaves: int) -> bytes:
     """Return the root over the first so many leaves."""
-    return transparency.subtree(0, leaves, tiles_of(connection, leaves).perfect)
+    return transparency.subtree_root(0, leaves, tiles_of(connection, leaves).perfect)
 
 
 def tiles_of(connection: Connection, leaves: int) -> Tiles:
@@ -226,7 +226,7 @@ def tiles_of(connection: Connection, leaves: int) -> Tiles:
 def load_tile(connection: Connection, tile: Tile) -> bytes:
     """Return a tile, or a bundle of entries; shorter than its width if the tree is too small."""
     if tile.level is None:
-        return bundle_of(_load_entries_of_tile(connection, tile))
+        return join_bundle(_load_entries_of_tile(connection, tile))
     return b"".join(_hashes(connection, tile))
 
 
@@ -332,7 +332,7 @@ def _checkpoints(
     policy: Policy, current: str, earlier: Mapping[str, str], found: LogCheck
 ) -> Iterator[_KnownCheckpoint]:
     try:
-        opened = policy.opened(Note.parse(current))
+        opened = policy.open(Note.parse(current))
         found.cosigned = opened.cosigned
         yield _KnownCheckpoint("the last checkpoint", opened.checkpoint, _first(opened.cosigned))
     except NoteError as error:
@@ -368,7 +368,7 @@ def _walk(
     }
     last: dict[int, int] = {}
     nodes, grown = _Nodes(connection), transparency.Frontier()
-    roots = {0: transparency.EMPTY} if 0 in wanted else {}
+    roots = {0: transparency.EMPTY_ROOT} if 0 in wanted else {}
     while page := load_leaves(connection, grown.size):
         entries = _load_entries_of_page(connection, page)
         for row in page:

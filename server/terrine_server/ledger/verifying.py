@@ -24,7 +24,7 @@ from sqlalchemy import Connection, RowMapping, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
-from terrine_protocol.files import opened as opened_file
+from terrine_protocol.files import open_regular_file as opened_file
 from terrine_server.errors import LedgerCorrupted, NotFound, NotSealed
 from terrine_server.ledger import accounts, log, rows
 from terrine_server.ledger.chain import (

@@ -35,9 +35,9 @@ from pydantic import Field, ValidationError
 from sqlalchemy import Engine
 
 from terrine_protocol.files import (
-    LARGEST_DOCUMENT,
+    MAX_DOCUMENT_BYTES,
     new_directory,
-    opened,
+    open_regular_file,
     read,
     sync_directory,
     write_atomically,
@@ -173,7 +173,7 @@ def check(directory: Path, key: bytes) -> Backup:
 
     Raises BackupError, NotSealed for another key, and OSError.
     """
-    data = read(directory / MANIFEST, LARGEST_DOCUMENT)
+    data = read(directory / MANIFEST, MAX_DOCUMENT_BYTES)
     try:
         found = Backup.model_validate_json(data)
     except ValidationError as error:
@@ -541,7 +541,7 @@ def _copy(source: Path, target: Path) -> StoredFile:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as copy, opened(source) as file:
+    with os.fdopen(handle, "wb") as copy, open_regular_file(source) as file:
         while block := file.read(_BLOCK):
             digest.update(block)
             size += len(block)
@@ -553,7 +553,7 @@ def _copy(source: Path, target: Path) -> StoredFile:
 
 def _stored(path: Path) -> StoredFile:
     """Return what a file holds."""
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(size=file.tell(), sha256=digest)
 
