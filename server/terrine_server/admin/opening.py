@@ -24,6 +24,7 @@ from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
 from terrine_server.admin.projects import CapUse, list_caps
 from terrine_server.admin.rendering import (
     ROOT,
+    explain_errors,
     normalize_newlines,
     page,
     parse_number,
