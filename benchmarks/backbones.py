@@ -24,7 +24,8 @@ from terrine_models.features.backbones import Backbone
 from terrine_models.storage.manifests import PublicModel, sha256
 from terrine_models.storage.onnx_models import OnnxModel
 
-BLOCK, ROUNDS = 128, 3
+BLOCK = 128
+ROUNDS = 3
 MODELS = {
     "a table, 30 columns; layers of 64 and 32": (
         nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 32)),
