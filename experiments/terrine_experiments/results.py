@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 
 FILE = "results.json"
 # Okabe and Ito's colours, which those who see no red or green tell apart, too.
-STUDENT, TWIN, PLAIN, PAPERS_OWN = "#0072B2", "#009E73", "#E69F00", "#D55E00"
+STUDENT = "#0072B2"
+TWIN = "#009E73"
+PLAIN = "#E69F00"
+PAPERS_OWN = "#D55E00"
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6, 1, 2, 3, 5, 8, 15, 30, 60, 100)
-MARKERS, PLAIN_MARKERS, PAPER_MARKERS = "oDv", "sPX", "*^hp"
-"""Of our groups of results, and of papers."""
+MARKERS = "oDv"
+"""Of our groups of results."""
+PLAIN_MARKERS = "sPX"
+PAPER_MARKERS = "*^hp"
+"""Of papers."""
 
 
 @dataclass(frozen=True)

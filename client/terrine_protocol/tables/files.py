@@ -568,7 +568,8 @@ class ArrowFile(TableFile):
 
 
 def _typed(file: io.BufferedReader) -> str:
-    """Which kind of `TYPED` a file is, or nothing. An ORC file ends as it starts, `ORCID,a` not."""
+    """Which kind of `TYPED_FORMATS` a file is, or nothing. An ORC file ends as it starts, `ORCID,a`
+    not."""
     start, end = file.peek(8)[:8], b""
     kind = next((kind for kind, begins in TYPED_FORMATS.items() if start.startswith(begins)), "")
     if kind == "ORC":

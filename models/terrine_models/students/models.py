@@ -858,7 +858,8 @@ class Neighbourhoods:
 
     @cached_property
     def near(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of each its nearest: weights and indices [N, NEIGHBOURS], and the scale of distances."""
+        """Of each its nearest: weights and indices [N, 1 + GRAPH_NEIGHBOURS], and the scale of
+        distances."""
         return neighbourhood(self.points)
 
 
