@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
 from itertools import chain, islice
 from typing import Any
 
-from sqlalchemy import Connection, Table, TextClause, text
+from sqlalchemy import Connection, Table, text
 from sqlalchemy.dialects import postgresql
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
+    ConcurrentUpdate,
     InvalidQuery,
     LedgerCorrupted,
     NotFound,
@@ -250,58 +250,48 @@ def _in_postgresql(
         **move,
         "now": now,
         "entries": len(entries),
+        "payments": len(paid),
         **_parameters("", COLUMNS, entries),
+        **_parameters("paid_", PAYMENT_COLUMNS, paid),
     }
-    if paid:
-        given |= {"payments": len(paid), **_parameters("paid_", PAYMENT_COLUMNS, paid)}
-    statement = _statement(payments=bool(paid))
-    return connection.execute(statement, given).one_or_none() is not None
+    return connection.execute(_CHARGE, given).one_or_none() is not None
 
 
 def _parameters(prefix: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return a list of the values of each column. `prefix`: of their names."""
-    columns = map(list, zip(*rows, strict=True))
-    return {f"{prefix}{name}": values for name, values in zip(names, columns, strict=True)}
-
-
-@cache
-def _statement(payments: bool) -> TextClause:
-    # The statement commits by itself, so it must fail as a whole if a part of it was ignored.
-    source = _source("", charges, COLUMNS)
-    appended = (
-        f"appended AS (INSERT INTO charges (project_id, created_at, {_NAMES}) "
-        f"SELECT moved.id, :now, {_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
-    )
-    written = "(SELECT count(*) FROM appended) = CAST(:entries AS bigint)"
-    if payments:
-        source = _source("paid_", payments_table, PAYMENT_COLUMNS)
-        appended += (
-            f", paid AS (INSERT INTO payments (project_id, {_PAYMENT_NAMES}) "
-            f"SELECT moved.id, {_PAYMENT_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
-        )
-        written += " AND (SELECT count(*) FROM paid) = CAST(:payments AS bigint)"
-    return text(
-        f"WITH moved AS ({_MOVE} RETURNING id), {appended} "
-        f"SELECT id, 1 / CASE WHEN {written} THEN 1 ELSE 0 END FROM moved"
-    )
+    return {f"{prefix}{name}": [row[at] for row in rows] for at, name in enumerate(names)}
 
 
 def _source(prefix: str, table: Table, names: Sequence[str]) -> str:
     """Return the rows that are given as arrays, as SQL. `prefix`: of the parameters' names."""
-    types = {name: table.c[name].type.compile(_DIALECT) for name in names}
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    types = {name: table.c[name].type.compile(dialect) for name in names}
     arrays = (f"CAST(:{prefix}{name} AS {type}[])" for name, type in types.items())
     return f"unnest({', '.join(arrays)}) AS given ({', '.join(names)})"
 
 
-_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+# The statement commits by itself, so it must fail as a whole if a part of it was ignored.
+_CHARGE = text(
+    f"""WITH moved AS ({_MOVE} RETURNING id),
+    appended AS (
+        INSERT INTO charges (project_id, created_at, {_NAMES})
+        SELECT moved.id, :now, {_NAMES}
+        FROM moved CROSS JOIN {_source("", charges, COLUMNS)} RETURNING 1
+    ),
+    paid AS (
+        INSERT INTO payments (project_id, {_PAYMENT_NAMES})
+        SELECT moved.id, {_PAYMENT_NAMES}
+        FROM moved CROSS JOIN {_source("paid_", payments_table, PAYMENT_COLUMNS)} RETURNING 1
+    )
+    SELECT id, 1 / CASE WHEN (SELECT count(*) FROM appended) = CAST(:entries AS bigint)
+        AND (SELECT count(*) FROM paid) = CAST(:payments AS bigint) THEN 1 ELSE 0 END
+    FROM moved
+    """
+)
 
 
 SERVICE = Actor("service")
 """Publishes figures when they are due, whoever asked last."""
-
-
-class StaleRecord(Exception):  # noqa: N818 - not an error: it is tried again
-    """Other charges came in between; nothing was written."""
 
 
 def charge(
@@ -313,7 +303,7 @@ def charge(
 ) -> tuple[ProjectRecord, list[ChargedBatch | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
-    See `Ledger.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
+    See `Ledger.charge_group`. Raises ConcurrentUpdate if the project is no longer as in `record`. A
     project with a tally must be locked: its tally is read and written separately from its balance.
     One whose units have accounts is paid for only together with what was `cast`, in one
     transaction. `payers`: by batch, the id of the token that asks.
@@ -343,7 +333,7 @@ def charge(
         if paid and payer is not None:
             payments.append(Payment(paid[0], paid[-1], payer))
     if entries and not append(tx, project, after, entries, payments):
-        raise StaleRecord
+        raise ConcurrentUpdate
     if entries and tally is not None:
         accounts.save_tally(tx.connection, tx.seals, project, tally, after.charges)
     if entries and cast is not None:

@@ -251,8 +251,8 @@ class Ledger:
                 raise Conflict(
                     f"The ensemble {name} was registered by someone else just now."
                 ) from error
-            row = {**registered, "population": joined.name}
-            log.record_row(tx, Action.ENSEMBLE_REGISTERED, name, row)
+            shown = {**registered, "population": joined.name}
+            log.record_row(tx, Action.ENSEMBLE_REGISTERED, name, shown)
             made = rows.ensemble_record(tx.connection.execute(query).one(), tx.seals)
             if made.facts.disjoint_by is None:
                 found = tx.connection.execute(rows.select_ensembles()).all()
@@ -556,13 +556,13 @@ class Ledger:
         """Pay for the batches of several requests, in order, in one transaction.
 
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
-        refused one does not affect the others. `record`: what
-        `look_up` returned for them; it is looked up again only if it is out of date. `cast`: for a
-        project of `neighbours`, the accounts that belong to its proposals; with `record`, and never
-        looked up again: ConcurrentUpdate if the project has moved. `payers`: by batch, the id of
-        the token that asks, which is stored with what it pays for. Raises what
-        concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate, DatabaseUnavailable
-        (also if the project is not the one in `record`).
+        refused one does not affect the others. `record`: what `look_up` returned for them; it is
+        looked up again only if it is out of date. `cast`: for a project of `neighbours`, the
+        accounts that belong to its proposals; with `record`, which is never looked up again then.
+        `payers`: by batch, the id of the token that asks, which is stored with what it pays for.
+        Raises what concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate (accounts
+        were cast, and the project has moved), DatabaseUnavailable (also if the project is not the
+        one in `record`).
         """
         if cast is not None and record is not None:
             return self._charge_cast(batches, record, cast, payers)
@@ -593,7 +593,7 @@ class Ledger:
         if record.project.terms.schedule is None or not pays:  # a tally must be locked first
             # If the record is stale, or contradicts the ledger, look it up again under the lock.
             # What pays for nothing waits for nobody who writes.
-            with suppress(charging.StaleRecord, LedgerCorrupted):
+            with suppress(ConcurrentUpdate, LedgerCorrupted):
                 with (appending if pays else reading)(self._engine) as connection:
                     tx = Transaction(connection, self._seals, now(), None)
                     tried = charging.charge(tx, record, batches, payers=payers)
@@ -604,7 +604,7 @@ class Ledger:
                 record = look_up(tx.connection)
                 try:
                     paid = charging.charge(tx, record, batches, payers=payers)
-                except charging.StaleRecord:  # nobody can have moved it: it is locked
+                except ConcurrentUpdate:  # nobody can have moved it: it is locked
                     raise LedgerCorrupted(
                         "The database ignored what was written to it.", record.project.name
                     ) from None
@@ -621,12 +621,9 @@ class Ledger:
     ) -> list[ChargedBatch | TerrineError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id
-        try:
-            with self._writing(None) as tx:
-                tx.connection.execute(rows.LOCK_PROJECT, {"id": id})
-                project, answers = charging.charge(tx, record, batches, cast, payers)
-        except charging.StaleRecord:
-            raise ConcurrentUpdate from None
+        with self._writing(None) as tx:
+            tx.connection.execute(rows.LOCK_PROJECT, {"id": id})
+            project, answers = charging.charge(tx, record, batches, cast, payers)
         self._charged[id] = project.charges
         return answers
 
