@@ -151,7 +151,7 @@ def admit(
 # ruff: noqa: S608 - statements are made of constants
 
 
-COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
+APPENDED_COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
 """The columns in an entry's tuple; project and time are the same for all entries of a charge."""
 
 PAYMENT_COLUMNS = ("first_seq", "last_seq", "token_id", "seal")
@@ -171,7 +171,7 @@ def append(
     entries: Sequence[Sequence[Any]],
     paid: Sequence[Payment] = (),
 ) -> bool:
-    """Append entries (tuples of `COLUMNS`; at least one) and who paid, and update the balance.
+    """Append entries (tuples of `APPENDED_COLUMNS`; at least one) and who paid, and update the balance.
 
     Returns False, and writes nothing, if the project is not active or no longer as `before` because
     of other charges. Raises LedgerCorrupted (on PostgreSQL: DataError) if the database ignored a
@@ -227,10 +227,10 @@ def _in_sqlite(
     return True
 
 
-_NAMES = ", ".join(COLUMNS)
+_NAMES = ", ".join(APPENDED_COLUMNS)
 _SQLITE_APPEND = (
     f"INSERT INTO charges (project_id, created_at, {_NAMES}) "
-    f"VALUES ({', '.join('?' * (2 + len(COLUMNS)))})"
+    f"VALUES ({', '.join('?' * (2 + len(APPENDED_COLUMNS)))})"
 )
 _PAYMENT_NAMES = ", ".join(PAYMENT_COLUMNS)
 _SQLITE_PAYMENTS = (
@@ -251,7 +251,7 @@ def _in_postgresql(
         "now": now,
         "entries": len(entries),
         "payments": len(paid),
-        **_parameters("", COLUMNS, entries),
+        **_parameters("", APPENDED_COLUMNS, entries),
         **_parameters("paid_", PAYMENT_COLUMNS, paid),
     }
     return connection.execute(_CHARGE, given).one_or_none() is not None
@@ -276,7 +276,7 @@ _CHARGE = text(
     appended AS (
         INSERT INTO charges (project_id, created_at, {_NAMES})
         SELECT moved.id, :now, {_NAMES}
-        FROM moved CROSS JOIN {_source("", charges, COLUMNS)} RETURNING 1
+        FROM moved CROSS JOIN {_source("", charges, APPENDED_COLUMNS)} RETURNING 1
     ),
     paid AS (
         INSERT INTO payments (project_id, {_PAYMENT_NAMES})
@@ -443,9 +443,9 @@ def look_up(
     by_input: dict[bytes, Result] = {}
     ends: set[tuple[int, bytes]] = set()
     for entry in found:
-        if entry.kind == rows.LAST:
+        if entry.kind == rows.LAST_CHARGE:
             ends.add((entry.seq, entry.hash))
-        elif entry.kind == rows.QUERY:
+        elif entry.kind == rows.BY_QUERY:
             by_query[entry.query_digest] = paid.result(entry)
         else:
             by_input[entry.input_digest] = paid.result(entry)

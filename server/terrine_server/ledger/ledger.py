@@ -321,7 +321,7 @@ class Ledger:
         """
         spent: dict[int, int] = {}
         with reading(self._engine) as connection:
-            for row in connection.execute(rows.SPENT):
+            for row in connection.execute(rows.SELECT_SPENT):
                 with log.readable(f"The account of project {row.name!r}", str(row.name)):
                     self._seals.check("projects", row._mapping)
                 spent[row.population_id] = spent.get(row.population_id, 0) + row.cap_spent
@@ -791,7 +791,9 @@ class Ledger:
                 return found
             revoked = tx.change(tokens, id, {"revoked_at": tx.now})
             log.record_row(tx, Action.TOKEN_REVOKED, id, {**revoked, "project": found.project})
-            return rows.token_record(tx.connection.execute(rows.TOKEN, {"id": id}).one(), tx.seals)
+            return rows.token_record(
+                tx.connection.execute(rows.SELECT_TOKEN, {"id": id}).one(), tx.seals
+            )
 
     # ------------------------------------------------------------------------------------- Requests
 
