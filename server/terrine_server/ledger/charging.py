@@ -171,7 +171,7 @@ def append(
     entries: Sequence[Sequence[Any]],
     paid: Sequence[Payment] = (),
 ) -> bool:
-    """Append entries (tuples of `APPENDED_COLUMNS`; at least one) and who paid, and update the balance.
+    """Append entries (tuples of `APPENDED_COLUMNS`, at least one) and who paid; update the balance.
 
     Returns False, and writes nothing, if the project is not active or no longer as `before` because
     of other charges. Raises LedgerCorrupted (on PostgreSQL: DataError) if the database ignored a
@@ -335,7 +335,7 @@ def charge(
     if entries and not append(tx, project, after, entries, payments):
         raise ConcurrentUpdate
     if entries and tally is not None:
-        accounts.save_tally(tx.connection, tx.seals, project, tally, after.charges)
+        accounts.save_tally(tx, after, tally)
     if entries and cast is not None:
         accounts.save_unit_accounts(tx, after, cast.accounts)
         accounts.save_shadow_accounts(tx, after, cast.shadows)

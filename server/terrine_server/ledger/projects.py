@@ -140,7 +140,7 @@ def insert_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     log.record_row(tx, Action.PROJECT_OPENED, name, opened)
     project = rows.fetch_project(tx.connection, tx.seals, f"called {name}", name=name)
     if terms.schedule is not None:
-        accounts.open_tally(tx.connection, tx.seals, project)
+        accounts.open_tally(tx, project)
     if terms.allowance is not None:
         accounts.open_accounts(tx, project)
     return project

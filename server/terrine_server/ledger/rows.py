@@ -190,13 +190,14 @@ def _search(sqlite: bool) -> str:
     )
     charge = {name: name for name in FOUND_COLUMNS[1:-1]} | {"previous": previous}
     by_query, by_input = _columns(BY_QUERY, charge), _columns(BY_INPUT, charge)
+    last_columns = _columns(LAST_CHARGE, {"seq": "seq", "hash": "hash"})
     answered = f"AND outcome = '{Outcome.ANSWERED}'"
     each = partial(_each, sqlite, project)
     parts = [
         each(by_query, "queries", "query_digest"),
         each(by_input, "inputs", "input_digest", answered),
         # Two rows are already wrong. Without LIMIT, PostgreSQL expects a third of all charges.
-        f"SELECT * FROM (SELECT {_columns(LAST_CHARGE, {'seq': 'seq', 'hash': 'hash'})} FROM charges "
+        f"SELECT * FROM (SELECT {last_columns} FROM charges "
         f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
     ]
     return " UNION ALL ".join(parts)

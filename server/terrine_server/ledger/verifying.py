@@ -497,7 +497,7 @@ def verify_project(
         yield from check_payments(connection, seals, project)
         yield from check_reservation(connection, project)
 
-    found = _LedgerWalk(project, progress).verified(
+    found = _LedgerWalk(project, progress).verify(
         load_stored_pages(connection, project["id"]), check_rest
     )
     if found.ok:
@@ -516,7 +516,7 @@ def verify_export(path: Path, progress: Progress | None = None) -> Verification:
     Raises ArchiveError when the file is not an export.
     """
     with open_export(path) as (project, entries):
-        return _LedgerWalk(project, progress).verified(group_pages(entries), lambda _: ())
+        return _LedgerWalk(project, progress).verify(group_pages(entries), lambda _: ())
 
 
 class _SharedFields:
@@ -538,7 +538,7 @@ class _LedgerWalk:
     def __init__(self, project: Raw, progress: Progress | None) -> None:
         self._project, self._progress = project, progress
 
-    def verified(
+    def verify(
         self, pages: Pages, check_rest: Callable[[TermsChecker], Iterable[str]]
     ) -> Verification:
         """Check the entries of `pages`, then call `check_rest` for what is stored outside them."""
@@ -572,7 +572,7 @@ class _LedgerWalk:
         check_rest: Callable[[TermsChecker], Iterable[str]],
     ) -> Iterator[str]:
         yield from check_terms(self._project, terms)
-        last = yield from self._check_entries(checker, self._counted(pages))
+        last = yield from self._check_entries(checker, self._with_progress(pages))
         yield from check_balance(self._project, checker, *last, published)
         yield from check_rest(checker)
 
@@ -629,7 +629,7 @@ class _LedgerWalk:
             _count(checker, kinds)
         return last, head
 
-    def _counted(self, pages: Pages) -> Iterator[StoredEntry]:
+    def _with_progress(self, pages: Pages) -> Iterator[StoredEntry]:
         done, total = 0, self._project["charges"]
         for page in pages:
             yield from page
