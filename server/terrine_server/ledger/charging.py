@@ -22,7 +22,7 @@ from terrine_server.errors import (
     ProjectPaused,
     TerrineError,
 )
-from terrine_server.ledger import accounts, rows
+from terrine_server.ledger import accounts, log, rows
 from terrine_server.ledger.chain import (
     CHARGE_FIELDS,
     Action,
@@ -39,7 +39,6 @@ from terrine_server.ledger.chain import (
 )
 from terrine_server.ledger.database import Transaction, check_written
 from terrine_server.ledger.log import READ_ERRORS
-from terrine_server.ledger.log import record as record_log
 from terrine_server.ledger.records import (
     ChargedBatch,
     EntryFields,
@@ -53,8 +52,7 @@ from terrine_server.ledger.records import (
     SpentAccounts,
 )
 from terrine_server.ledger.rows import ProjectCache, check_last_charge, publications
-from terrine_server.ledger.schema import charges
-from terrine_server.ledger.schema import payments as payments_table
+from terrine_server.ledger.schema import charges, payments
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
@@ -281,7 +279,7 @@ _CHARGE = text(
     paid AS (
         INSERT INTO payments (project_id, {_PAYMENT_NAMES})
         SELECT moved.id, {_PAYMENT_NAMES}
-        FROM moved CROSS JOIN {_source("paid_", payments_table, PAYMENT_COLUMNS)} RETURNING 1
+        FROM moved CROSS JOIN {_source("paid_", payments, PAYMENT_COLUMNS)} RETURNING 1
     )
     SELECT id, 1 / CASE WHEN (SELECT count(*) FROM appended) = CAST(:entries AS bigint)
         AND (SELECT count(*) FROM paid) = CAST(:payments AS bigint) THEN 1 ELSE 0 END
@@ -320,7 +318,7 @@ def charge(
         accounts.check_cast(project, len(entries), cast)
     results = _with_hashes(admission.results, entries)
     answers: list[ChargedBatch | TerrineError] = []
-    payments: list[Payment] = []
+    new_payments: list[Payment] = []
     for batch, payer in zip(batches, payers or [None] * len(batches), strict=True):
         of_batch = list(islice(results, len(batch)))
         if not batch:
@@ -331,8 +329,8 @@ def charge(
             answers.append(ChargedBatch(of_batch, after))
         paid = [result.seq for result in of_batch if result.seq and not result.replayed]
         if paid and payer is not None:
-            payments.append(Payment(paid[0], paid[-1], payer))
-    if entries and not append(tx, project, after, entries, payments):
+            new_payments.append(Payment(paid[0], paid[-1], payer))
+    if entries and not append(tx, project, after, entries, new_payments):
         raise ConcurrentUpdate
     if entries and tally is not None:
         accounts.save_tally(tx, after, tally)
@@ -340,7 +338,7 @@ def charge(
         accounts.save_unit_accounts(tx, after, cast.accounts)
         accounts.save_shadow_accounts(tx, after, cast.shadows)
     for publication in after.published[len(project.published) :]:
-        record_log(
+        log.record(
             replace(tx, by=SERVICE),
             Action.FIGURE_PUBLISHED,
             project.name,

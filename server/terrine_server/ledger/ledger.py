@@ -718,7 +718,7 @@ class Ledger:
             return rows.load_history(connection, self._project(connection, project))
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Yield a project's account, then the entries that it counts, in the format of `archive`.
+        """Yield a project's account, then the entries that it counts, as lines of an export.
 
         In constant memory. Raises NotFound.
         """
@@ -961,7 +961,7 @@ class Ledger:
             return log.load_verified_entries(connection, self._seals, seq, hash)
 
     def export_log(self) -> Iterator[dict[str, Any]]:
-        """Yield the end of the administrative log, then its entries, in the format of `archive`.
+        """Yield the end of the administrative log, then its entries, as lines of an export.
 
         In constant memory. Raises LedgerCorrupted if the log does not end where it should.
         """

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, RowMapping, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
-from terrine_protocol.files import opened as opened_file
+from terrine_protocol.files import opened
 from terrine_server.errors import LedgerCorrupted, NotFound, NotSealed
 from terrine_server.ledger import accounts, log, rows
 from terrine_server.ledger.chain import (
@@ -416,7 +416,7 @@ def open_export(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEnt
 
     Raises OSError, and ArchiveError if the file is not an export, or a line not an entry.
     """
-    with io.TextIOWrapper(opened_file(path), "utf-8", "surrogateescape") as lines:
+    with io.TextIOWrapper(opened(path), "utf-8", "surrogateescape") as lines:
         try:
             first = json.loads(next(lines, ""))
             if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):

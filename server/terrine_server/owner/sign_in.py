@@ -234,7 +234,7 @@ class OpenSession:
 class _Said:
     """What the administrative log says last of each session that may go on.
 
-    Entries are believed once their hashes lead to the log's sealed end (`Books.log_since`), and
+    Entries are believed once their hashes lead to the log's sealed end (`Ledger.log_since`), and
     are then kept: an edit of one that was read changes nothing, and of another is an error.
     """
 
