@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure wording durations torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
+.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure wording durations torture simulate mutants lint site notebooks openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
 
 help: ## Show this help
 	@echo "Terrine: private records vote, students learn, the ledger keeps count."
@@ -104,10 +104,6 @@ site: venv ## Make the documentation's site in build/site: no warning, no broken
 
 notebooks: venv ## Run docs/tutorials/*.ipynb against a server of their own, and keep the outputs
 	$(BIN)/pytest -n 0 tests/walk/test_tutorials.py -k notebook --write-notebooks
-
-client: venv ## Write the synchronous client, client/terrine_client/client.py, of the asynchronous one
-	$(BIN)/python tests/release/sync_client.py client/terrine_client
-	$(BIN)/ruff format --quiet client/terrine_client/client.py
 
 openapi: venv ## Write docs/openapi.json, which the next release is held against
 	$(BIN)/python tests/release/openapi.py docs/openapi.json

@@ -63,12 +63,16 @@ COLUMNS = (
     "native_country",
     "income",
 )
-DELTA, FOLDS, CLASSES = 1e-5, 5, 2
+DELTA = 1e-5
+FOLDS = 5
+CLASSES = 2
 BUDGETS = (0.5, 1.0)
 TEACHERS_OF_LABELS = 250
 """Labels are bought from fewer teachers, who agree more."""
-THRESHOLDS, SPREADS = (0.6, 0.7, 0.8, 0.9), (0.15, 0.2)
-"""Of confident_gnmax, as shares of the teachers; the noise of its test is the second of these."""
+THRESHOLDS = (0.6, 0.7, 0.8, 0.9)
+"""Of confident_gnmax, as shares of the teachers."""
+SPREADS = (0.15, 0.2)
+"""Of the noise of its test, as shares of the teachers."""
 REPORTED = "reported by PATE's authors, 250 forests, data-dependent ε = 1.90: 83.7 %"
 
 Ints = NDArray[np.int64]

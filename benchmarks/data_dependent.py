@@ -32,7 +32,8 @@ from terrine_server.privacy import GaussianNoisyMax, VoteOutcome, build_mechanis
 from terrine_server.privacy.published import Meter
 
 EXPECTED = (Consensus(0.95, 8), Consensus(0.7, 1.5), Consensus(0.45, 0.5))
-BATCH, DELTA = 64, 1e-6
+BATCH = 64
+DELTA = 1e-6
 CASES = [
     ({"name": "gnmax", "sigma": 40.0}, 2.0, 10.0),
     ({"name": "gnmax", "sigma": 80.0}, 2.0, 10.0),

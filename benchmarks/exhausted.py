@@ -22,7 +22,10 @@ from terrine_server.privacy import Units
 from terrine_server.privacy.budget import find_allowance
 from terrine_server.privacy.mechanisms import Neighbours as Mechanism
 
-NEAR, EPSILON, DELTA, BLOCK = 240, 0.1, 1e-5, 250
+NEAR = 240
+EPSILON = 0.1
+DELTA = 1e-5
+BLOCK = 250
 
 
 def main() -> None:

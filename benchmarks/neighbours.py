@@ -24,7 +24,8 @@ from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeach
 
 AIM = 1.5
 ROUNDS = 30
-POINTS, NEAR = 10_000, 240
+POINTS = 10_000
+NEAR = 240
 
 
 def main() -> None:

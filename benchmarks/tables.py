@@ -96,7 +96,7 @@ def by_turns(work: dict[str, Callable[[], object]], runs: int) -> dict[str, list
 
 def reads(work: Callable[[], object], table: Path) -> tuple[int, float]:
     """How often the file is opened, and what share of its bytes is read."""
-    from terrine_protocol.files import opened as usual
+    from terrine_protocol.files import open_regular_file as usual
     from terrine_protocol.tables import files
 
     found = [0, 0]

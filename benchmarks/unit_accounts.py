@@ -35,7 +35,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from postgres import running_postgres
 
-KEY, CLASSES, WIDTH = b"k" * 32, 10, 16
+KEY = b"k" * 32
+CLASSES = 10
+WIDTH = 16
 
 
 @dataclass

@@ -58,14 +58,19 @@ from terrine_client import Client, Labels
 from terrine_models.data.arrays import Dataset, load_idx, load_npz, number_distinct_rows
 from terrine_models.tables.loading import load_table, read_schema
 
-PLAIN_ROWS, PLAIN_VALUES = 50_000, 8_000_000
-"""Rows, and numbers in all of them, on which logistic regression is trained without privacy: more
-change little."""
-READY_SECONDS, COMMAND_SECONDS = 120, 1200
-DECLINED, BUG = 1, "A bug in Terrine"
-"""How quickstart ends where it opens nothing, and what it says where that was not on purpose."""
+PLAIN_ROWS = 50_000
+"""Rows on which logistic regression is trained without privacy: more change little."""
+PLAIN_VALUES = 8_000_000
+"""Numbers in all of them."""
+READY_SECONDS = 120
+COMMAND_SECONDS = 1200
+DECLINED = 1
+"""How quickstart ends where it opens nothing."""
+BUG = "A bug in Terrine"
+"""What it says where that was not on purpose."""
 POINT = 0.01
-RIDGE, BOOSTING = "ridge regression", "gradient boosting"
+RIDGE = "ridge regression"
+BOOSTING = "gradient boosting"
 MOST_BOOSTED = 200
 """Features of an input from which boosting is not tried."""
 BOOTSTRAPS = 200

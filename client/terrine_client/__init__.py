@@ -10,8 +10,7 @@ a tree.
 
 from terrine_client._labels import NO_COUNT, Labels, TrainingSet
 from terrine_client._receipts import ReceiptReport, Receipts
-from terrine_client.async_client import AsyncClient
-from terrine_client.client import Client
+from terrine_client.client import AsyncClient, Client
 from terrine_client.errors import (
     BudgetExhausted,
     CapExceeded,

@@ -1,26 +1,19 @@
-"""Label requests in batches: a generator that yields one call at a time and is sent its reply.
-
-Both clients drive the same generator; one blocks on each reply, the other awaits it.
-"""
+"""Label requests in batches, as plans that either client carries out, and their progress bar."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client import _calls
 from terrine_client._calls import Call
 from terrine_client._labels import Labels
-from terrine_client.errors import (
-    BudgetExhausted,
-    ClientError,
-    PayloadTooLarge,
-    UnexpectedReply,
-)
+from terrine_client.errors import BudgetExhausted, ClientError, PayloadTooLarge, UnexpectedReply
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome, UsedUp
 
 Array = npt.NDArray[Any]
@@ -28,11 +21,11 @@ BatchPlan = Generator[Call[LabelResponse], LabelResponse, Labels]
 Report = Callable[[Sequence[LabelResult], int], None]
 """Called with the results so far and the total number of inputs."""
 
-_BATCH_BYTES = 16 * 2**20
+_MAX_BATCH_BYTES = 16 * 2**20
 _REFUSED = LabelResult(outcome=Outcome.REFUSED)
 
 
-def label_batches(
+def request_labels(
     x: npt.ArrayLike,
     probabilities: npt.ArrayLike | None,
     batch_size: int,
@@ -46,9 +39,11 @@ def label_batches(
     inputs are still sent, because answers that were paid for earlier are free. Sending stops as
     soon as every charge of the project has been seen: the rest can only be refused.
     """
-    inputs, beliefs = _checked(x, probabilities)
-    row_bytes = sum(array.nbytes for array in (inputs, beliefs) if array is not None) / len(inputs)
-    rows = max(1, min(batch_size, int(_BATCH_BYTES // max(1, row_bytes))))
+    inputs, probabilities = _check_inputs(x, probabilities)
+    row_bytes = sum(array.nbytes for array in (inputs, probabilities) if array is not None) / len(
+        inputs
+    )
+    rows = max(1, min(batch_size, int(_MAX_BATCH_BYTES // max(1, row_bytes))))
 
     results: list[LabelResult] = []
     paid: set[int] = set()
@@ -58,9 +53,11 @@ def label_batches(
     while (start := len(results)) < len(inputs):
         batch = slice(start, min(start + rows, len(inputs)))
         size = batch.stop - start
-        media_type, content = _encoded(inputs[batch], None if beliefs is None else beliefs[batch])
+        media_type, content = _encode_batch(
+            inputs[batch], None if probabilities is None else probabilities[batch]
+        )
         try:
-            reply = yield _calls.label(content, media_type)
+            reply = yield Call("POST", "/label", LabelResponse, content, media_type)
             if len(reply.results) != size:
                 reason = f"{len(reply.results)} results for {size} inputs."
                 raise UnexpectedReply(200, reason)
@@ -70,7 +67,7 @@ def label_batches(
                 rows = size // 2
                 continue
             if not isinstance(error, BudgetExhausted):
-                _hand_over(error, results, last, len(inputs), index)
+                _attach_partial(error, results, last, len(inputs), index)
                 raise
             exhausted = error
             results += [_REFUSED] * size
@@ -81,7 +78,7 @@ def label_batches(
             paid.update(result.charge for result in reply.results if result.charge is not None)
         report(results, len(inputs))
         spent = spent or any(result.outcome is Outcome.REFUSED for result in results[start:])
-        if spent and last is not None and len(paid) >= _queries(last.budget):
+        if spent and last is not None and len(paid) >= _count_query_charges(last.budget):
             results += [_REFUSED] * (len(inputs) - len(results))
     report(results, len(inputs))
     if last is None:
@@ -90,21 +87,21 @@ def label_batches(
     return Labels.gather(results, last, index)
 
 
-def used_up_batches(
+def request_exhausted_shares(
     x: npt.ArrayLike, batch_size: int
 ) -> Generator[Call[UsedUp], UsedUp, npt.NDArray[np.float64]]:
-    """Ask in batches, in order, how far people near each of x [B, …] are used up: float [B].
+    """Ask in batches, in order, how far people near each of x [B, …] are exhausted: float [B].
 
     A batch that the server finds too large is halved.
     """
-    inputs, _ = _checked(x, None)
-    rows = max(1, min(batch_size, int(_BATCH_BYTES // max(1, inputs.nbytes / len(inputs)))))
+    inputs, _ = _check_inputs(x, None)
+    rows = max(1, min(batch_size, int(_MAX_BATCH_BYTES // max(1, inputs.nbytes / len(inputs)))))
     found: list[float] = []
     while len(found) < len(inputs):
         batch = inputs[len(found) : len(found) + rows]
-        media_type, content = _encoded(batch, None)
+        media_type, content = _encode_batch(batch, None)
         try:
-            reply = yield _calls.used_up(content, media_type)
+            reply = yield Call("POST", "/label/used-up", UsedUp, content, media_type)
         except PayloadTooLarge:
             if len(batch) == 1:
                 raise
@@ -117,7 +114,7 @@ def used_up_batches(
 
 
 def _check_counts(reply: LabelResponse, before: Sequence[LabelResult]) -> None:
-    """Noisy counts come with every answer or with none, as many each time, and with their σ."""
+    """Check that all answers have as many noisy counts, and their σ, or that none has any."""
     earlier = next((r for r in before if r.outcome is Outcome.ANSWERED), None)
     answered = [r for r in reply.results if r.outcome is Outcome.ANSWERED]
     compared = answered if earlier is None else [earlier, *answered]
@@ -127,19 +124,19 @@ def _check_counts(reply: LabelResponse, before: Sequence[LabelResult]) -> None:
         raise UnexpectedReply(200, reason)
 
 
-def _queries(account: Budget) -> int:
+def _count_query_charges(account: Budget) -> int:
     """Number of entries that paid for queries; the others are publications."""
     return account.charges - len(account.publications)
 
 
-def _hand_over(
+def _attach_partial(
     error: ClientError,
     results: list[LabelResult],
     last: LabelResponse | None,
     total: int,
     index: Any,
 ) -> None:
-    """Attach the answers received before the error to it."""
+    """Attach to the error the answers that were received before it."""
     if last is not None:
         error.partial = Labels.gather(results, last, index)
         error.add_note(
@@ -148,24 +145,26 @@ def _hand_over(
         )
 
 
-def _checked(x: npt.ArrayLike, probabilities: npt.ArrayLike | None) -> tuple[Array, Array | None]:
+def _check_inputs(
+    x: npt.ArrayLike, probabilities: npt.ArrayLike | None
+) -> tuple[Array, Array | None]:
     """Check what does not depend on the ensemble; the server checks the rest."""
-    inputs = _numeric(x, "Inputs")
+    inputs = _check_numeric(x, "Inputs")
     if inputs.ndim < 2 or not inputs.size:
         raise ValueError(
             f"Inputs have shape {inputs.shape}; expected [B, …], one row per input, at least one."
         )
     if probabilities is None:
         return inputs, None
-    beliefs = _numeric(probabilities, "Probabilities")
-    if beliefs.ndim != 2 or len(beliefs) != len(inputs):
+    probabilities = _check_numeric(probabilities, "Probabilities")
+    if probabilities.ndim != 2 or len(probabilities) != len(inputs):
         raise ValueError(
-            f"Probabilities have shape {beliefs.shape}; expected [{len(inputs)}, classes]."
+            f"Probabilities have shape {probabilities.shape}; expected [{len(inputs)}, classes]."
         )
-    return inputs, beliefs
+    return inputs, probabilities
 
 
-def _numeric(values: npt.ArrayLike, what: str) -> Array:
+def _check_numeric(values: npt.ArrayLike, what: str) -> Array:
     array = np.asarray(values)
     if array.dtype.kind not in "uif":
         raise ValueError(f"{what} have dtype {array.dtype}; expected integers or floats.")
@@ -174,11 +173,45 @@ def _numeric(values: npt.ArrayLike, what: str) -> Array:
     return array
 
 
-def _encoded(inputs: Array, beliefs: Array | None) -> tuple[str, bytes]:
-    """Media type and body of one batch, in NumPy's own format."""
+def _encode_batch(inputs: Array, probabilities: Array | None) -> tuple[str, bytes]:
+    """Return the media type and the body of one batch, in NumPy's own format."""
     buffer = io.BytesIO()
-    if beliefs is None:
+    if probabilities is None:
         np.save(buffer, np.ascontiguousarray(inputs), allow_pickle=False)
         return "application/x-npy", buffer.getvalue()
-    np.savez(buffer, inputs=inputs, probabilities=beliefs)
+    np.savez(buffer, inputs=inputs, probabilities=probabilities)
     return "application/x-npz", buffer.getvalue()
+
+
+@contextmanager
+def show_progress(shown: bool) -> Iterator[Report]:
+    """Yield a report that draws progress and the count of each outcome on standard error."""
+    if not shown:
+        yield lambda results, total: None
+        return
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("labels"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tally]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("labels", total=None, tally="")
+
+        def report(results: Sequence[LabelResult], total: int) -> None:
+            counts = Counter(result.outcome for result in results)
+            tally = ", ".join(f"{counts[o]} {o}" for o in Outcome if counts[o])
+            progress.update(task, total=total, completed=len(results), tally=tally)
+
+        yield report

@@ -1,23 +1,89 @@
-"""What `label` returns: the answers, as arrays."""
+"""What `label` takes, and what it returns: the answers, as arrays."""
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._rows import has_columns
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from terrine_protocol import ProjectInfo
+    from terrine_protocol.tables.encoding import Frame
+
+
+Inputs: TypeAlias = (
+    "npt.ArrayLike | Frame | Mapping[str, Any] | Sequence[Mapping[str, Any]] | os.PathLike[str]"
+)
+"""What `label` takes: numbers [B, …], or rows with named columns."""
+
+
+def has_columns(x: Any) -> bool:
+    """Whether x names its columns, or is the path of a file, instead of a plain array.
+
+    A data frame, a dictionary of columns, a list of dictionaries with a row each, or a path.
+    """
+    if isinstance(x, str | os.PathLike | Mapping):
+        return True
+    if isinstance(x, Sequence):
+        return len(x) > 0 and isinstance(x[0], Mapping)
+    return hasattr(x, "columns") or hasattr(x, "column_names")
+
+
+def pandas_index(x: Any) -> Any:
+    """Return the index of a data frame of pandas; None for anything else."""
+    return getattr(x, "index", None) if hasattr(x, "columns") else None
+
+
+def encode_columns(
+    x: Any, project: ProjectInfo, accept_clipped: bool, *, stacklevel: int = 4
+) -> Any:
+    """Encode rows with named columns as inputs [N, width], by the project's schema.
+
+    Columns that the schema does not use are left out. What it does not expect is listed in one
+    warning, whose place is `stacklevel` calls up. Raises DataError, ClippedError of more than a
+    tenth of a column unless that is accepted, and ValueError if the project takes no tables.
+    """
+    from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
+
+    schema = project.ensemble.encoding
+    if schema is None:
+        if hasattr(x, "to_numpy"):  # a frame of numbers, such as pixels
+            return x.to_numpy()
+        expected = project.ensemble.input
+        raise ValueError(
+            f"The project {project.name} takes no tables, but arrays of {expected.dtype} "
+            f"[B, {', '.join(map(str, expected.shape))}]; got a {type(x).__name__}."
+        )
+    notes: list[str] = []
+    try:
+        if isinstance(x, str | os.PathLike):
+            path = Path(x)
+            return encode_table(path, schema, notes.append, accept_clipped=accept_clipped)
+        encode: Any = encode_rows if isinstance(x, Sequence) else encode_frame
+        return encode(x, schema, notes.append, accept_clipped=accept_clipped)
+    finally:
+        if notes:
+            warnings.warn("\n".join(notes), stacklevel=stacklevel)
+
+
+def as_array(x: Any, project: ProjectInfo, accept_clipped: bool) -> npt.NDArray[Any]:
+    """Return any inputs as an array; see `encode_columns`."""
+    return np.asarray(encode_columns(x, project, accept_clipped) if has_columns(x) else x)
+
+
 NO_COUNT = int(np.iinfo(np.int64).min)
-"""Stands in `Labels.noisy_counts` where there is no answer. No count is this small."""
+"""The value in `Labels.noisy_counts` where there is no answer. No count is this small."""
 
 
 class TrainingSet(NamedTuple):
@@ -40,15 +106,17 @@ class Labels:
 
     outcomes: [B] strings, one of `Outcome` each, none "published".
     labels: [B] int64, the class index; -1 where there is none.
-    names: [B] strings, the name of the class, or its index if it has no other; None likewise.
+    names: [B] strings, the name of the class, or its index if it has no other; None where there is
+        no label.
     charges: [B] int64, number of the ledger entry that paid for the answer; -1 where there is none:
         `refused` and `exhausted` cost nothing.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
     noisy_counts: [B, m] int64, the votes for each class and their noise, for noisy_votes and
         neighbours: they may be negative, or more than the voters. Rows that are not `answered` hold
         `NO_COUNT`. None for other mechanisms.
-    noise_sigma: the standard deviation of the noise in each of them, in votes; None likewise.
-    classes: [m] names, in the order of `noisy_counts`; None likewise.
+    noise_sigma: the standard deviation of the noise in each of them, in votes; None for other
+        mechanisms.
+    classes: [m] names, in the order of `noisy_counts`; None for other mechanisms.
     index: that of the data frame of pandas that was asked; None of other inputs.
     """
 
@@ -73,12 +141,12 @@ class Labels:
         """
         return cls(
             outcomes=np.array([result.outcome.value for result in results], dtype=np.str_),
-            labels=_integers([result.label for result in results]),
-            names=np.array([_name(result) for result in results], dtype=np.object_),
-            charges=_integers([result.charge for result in results]),
+            labels=_to_integers([result.label for result in results]),
+            names=np.array([_name_of_class(result) for result in results], dtype=np.object_),
+            charges=_to_integers([result.charge for result in results]),
             replayed=np.array([result.replayed for result in results], dtype=np.bool_),
             budget=last.budget,
-            noisy_counts=_noisy_counts([result.counts for result in results]),
+            noisy_counts=_stack_counts([result.counts for result in results]),
             noise_sigma=last.noise_sigma,
             classes=last.classes,
             index=None if index is None else index[: len(results)],
@@ -110,8 +178,8 @@ class Labels:
         and with noisy counts `count_NAME` of each class, NaN where there is no answer.
 
         The weight of a label is 1. With noisy counts it is by how many votes the label leads the
-        next class, over the mean of all leads: what is a matter of noise weighs little, and over
-        many rows that are alike noise cancels out. It is 0 where there is no label.
+        next class, over the mean of all leads: labels that noise decides have little weight, and
+        over many similar rows noise cancels out. It is 0 where there is no label.
 
         Raises ImportError without pandas.
         """
@@ -145,10 +213,10 @@ class Labels:
             one row, or a data frame.
 
         With noisy counts, an input comes once for each class that has any, weighted by that count:
-        so the model learns shares, and not the largest count, which often is noise. Counts below 0
-        weigh nothing. As the noise is alike for all classes, the class with most votes still weighs
-        most, on average. The weights of all inputs have the mean 1. With other answers, each
-        input that has a label comes once, with the weight 1.
+        so the model learns shares, and not the largest count, which is often noise. Counts below 0
+        have no weight. As the noise is the same for all classes, the class with most votes still
+        has most weight, on average. The weights of all inputs have the mean 1. With other answers,
+        each input that has a label comes once, with the weight 1.
 
         Raises ValueError if x is not as long as the answers, or nothing was answered.
         """
@@ -179,7 +247,7 @@ class Labels:
         return f"<Labels of {len(self)} inputs: {counts}>"
 
 
-def _noisy_counts(given: Sequence[Sequence[int] | None]) -> npt.NDArray[np.int64] | None:
+def _stack_counts(given: Sequence[Sequence[int] | None]) -> npt.NDArray[np.int64] | None:
     classes = next((len(counts) for counts in given if counts is not None), None)
     if classes is None:
         return None
@@ -187,10 +255,10 @@ def _noisy_counts(given: Sequence[Sequence[int] | None]) -> npt.NDArray[np.int64
     return np.array([nothing if counts is None else counts for counts in given], dtype=np.int64)
 
 
-def _name(result: LabelResult) -> str | None:
+def _name_of_class(result: LabelResult) -> str | None:
     """The class's name, which the server leaves out if it is the label itself."""
     return result.label_name or (None if result.label is None else str(result.label))
 
 
-def _integers(values: Sequence[int | None]) -> npt.NDArray[np.int64]:
+def _to_integers(values: Sequence[int | None]) -> npt.NDArray[np.int64]:
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)

@@ -1,24 +1,23 @@
 """Receipts: which entries of the ledger paid for answers, and whether they are in its log.
 
-The server says which entry paid for an answer, and its hash. Later it has to show a tree, signed by
-it and cosigned by witnesses who know it as the only one, that contains the entry. All of that is
-checked here; nothing that the server says is believed.
+The server names the entry that paid for an answer, and its hash. Later it has to show a tree that
+contains the entry, signed by itself and cosigned by witnesses who know it as the only one. All of
+that is checked here; nothing that the server says is trusted.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from terrine_client import _calls
-from terrine_client._calls import Call
+from terrine_client._calls import Call, Plan
 from terrine_client.errors import ConfigurationError, NotFound
 from terrine_protocol import LabelResponse, ReceiptPage, transparency
 from terrine_protocol.files import read, write_atomically
@@ -36,27 +35,26 @@ from terrine_protocol.transparency import (
 
 FORMAT = "terrine-receipts/1"
 WAIT_SECONDS = 120
-"""How long an entry may take to get into a cosigned checkpoint before it is missing."""
+"""An entry that is in no cosigned checkpoint after this time is missing."""
 STALE_SECONDS = 3 * 3600
-"""How old the newest cosignature may be. The service asks for new ones every hour."""
+"""Maximum age of the newest cosignature. The service asks for new ones every hour."""
 T = TypeVar("T")
-Plan = Generator[Call[Any], Any, T]
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """An entry's hash, in hex, and when it was first told (POSIX seconds, by our clock)."""
+    """An entry's hash, in hex, and when it was first received (POSIX seconds, by our clock)."""
 
     hash: str
-    told: float
+    received_at: float
 
 
 @dataclass
 class Receipts:
     """Receipts by the number of their entry, all of one project, and the last checkpoint seen.
 
-    `contradicted`: numbers for which the server has told two hashes. `protects`: what the promise
-    that the entries are accounted under protects one of, as the server said last.
+    `contradicted`: numbers for which the server has sent two hashes. `protects`: whose contribution
+    the guarantee hides (a record, or all records of a person), as the server said last.
     """
 
     entries: dict[int, Receipt] = field(default_factory=dict)
@@ -86,7 +84,7 @@ class Receipts:
             "protects": self.protects,
             "checkpoint": self.checkpoint,
             "contradicted": sorted(self.contradicted),
-            "entries": {str(n): [r.hash, r.told] for n, r in sorted(self.entries.items())},
+            "entries": {str(n): [r.hash, r.received_at] for n, r in sorted(self.entries.items())},
         }
         write_atomically(Path(path), f"{json.dumps(document, indent=1)}\n".encode())
 
@@ -111,13 +109,13 @@ class Receipts:
 class ReceiptReport:
     """What the log shows of receipts.
 
-    checkpoint: the checkpoint that it was checked against; None if there was none to believe.
+    checkpoint: the checkpoint that they were checked against; None if none was trustworthy.
     cosigned: when each witness cosigned it (POSIX seconds).
-    proofs: of every entry in the log, by its number; `str(proof)` is a file for whoever doubts.
+    proofs: of every entry in the log, by its number; `str(proof)` is a file that others can check.
     waiting: numbers of entries so new that they may still get into the log.
     missing: numbers of entries that should be in the log, and are not.
-    problems: everything else that is wrong, in words.
-    protects: what the promise protects one of, as the server said with the answers.
+    problems: everything else that is wrong, as text.
+    protects: whose contribution the guarantee hides, as the server said with the answers.
     """
 
     checkpoint: Checkpoint | None
@@ -154,9 +152,9 @@ class ReceiptReport:
 
 
 def read_policy(policy: Policy | Path | str | bytes) -> Policy:
-    """Return a policy, or read it: from a file by its path, or from bytes.
+    """Return a policy, read from a file by its path, or from bytes, unless it is one already.
 
-    Raises ConfigurationError, also without what checks signatures, and OSError.
+    Raises ConfigurationError, also if `cryptography` is not installed, and OSError.
     """
     if find_spec("cryptography") is None:
         raise ConfigurationError(
@@ -172,27 +170,27 @@ def read_policy(policy: Policy | Path | str | bytes) -> Policy:
 
 def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[ReceiptReport]:
     """Check all receipts, and that the log continues the checkpoints seen by us and by `others`."""
-    problems = [f"entry {n} was told with two hashes" for n in sorted(receipts.contradicted)]
+    problems = [f"entry {n} was sent with two hashes" for n in sorted(receipts.contradicted)]
     try:
-        note = yield _calls.checkpoint()
-        opened = policy.opened(Note.parse(note))
+        note = yield Call("GET", "/checkpoint", bytes)
+        opened = policy.open(Note.parse(note))
     except NotFound:
         problems.append("the server shows no checkpoint")
-        return _nothing(receipts, problems)
+        return _report_without_checkpoint(receipts, problems)
     except NoteError as error:
-        problems.append(f"the checkpoint is not believed: {error}")
-        return _nothing(receipts, problems)
-    checkpoint, tiles = opened.checkpoint, _Fetched()
+        problems.append(f"the checkpoint cannot be trusted: {error}")
+        return _report_without_checkpoint(receipts, problems)
+    checkpoint, tiles = opened.checkpoint, _TileCache()
     now = time.time()
     if opened.newest is not None and opened.newest < now - STALE_SECONDS:
         since = datetime.fromtimestamp(opened.newest, UTC)
         problems.append(f"the checkpoint was last cosigned at {since:%Y-%m-%d %H:%M} UTC")
     for whose, seen in [("seen before", receipts.checkpoint), *(("of others", o) for o in others)]:
         if seen is not None:
-            problems += yield from _contradiction(policy, opened, seen, whose, tiles)
+            problems += yield from _find_contradictions(policy, opened, seen, whose, tiles)
     proofs: dict[int, Proof] = {}
     places: dict[int, int] = {}
-    key = yield from _places(receipts, places)
+    key = yield from _locate_entries(receipts, places)
     for number, receipt in sorted(receipts.entries.items()):
         index = places.get(number)
         if key is None or index is None or index >= checkpoint.size:
@@ -214,7 +212,8 @@ def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[Re
     waiting = [
         n
         for n in absent
-        if receipts.entries[n].told > due and places.get(n, checkpoint.size) >= checkpoint.size
+        if receipts.entries[n].received_at > due
+        and places.get(n, checkpoint.size) >= checkpoint.size
     ]
     if not problems:
         receipts.checkpoint = str(opened.note)
@@ -229,12 +228,12 @@ def verify(receipts: Receipts, policy: Policy, others: Iterable[str]) -> Plan[Re
     )
 
 
-def _nothing(receipts: Receipts, problems: list[str]) -> ReceiptReport:
+def _report_without_checkpoint(receipts: Receipts, problems: list[str]) -> ReceiptReport:
     return ReceiptReport(None, {}, {}, sorted(receipts.entries), [], problems, receipts.protects)
 
 
-class _Fetched:
-    """Tiles that were fetched; what needs another one says so, is fetched for, and begins again."""
+class _TileCache:
+    """Fetched tiles. A computation that needs another one starts again once it is fetched."""
 
     def __init__(self) -> None:
         self._kept: dict[Tile, bytes] = {}
@@ -244,24 +243,24 @@ class _Fetched:
         while True:
             try:
                 return compute(Tiles(size, self._fetch).perfect)
-            except _Missing as missing:
-                self._kept[missing.tile] = yield _calls.tile(missing.tile.path)
+            except _NeedTile as missing:
+                self._kept[missing.tile] = yield Call("GET", f"/tile/{missing.tile.path}", bytes)
 
     def _fetch(self, tile: Tile) -> bytes:
         if tile not in self._kept:
-            raise _Missing(tile)
+            raise _NeedTile(tile)
         return self._kept[tile]
 
 
-class _Missing(Exception):  # noqa: N818 - not an error: it is fetched
+class _NeedTile(Exception):  # noqa: N818 - not an error: it is fetched
     def __init__(self, tile: Tile) -> None:
         self.tile = tile
 
 
-def _contradiction(
-    policy: Policy, opened: VerifiedCheckpoint, seen: str, whose: str, tiles: _Fetched
+def _find_contradictions(
+    policy: Policy, opened: VerifiedCheckpoint, seen: str, whose: str, tiles: _TileCache
 ) -> Plan[list[str]]:
-    """Return what is wrong between the current checkpoint and one that was seen, if anything is."""
+    """Return what contradicts between the current checkpoint and one that was seen."""
     try:
         note = Note.parse(seen)
         earlier = Checkpoint.parse(note.text)
@@ -293,8 +292,8 @@ def _contradiction(
     return []
 
 
-def _places(receipts: Receipts, places: dict[int, int]) -> Plan[bytes | None]:
-    """Find out where the server says that the entries are; return the project's leaf key."""
+def _locate_entries(receipts: Receipts, places: dict[int, int]) -> Plan[bytes | None]:
+    """Fill `places` with the index of each entry, as the server says; return the leaf key."""
     wanted = sorted(receipts.entries)
     if not wanted:
         return None
@@ -302,11 +301,16 @@ def _places(receipts: Receipts, places: dict[int, int]) -> Plan[bytes | None]:
     before = wanted[0] - 1
     key: bytes | None = None
     while cursor is not None:
-        page: ReceiptPage = yield _calls.receipts(cursor)
+        page: ReceiptPage = yield Call(
+            "GET",
+            "/receipts",
+            ReceiptPage,
+            params={"limit": "1000", "cursor": cursor},
+        )
         key = None if page.leaf_key is None else bytes.fromhex(page.leaf_key)
         places.update((item.charge, item.index) for item in page.items)
         last = max((item.charge for item in page.items), default=before)
-        # A server that goes on with pages of nothing new must not keep us for ever.
+        # A server that keeps sending pages without anything new must not keep us for ever.
         cursor = page.next if before < last < wanted[-1] else None
         before = last
     return key if key is None or len(key) == 32 else None

@@ -1,4 +1,4 @@
-"""The contents of a student's report."""
+"""A student's report: what it holds, as lines of text, and as a chart."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Round:
 
 
 @dataclass(frozen=True)
-class ClassFigures:
+class ClassMetrics:
     """One class of the held-out data.
 
-    recall: the share of its inputs that are predicted to be in it. precision: the share of the
-    inputs that are predicted to be in it and are. None where there is no such input.
+    recall: share of its inputs that are predicted as it. precision: share of the inputs predicted
+    as it that are of it. None where there is no such input.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Report:
     project: str
     mechanism: dict[str, Any]
     protects: str
-    """What the promise protects one of: a record, or all records of a person."""
+    """Whose contribution the guarantee hides: a record, or all records of a person."""
     epsilon: float
     delta: float
     epsilon_spent: float
@@ -58,7 +58,7 @@ class Report:
     public_inputs: int
     outcomes: dict[str, int]
     reinforced: float | None
-    """Of interactive_gnmax: the share of the labels that confirm the student's own."""
+    """For interactive_gnmax: share of the labels that confirm the student's own."""
     asking: str
     """Which inputs were asked after the first round."""
     refused: bool
@@ -71,10 +71,10 @@ class Report:
     held_out: int
     accuracy: float | None
     plain: float | None
-    """That of the plain student of the same answers."""
+    """Accuracy of the plain student of the same answers."""
     majority: float | None
-    """Share of the held-out data in their largest class: the accuracy of always saying that."""
-    by_class: list[ClassFigures]
+    """Share of the held-out data in their largest class: the accuracy of always predicting it."""
+    by_class: list[ClassMetrics]
     """On the held-out data; empty if there is none."""
     notes: list[str]
     """Warnings."""
@@ -93,15 +93,15 @@ class Report:
         )
 
 
-def continued(history: list[Round], new: Round) -> list[Round]:
-    """The history with a round added; a round without queries updates the last accuracy."""
+def append_round(history: list[Round], new: Round) -> list[Round]:
+    """Return the history with a round added. One without queries updates the last accuracy."""
     if history and new.asked == 0:
         return [*history[:-1], replace(history[-1], accuracy=new.accuracy)]
     return [*history, new]
 
 
-def round_line(number: int, done: Round) -> str:
-    """A summary of a round in one line."""
+def format_round(number: int, done: Round) -> str:
+    """Return a summary of a round in one line."""
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.outcomes.items()))
     accuracy = "" if done.accuracy is None else f"; accuracy {done.accuracy:.2%}"
     return (
@@ -110,21 +110,20 @@ def round_line(number: int, done: Round) -> str:
     )
 
 
-def choice_lines(choice: Choice) -> list[str]:
-    """What was tried, with figures of held-out answers, and what was chosen."""
-    lines = [f"{each.method}: {figures_line(each.figures, choice)}." for each in choice.judged]
+def format_choice(choice: Choice) -> list[str]:
+    """Return what was tried, with its metrics on held-out answers, and what was chosen."""
+    lines = [f"{each.method}: {format_metrics(each.figures, choice)}." for each in choice.judged]
     if lines:
-        of = "; voters err, so this is no accuracy" if choice.noisy else ""
+        of = "; voters err, so this is not accuracy" if choice.noisy else ""
         lines.insert(0, f"By answers that were held out ({choice.folds} folds{of}):")
     return [*lines, f"Student: {choice.chosen}. {choice.why}"]
 
 
-def figures_line(found: EstimatedMetrics, choice: Choice) -> str:
-    """Figures with their standard errors, as in `accuracy 84.0 % ± 0.5`.
+def format_metrics(found: EstimatedMetrics, choice: Choice) -> str:
+    """Return metrics with their standard errors, as in `accuracy 84.0 % ± 0.5`.
 
-    Of noisy counts the figure is a share of votes, and called so. A student can be right far more
-    often than that, where each voter by itself is wrong often. An estimate outside 0 to 1 is shown
-    as the nearer.
+    For noisy counts it is agreement with single votes. Where single voters are often wrong, a
+    student can be right far more often than that. Estimates are clipped to 0 to 1.
     """
     what = "agrees with single votes" if choice.noisy else "accuracy"
     shown = {
@@ -139,33 +138,36 @@ def figures_line(found: EstimatedMetrics, choice: Choice) -> str:
     )
 
 
-# Okabe and Ito's colours, which those who see no red or green tell apart, too.
-ACCURACY, PLAIN, TRUE, EPSILON = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-ERRORS = (
+# Okabe and Ito's colours, which people with red-green colour blindness can tell apart.
+ACCURACY_COLOUR = "#0072B2"
+MAJORITY_COLOUR = "#E69F00"
+TRUE_LABELS_COLOUR = "#009E73"
+EPSILON_COLOUR = "#D55E00"
+TICK_ERRORS_PERCENT = (
     (90, 70, 50, 30, 20, 10, 5, 3, 2, 1, 0.5, 0.3, 0.2, 0.1),
     (90, 80, 70, 60, 50, 40, 30, 25, 20, 15, 10, 7, 5, 4, 3, 2, 1.5, 1.2, 1, 0.8, 0.5, 0.3, 0.2),
     tuple(range(90, 0, -1)),
     tuple(error / 10 for error in range(100, 0, -1)),
 )
-"""In percent, where ticks may be: the first that has enough."""
-LEAST_ERROR = 0.05
-"""In percent: what has no errors is drawn here."""
-FEWEST_TICKS, MOST_TICKS = 4, 10
+"""Errors in percent at which there may be ticks: the first row that has enough of them."""
+MIN_ERROR_PERCENT = 0.05
+"""An accuracy without errors is drawn here."""
+MIN_TICKS, MAX_TICKS = 4, 10
 
 
 def draw(report: Report, path: Path, *, true_labels: float | None = None) -> bool:
-    """Draw `report` as a PNG of 1200 x 1050 pixels, and return True. See `picture`.
+    """Draw `report` as a PNG of 1200 x 1050 pixels, and return True. See `draw_figure`.
 
     Where matplotlib is not installed, as beside a server, draw nothing and return False.
     """
     if find_spec("matplotlib") is None:
         return False
-    picture(report, true_labels=true_labels).savefig(path, metadata={"Software": None})
+    draw_figure(report, true_labels=true_labels).savefig(path, metadata={"Software": None})
     return True
 
 
-def picture(report: Report, *, true_labels: float | None = None) -> Figure:
-    """Accuracy, with its baselines, above what was spent.
+def draw_figure(report: Report, *, true_labels: float | None = None) -> Figure:
+    """Draw accuracy, with its baselines, above what was spent.
 
     true_labels: accuracy on the same held-out inputs of the same student of true labels, if known.
     """
@@ -176,7 +178,7 @@ def picture(report: Report, *, true_labels: float | None = None) -> Figure:
     if points:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         upper.plot(
-            *zip(*points, strict=True), "o-", color=ACCURACY, label="accuracy of the student"
+            *zip(*points, strict=True), "o-", color=ACCURACY_COLOUR, label="accuracy of the student"
         )
         for x, y in points:
             upper.annotate(
@@ -185,13 +187,13 @@ def picture(report: Report, *, true_labels: float | None = None) -> Figure:
                 xytext=(-6, 6),
                 textcoords="offset points",
                 ha="right",
-                color=ACCURACY,
+                color=ACCURACY_COLOUR,
                 fontsize=9,
             )
         if true_labels is not None:
             upper.axhline(
                 true_labels * 100,
-                color=TRUE,
+                color=TRUE_LABELS_COLOUR,
                 lw=1.5,
                 ls="--",
                 label="the same student on true labels",
@@ -199,20 +201,20 @@ def picture(report: Report, *, true_labels: float | None = None) -> Figure:
         if report.majority is not None:
             upper.axhline(
                 report.majority * 100,
-                color=PLAIN,
+                color=MAJORITY_COLOUR,
                 lw=1.5,
                 ls=":",
                 label="always the largest class",
             )
         upper.set_ylabel(f"accuracy on {report.held_out:,} held-out inputs, %")
-        accuracy_scale(upper)
+        scale_accuracy_axis(upper)
         upper.grid(alpha=0.3)
     else:
         lower = figure.subplots()
     spent = sorted({(0, 0.0), *((int(c), float(e)) for c, e in report.spending)})
-    lower.plot(*zip(*spent, strict=True), color=EPSILON, lw=1.5, label="ε spent")
+    lower.plot(*zip(*spent, strict=True), color=EPSILON_COLOUR, lw=1.5, label="ε spent")
     budget = f"budget: ε = {report.epsilon:g}, δ = {report.delta:g}"
-    lower.axhline(report.epsilon, color=EPSILON, lw=1, ls=":", label=budget)
+    lower.axhline(report.epsilon, color=EPSILON_COLOUR, lw=1, ls=":", label=budget)
     lower.set_ylabel("ε spent")
     lower.set_ylim(0, report.epsilon * 1.08)
     lower.set_xlabel("queries paid for")
@@ -229,29 +231,29 @@ def picture(report: Report, *, true_labels: float | None = None) -> Figure:
     return figure
 
 
-def accuracy_scale(axes: Axes) -> None:
+def scale_accuracy_axis(axes: Axes) -> None:
     """Scale the axis of accuracies in percent by the logarithm of the errors.
 
-    So 90, 99 and 99.9 % are equally far apart, and a baseline that is far below remains in sight.
+    So 90, 99 and 99.9 % are equally far apart, and a baseline far below them stays in view.
     """
     import numpy as np
     from matplotlib.ticker import FixedLocator, NullLocator
 
     low, high = axes.dataLim.intervaly
-    most, least = max(100 - low, LEAST_ERROR), max(100 - high, LEAST_ERROR)
-    most, least = min(most * 1.15, 100), max(least / 1.15, LEAST_ERROR)
+    most, least = max(100 - low, MIN_ERROR_PERCENT), max(100 - high, MIN_ERROR_PERCENT)
+    most, least = min(most * 1.15, 100), max(least / 1.15, MIN_ERROR_PERCENT)
     axes.set_yscale(
         "function",
         functions=(
-            lambda y: -np.log(np.maximum(100 - np.asarray(y), LEAST_ERROR / 2)),
+            lambda y: -np.log(np.maximum(100 - np.asarray(y), MIN_ERROR_PERCENT / 2)),
             lambda scaled: 100 - np.exp(-np.asarray(scaled)),
         ),
     )
     axes.set_ylim(100 - most, 100 - least)
-    for errors in ERRORS:
+    for errors in TICK_ERRORS_PERCENT:
         ticks = [100 - error for error in errors if least <= error <= most]
-        if len(ticks) >= FEWEST_TICKS:
+        if len(ticks) >= MIN_TICKS:
             break
-    axes.yaxis.set_major_locator(FixedLocator(ticks[:: max(1, len(ticks) // MOST_TICKS)]))
+    axes.yaxis.set_major_locator(FixedLocator(ticks[:: max(1, len(ticks) // MAX_TICKS)]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")

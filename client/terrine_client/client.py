@@ -1,26 +1,29 @@
-"""The synchronous client, made of `async_client.py` by `make client`: edit that one."""
+"""The clients: what can be asked of a Terrine server, each method written once for both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
+from urllib.parse import quote
 
-import httpx
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
-from terrine_client import _calls
-from terrine_client._batches import used_up_batches
-from terrine_client._calls import Call, transport_errors
-from terrine_client._connection import BaseClient
-from terrine_client._labels import Labels
-from terrine_client._progress import progress_bar
-from terrine_client._receipts import Plan, ReceiptReport, read_policy, verify
-from terrine_client._rows import Inputs, encode_columns, has_columns, index_of
-from terrine_client.errors import ClientError
+from terrine_client._batches import request_exhausted_shares, request_labels, show_progress
+from terrine_client._calls import Call, Page, Plan, all_items
+from terrine_client._connection import (
+    AsyncConnection,
+    BlockingConnection,
+    Connection,
+    listing,
+    operation,
+)
+from terrine_client._labels import Inputs, Labels, encode_columns, has_columns, pandas_index
+from terrine_client._receipts import ReceiptReport, read_policy, verify
+from terrine_client.errors import ConfigurationError
 from terrine_protocol import (
     Budget,
     BudgetPage,
@@ -34,11 +37,14 @@ from terrine_protocol import (
     ProjectInfo,
     ProjectOpen,
     ProjectStatus,
+    ProjectUpdate,
     RequestAccount,
     RequestApprove,
     RequestApproved,
+    RequestCreate,
     RequestInfo,
     RequestPage,
+    RequestRefuse,
     RequestStatus,
     TokenCreate,
     TokenCreated,
@@ -48,42 +54,17 @@ from terrine_protocol import (
 )
 from terrine_protocol.transparency import Policy
 
-T = TypeVar("T")
-Page = TypeVar("Page", LedgerPage, BudgetPage, TokenPage, RequestPage)
+_PAGE = {"limit": "1000"}
+_ENSEMBLES: TypeAdapter[list[EnsembleAccount | EnsembleInfo]] = TypeAdapter(
+    list[EnsembleAccount | EnsembleInfo]
+)
+_REQUEST: TypeAdapter[RequestAccount | RequestInfo] = TypeAdapter(RequestAccount | RequestInfo)
 
 
-class Client(BaseClient[httpx.Client]):
-    """A connection to a Terrine server. Threads may share it; close it, or use `with`.
+class _Methods(Connection[Any]):
+    """What either client can ask."""
 
-    url: the server's, such as `https://labels.example.org`; a path prefix is kept.
-    token: the bearer token; by default the environment variable TERRINE_TOKEN.
-    timeout: seconds to wait for the connection, and for each part of a reply.
-    retries: further attempts after a lost connection, a time-out or a 429, 502, 503 or 504.
-    batch_size: inputs per request; larger arrays are split.
-    insecure: allow plain http to another machine; anyone on the network path can read the token.
-
-    The constructor raises ConfigurationError; every method may raise any ClientError.
-    """
-
-    @staticmethod
-    def _open(**options: Any) -> httpx.Client:
-        return httpx.Client(**options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
+    @operation
     def label(
         self,
         x: Inputs,
@@ -91,7 +72,7 @@ class Client(BaseClient[httpx.Client]):
         *,
         progress: bool = False,
         accept_clipped: bool = False,
-    ) -> Labels:
+    ) -> Plan[Labels]:
         """Request labels for x, at no more than the prices of `project`.
 
         x: numbers [B, …]; in a project of tables also a data frame of pandas, Polars or Arrow, a
@@ -109,42 +90,56 @@ class Client(BaseClient[httpx.Client]):
         batch carries the answers until then in `partial`; sending the inputs again returns them
         at no cost.
         """
-        inputs = self._encoded(x, accept_clipped)
-        with progress_bar(progress) as report:
-            return self._run(self._label_batches(inputs, probabilities, report, index_of(x)))
+        inputs = yield from self._encode(x, accept_clipped)
+        keep = self.receipts.keep
+        with show_progress(progress) as report:
+            return (
+                yield from request_labels(
+                    inputs, probabilities, self._batch_size, keep, report, pandas_index(x)
+                )
+            )
 
-    def used_up(self, x: Inputs, *, accept_clipped: bool = False) -> npt.NDArray[np.float64]:
-        """How far people near each of x are used up, float [B] from 0 to 1. Free.
+    @operation
+    def used_up(self, x: Inputs, *, accept_clipped: bool = False) -> Plan[npt.NDArray[np.float64]]:
+        """How far people near each of x are exhausted, float [B] from 0 to 1. Free.
 
         x, accept_clipped: as `label` takes them.
 
         For projects of neighbours: of public rows near each input, the share that could not vote
-        any more if they were private. From 0.95 on, an input is `exhausted`: nobody is asked.
+        any more if they were private. From 0.95 on, an input is `exhausted`: no vote is taken.
         """
-        inputs = self._encoded(x, accept_clipped)
-        return self._run(used_up_batches(inputs, self._batch_size))
+        inputs = yield from self._encode(x, accept_clipped)
+        return (yield from request_exhausted_shares(inputs, self._batch_size))
 
-    def budget(self) -> Budget:
+    @operation
+    def budget(self) -> Call[Budget]:
         """The account of the token's project."""
-        return self._send(_calls.budget())
+        return Call("GET", "/budget", Budget)
 
+    @operation
     def verify_receipts(
         self, policy: Policy | Path | str | bytes, *, others: Iterable[str] = ()
-    ) -> ReceiptReport:
+    ) -> Plan[ReceiptReport]:
         """Check that the log contains every entry that paid for an answer of this connection.
 
         policy: whose signatures the log's checkpoint needs, or the path of a file with it.
         others: checkpoints that others have seen; the log must agree with them.
 
         `receipts` holds what is checked; save it to check it again another day. Nothing that the
-        server says is believed without a proof. For students.
+        server says is trusted without a proof. For students.
         """
-        return self._run(verify(self.receipts, read_policy(policy), others))
+        return verify(self.receipts, read_policy(policy), others)
 
-    def project(self, name: str | None = None) -> ProjectInfo:
+    @operation
+    def project(self, name: str | None = None) -> Call[ProjectInfo]:
         """A project's terms: mechanism, prices, input format; by default the token's project."""
-        return self._send(_calls.project(name))
+        return Call(
+            "GET",
+            f"/projects/{_segment(name)}" if name else "/project",
+            ProjectInfo,
+        )
 
+    @operation
     def request_project(
         self,
         title: str,
@@ -153,7 +148,7 @@ class Client(BaseClient[httpx.Client]):
         *,
         delta: float | None = None,
         mechanism: MechanismSpec | None = None,
-    ) -> RequestInfo:
+    ) -> Call[RequestInfo]:
         """Ask the data owner for a new project on the same ensemble, also for more budget.
 
         title, purpose: what it is to be called, and what its labels are for.
@@ -163,41 +158,68 @@ class Client(BaseClient[httpx.Client]):
         The same request again, while it is open, is the same one. Raises Conflict when too many
         are open. For students.
         """
-        return self._send(_calls.make_request(title, purpose, epsilon, delta, mechanism))
+        request = RequestCreate(
+            title=title, purpose=purpose, epsilon=epsilon, delta=delta, mechanism=mechanism
+        )
+        return Call("POST", "/requests", _REQUEST, request)
 
+    @listing
     def requests(
         self, status: RequestStatus | str | None = None
-    ) -> Iterator[RequestAccount | RequestInfo]:
+    ) -> Call[Page[RequestAccount | RequestInfo]]:
         """The requests of this token, oldest first; for auditors and admins, everybody's."""
-        return self._pages(_calls.requests(status))
+        if status is not None and status not in set(RequestStatus):
+            raise ConfigurationError(f"The status must be one of {', '.join(RequestStatus)}.")
+        params = _PAGE if status is None else {**_PAGE, "status": str(status)}
+        return Call("GET", "/requests", RequestPage, params=params)
 
-    def request(self, request_id: str) -> RequestAccount | RequestInfo:
-        """What has become of a request; for admins, with what approving it would mean."""
-        return self._send(_calls.request(request_id))
+    @operation
+    def request(self, request_id: str) -> Call[RequestAccount | RequestInfo]:
+        """The state of a request; for admins, with what approving it would mean."""
+        return Call("GET", f"/requests/{_segment(request_id)}", _REQUEST)
 
-    def approve_request(self, request_id: str, approval: RequestApprove) -> RequestApproved:
+    @operation
+    def approve_request(self, request_id: str, approval: RequestApprove) -> Call[RequestApproved]:
         """Open the project that was asked for, as it was or with other terms. For admins."""
-        return self._send(_calls.approve_request(request_id, approval))
+        return Call(
+            "POST",
+            f"/requests/{_segment(request_id)}/approve",
+            RequestApproved,
+            approval,
+            repeatable=False,
+        )
 
-    def refuse_request(self, request_id: str, reason: str) -> RequestInfo:
-        """Refuse a request; whoever made it reads the reason. For admins."""
-        return self._send(_calls.refuse_request(request_id, reason))
+    @operation
+    def refuse_request(self, request_id: str, reason: str) -> Call[RequestInfo]:
+        """Refuse a request; its author reads the reason. For admins."""
+        return Call(
+            "POST",
+            f"/requests/{_segment(request_id)}/refuse",
+            _REQUEST,
+            RequestRefuse(reason=reason),
+            repeatable=False,
+        )
 
-    def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
+    @operation
+    def ensembles(self) -> Call[list[EnsembleAccount | EnsembleInfo]]:
         """The ensembles that the token may see; with their caps for auditors and admins."""
-        return self._send(_calls.ensembles())
+        return Call("GET", "/ensembles", _ENSEMBLES)
 
-    def ledger(self) -> Iterator[Budget]:
+    @listing
+    def ledger(self) -> Call[Page[Budget]]:
         """Every project's account, by name. For auditors and admins."""
-        return self._pages(_calls.ledger())
+        return Call("GET", "/ledger", BudgetPage, params=_PAGE)
 
-    def log_state(self) -> LogState | None:
+    @operation
+    def log_state(self) -> Plan[LogState | None]:
         """Size and cosignatures of the transparency log's last checkpoint, as the service says.
 
-        None before there is one. For auditors and admins. `verify_receipts` believes none of it.
+        None before there is one. For auditors and admins. `verify_receipts` trusts none of it.
         """
-        return (self._send(_calls.ledger("1"))).log
+        page: BudgetPage = yield Call("GET", "/ledger", BudgetPage, params={"limit": "1"})
+        return page.log
 
+    @listing
     def charges(
         self,
         project: str,
@@ -205,67 +227,85 @@ class Client(BaseClient[httpx.Client]):
         outcome: Outcome | str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-    ) -> Iterator[Charge]:
+    ) -> Call[Page[Charge]]:
         """A project's charges, oldest first, fetched as they are read. For auditors and admins.
 
         since, until: from this instant, and before this one; without a time zone, local time.
         """
-        return self._pages(_calls.charges(project, outcome, since, until))
+        if outcome is not None and outcome not in set(Outcome):
+            raise ConfigurationError(f"The outcome must be one of {', '.join(Outcome)}.")
+        params = dict(_PAGE)
+        if outcome is not None:
+            params["outcome"] = str(outcome)
+        for name, instant in (("since", since), ("until", until)):
+            if instant is not None:
+                params[name] = instant.astimezone(UTC).isoformat()
+        path = f"/ledger/{_segment(project)}"
+        return Call("GET", path, LedgerPage, params=params)
 
-    def verify(self, project: str) -> Verification:
+    @operation
+    def verify(self, project: str) -> Call[Verification]:
         """Have the server recompute a project's hash chain and balances."""
-        return self._send(_calls.verify(project))
+        return Call("GET", f"/ledger/{_segment(project)}/verify", Verification)
 
-    def open_project(self, terms: ProjectOpen) -> ProjectInfo:
+    @operation
+    def open_project(self, terms: ProjectOpen) -> Call[ProjectInfo]:
         """Open a project on terms that never change. For admins."""
-        return self._send(_calls.open_project(terms))
+        return Call("POST", "/projects", ProjectInfo, terms, repeatable=False)
 
-    def set_status(self, project: str, status: ProjectStatus) -> ProjectInfo:
+    @operation
+    def set_status(self, project: str, status: ProjectStatus) -> Call[ProjectInfo]:
         """Pause, resume or, for good, close a project. For admins."""
-        return self._send(_calls.set_status(project, status))
+        return Call(
+            "PATCH",
+            f"/projects/{_segment(project)}",
+            ProjectInfo,
+            ProjectUpdate(status=status),
+        )
 
-    def create_token(self, request: TokenCreate) -> TokenCreated:
+    @operation
+    def create_token(self, request: TokenCreate) -> Call[TokenCreated]:
         """Create a token; its secret is returned only here. For admins."""
-        return self._send(_calls.create_token(request))
+        return Call("POST", "/tokens", TokenCreated, request, repeatable=False)
 
-    def tokens(self) -> list[TokenInfo]:
+    @operation
+    def tokens(self) -> Plan[list[TokenInfo]]:
         """Every token, without its secret. For admins."""
-        return list(self._pages(_calls.tokens()))
+        return all_items(Call("GET", "/tokens", TokenPage, params={**_PAGE, "cursor": ""}))
 
-    def revoke_token(self, token_id: str) -> TokenInfo:
+    @operation
+    def revoke_token(self, token_id: str) -> Call[TokenInfo]:
         """Revoke a token at once. For admins."""
-        return self._send(_calls.revoke_token(token_id))
+        return Call("DELETE", f"/tokens/{_segment(token_id)}", TokenInfo)
 
-    def _encoded(self, x: Inputs, accept_clipped: bool) -> Any:
-        """The numbers that are sent; of what has columns, by the project's schema."""
+    def _encode(self, x: Inputs, accept_clipped: bool) -> Plan[Any]:
+        """Return the numbers that are sent, by the project's schema if x has columns."""
         if not has_columns(x):
             return x
-        return encode_columns(x, self.project(), accept_clipped)
+        project: ProjectInfo = yield Call("GET", "/project", ProjectInfo)
+        return encode_columns(x, project, accept_clipped, stacklevel=6)
 
-    def _send(self, call: Call[T]) -> T:
-        for attempt in self._attempts(call):
-            with attempt, transport_errors():
-                return call.read(self._http.send(call.request(self._http)))
-        raise AssertionError("stamina raises after the last attempt")
 
-    def _run(self, plan: Plan[T]) -> T:
-        try:
-            call = next(plan)
-            while True:
-                try:
-                    reply = self._send(call)
-                except ClientError as error:
-                    call = plan.throw(error)
-                else:
-                    call = plan.send(reply)
-        except StopIteration as done:
-            found: T = done.value
-            return found
+class Client(_Methods, BlockingConnection):
+    """A connection to a Terrine server. Threads may share it; close it, or use `with`.
 
-    def _pages(self, call: Call[Page]) -> Iterator[Any]:
-        page = self._send(call)
-        while True:
-            yield from page.items
-            if page.next is None:
-                return
-            page = self._send(call.at(page.next))
+    url: the server's, such as `https://labels.example.org`; a path prefix is kept.
+    token: the bearer token; by default the environment variable TERRINE_TOKEN.
+    timeout: seconds to wait for the connection, and for each part of a reply.
+    retries: further attempts after a lost connection, a time-out or a 429, 502, 503 or 504.
+    batch_size: inputs per request; larger arrays are split.
+    insecure: allow plain http to another machine; anyone on the network path can read the token.
+
+    The constructor raises ConfigurationError; every method may raise any ClientError.
+    """
+
+
+class AsyncClient(_Methods, AsyncConnection):
+    """The same for asyncio: takes the arguments of `Client` and has its methods, to be awaited.
+
+    Any number of tasks may share it; close it with `aclose`, or use `async with`.
+    """
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")

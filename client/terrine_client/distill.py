@@ -12,6 +12,7 @@ for.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,23 +21,43 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._distillation import Distillation, Examples
-from terrine_client._notebook import Notebook
-from terrine_client._report import Report, Round, choice_lines, continued, draw, round_line
+from terrine_client._answer_file import AnswerFile
+from terrine_client._report import (
+    ClassMetrics,
+    Report,
+    Round,
+    append_round,
+    draw,
+    format_choice,
+    format_round,
+)
 from terrine_client.client import Client
-from terrine_client.errors import ClientError
+from terrine_client.errors import BudgetExhausted, ClientError
 from terrine_protocol import ProjectInfo
 from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
+    from terrine_models.data.arrays import InputSpec
     from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student, Task
+    from terrine_models.students.selection import TrainedStudent
     from terrine_models.students.settings import Training
     from terrine_protocol.tables import TableSchema
+
 
 __all__ = ["DistillError", "Distilled", "Examples", "Report", "Round", "distill"]
 
 Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+Examples = tuple[Array, Ints]
+"""Inputs [N, …] and their class indices [N]."""
+QUERIES_PER_SAVE = 128
+"""Queries after which the answers are saved and the budget is checked."""
+CANDIDATES_PER_QUERY = 4
+"""Of this many times as many inputs, in representative order, those are asked that a student is
+least sure of. Of all inputs, they would be near copies of each other."""
+MAX_CLASS_SHARE = 0.9
+"""With a larger share of the labels in one class there is a warning."""
 
 
 class DistillError(ClientError):
@@ -54,7 +75,7 @@ class Distilled:
     """[N], the outcome of each; empty where it was not sent, or was refused."""
     report: Report
     answers: Answers
-    """What it learned from: these labels, or noisy counts; to train another student of."""
+    """What it learned from, to train another student: these labels, or noisy counts."""
 
     def __repr__(self) -> str:
         return f"<Distilled {self.report.choice.chosen} student: {self.report!r}>"
@@ -96,6 +117,7 @@ def distill(
 
     Raises DistillError, and what `Client.label` raises except BudgetExhausted.
     """
+    from terrine_models.students.selection import asking_order, choose
     from terrine_models.students.settings import Training
 
     training = training or Training()
@@ -103,53 +125,53 @@ def distill(
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
     check_data(public, project, held_out)
-    task = task_of(public, project, encoding, seed)
+    task = make_task(public, project, encoding, seed)
     check_training(training, task)
     if project.mechanism.name in COUNTED:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
-    notebook = Notebook.open(out, project, public)
-    distillation = Distillation(client, project, held_out, task, training, notebook)
-    if fetched := distillation.fetch():
+    answer_file = AnswerFile.open(out, project, public)
+    distillation = Distillation(client, project, held_out, task, training, answer_file)
+    if fetched := distillation.fetch_paid():
         tell(f"The budget is spent. {fetched:,} inputs were answered before: fetched, free.")
     limit = len(public) if queries is None else min(queries, len(public))
-    history = [Round(**entry) for entry in json.loads(notebook.rounds)]
-    order = distillation.order()
-    made, refused, ended, sketch = None, False, "", None
+    history = [Round(**entry) for entry in json.loads(answer_file.rounds)]
+    order = asking_order(public, task.spec, seed)
+    made, refused, ended, quick = None, False, "", None
     while not ended:
         number = min(len(history) + 1, rounds)
-        left, affordable = limit - int(notebook.asked.sum()), client.budget().affordable
+        left, affordable = limit - int(answer_file.asked.sum()), client.budget().affordable
         share = max(1, affordable // (rounds - number + 1))
-        if sketch is None and number > 1 and distillation.known > 0 and distillation.asks_unsure:
-            sketch = distillation.sketch()
+        if quick is None and number > 1 and distillation.bought > 0 and distillation.asks_uncertain:
+            quick = distillation.quick_student()
         count = min(left, share) if number < rounds else left
-        refused = distillation.ask(*distillation.choose(order, count, share, sketch))
+        refused = distillation.ask(*distillation.choose_queries(order, count, share, quick))
         if refused:
             ended = "The budget is spent."
-        elif int(notebook.asked.sum()) >= limit:
+        elif int(answer_file.asked.sum()) >= limit:
             ended = "All inputs were asked." if limit == len(public) else "Enough was asked."
         elif number == rounds:
             ended = "The last round is over."
-        if distillation.known == 0 and ended:
-            raise DistillError(_nothing_learned(notebook, refused))
-        if distillation.known > 0:
-            tell(f"Round {number}: training on {distillation.known:,} answers …")
+        if distillation.bought == 0 and ended:
+            raise DistillError(_explain_nothing_learned(answer_file, refused))
+        if distillation.bought > 0:
+            tell(f"Round {number}: training on {distillation.bought:,} answers …")
             if ended:
-                made = distillation.finish(tell)
+                made = choose(task, distillation.answers, training, tell=tell)
             else:
-                sketch = distillation.sketch()
-        latest = distillation.summarise(history, made.student if made else sketch)
-        history = continued(history, latest)
-        notebook.conclude(json.dumps([asdict(entry) for entry in history]))
-        tell(round_line(number, history[-1]))
+                quick = distillation.quick_student()
+        latest = distillation.make_round(history, made.student if made else quick)
+        history = append_round(history, latest)
+        answer_file.save_rounds(json.dumps([asdict(entry) for entry in history]))
+        tell(format_round(number, history[-1]))
     if made is None:
-        raise DistillError(_nothing_learned(notebook, refused))
-    for line in choice_lines(made.choice):
+        raise DistillError(_explain_nothing_learned(answer_file, refused))
+    for line in format_choice(made.choice):
         tell(line)
     student = made.student.with_model(image=project.ensemble.image)
     student.save(out)
-    warnings = (distillation.one_sided(), distillation.below_majority(made.student))
+    warnings = (distillation.warn_if_one_sided(), distillation.warn_if_below_majority(made.student))
     notes = [note for note in warnings if note is not None]
-    report = distillation.report(history, refused, ended, notes, made)
+    report = distillation.make_report(history, refused, ended, notes, made)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     if not draw(report, out / "accuracy.png"):
         tell(
@@ -158,23 +180,271 @@ def distill(
         )
     return Distilled(
         student,
-        notebook.labels,
-        notebook.outcomes,
+        answer_file.labels,
+        answer_file.outcomes,
         report,
         distillation.answers,
     )
 
 
+@dataclass(frozen=True)
+class Distillation:
+    """One distillation: what is the same in every round, and the answers so far."""
+
+    client: Client
+    project: ProjectInfo
+    held_out: Examples | None
+    task: Task
+    training: Training
+    answer_file: AnswerFile
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether queries carry the student's probabilities."""
+        return self.project.mechanism.name == "interactive_gnmax"
+
+    @property
+    def asks_uncertain(self) -> bool:
+        """Whether later rounds prefer inputs that a student is unsure of; see docs/student.md."""
+        return self.is_interactive or self.task.is_table
+
+    @property
+    def bought(self) -> int:
+        """Number of labels that were bought."""
+        return int((self.answer_file.labels >= 0).sum())
+
+    @property
+    def answers(self) -> Answers:
+        """What a student learns from, so far."""
+        kept = self.answer_file
+        return make_answers(self.project, kept.labels, kept.noisy_counts, kept.noise_sigma)
+
+    def quick_student(self) -> Student:
+        """Train the plain student on what was bought so far: it takes seconds."""
+        from terrine_models.students.selection import PLAIN_METHOD, choose
+        from terrine_models.students.settings import Training
+
+        return choose(self.task, self.answers, Training(method=PLAIN_METHOD)).student
+
+    def fetch_paid(self) -> int:
+        """Fetch the paid answers to these inputs, if the project has no budget for others.
+
+        Repeated answers are free, and with nothing left to spend no other query is answered: so
+        every input may be sent. Returns the number of answers.
+        """
+        budget = self.client.budget()
+        if self.answer_file.asked.any() or not budget.charges or budget.affordable:
+            return 0
+        rows = np.arange(len(self.task.x))
+        probabilities = first_probabilities(self.project, len(rows))
+        try:
+            self.answer_file.save_answers(rows, self.client.label(self.task.x, probabilities))
+        except BudgetExhausted:
+            return 0
+        return int(self.answer_file.asked.sum())
+
+    def choose_queries(
+        self, order: Ints, count: int, expected: int, quick: Student | None
+    ) -> tuple[Ints, Array | None]:
+        """Choose the next `count` rows to send, and the probabilities to send with them.
+
+        Rows that were planned before an interruption come first, with their planned probabilities.
+        expected: about how many of the rows the budget will cover.
+        """
+        answer_file = self.answer_file
+        planned = np.flatnonzero(answer_file.planned & ~answer_file.asked)
+        fresh = order[~answer_file.asked[order] & ~answer_file.planned[order]]
+        count = max(0, count - len(planned))
+        if quick is not None and self.asks_uncertain:
+            unsure = 1 - quick.probabilities(self.task.x[fresh]).max(axis=1)
+            window = np.arange(len(fresh)) // (CANDIDATES_PER_QUERY * max(1, expected))
+            fresh = fresh[np.lexsort((-unsure, window))]
+        fresh = fresh[:count]
+        rows = np.concatenate([planned, fresh])
+        probabilities = first_probabilities(self.project, len(fresh))
+        if probabilities is None:
+            return rows, None
+        if quick is not None:
+            probabilities = quick.probabilities(self.task.x[fresh])
+        return rows, np.concatenate([answer_file.probabilities[planned], probabilities])
+
+    def ask(self, rows: Ints, probabilities: Array | None) -> bool:
+        """Send queries and save the answers. Return True once the budget is spent."""
+        for at in range(0, len(rows), QUERIES_PER_SAVE):
+            chunk = rows[at : at + QUERIES_PER_SAVE]
+            sent = None if probabilities is None else probabilities[at : at + QUERIES_PER_SAVE]
+            self.answer_file.save_planned(chunk, sent)
+            try:
+                answers = self.client.label(self.task.x[chunk], sent)
+            except BudgetExhausted:
+                return True
+            except ClientError as error:
+                if error.partial is not None:
+                    self.answer_file.save_answers(chunk[: len(error.partial)], error.partial)
+                raise
+            self.answer_file.save_answers(chunk, answers)
+            if (answers.outcomes == "refused").any():
+                return True
+        return False
+
+    def make_round(self, history: list[Round], student: Student | None) -> Round:
+        """Return the round after `history`, of what was asked since, even after an interruption."""
+        budget = self.client.budget()
+        new = Counter(self.answer_file.outcomes[self.answer_file.asked].tolist())
+        for earlier in history:
+            new.subtract(earlier.outcomes)
+        return Round(
+            asked=new.total(),
+            outcomes={outcome: count for outcome, count in new.items() if count},
+            charges=budget.charges,
+            epsilon_spent=budget.epsilon_spent,
+            accuracy=student.accuracy(*self.held_out) if student and self.held_out else None,
+        )
+
+    def make_report(
+        self,
+        history: list[Round],
+        refused: bool,
+        ended: str,
+        notes: list[str],
+        made: TrainedStudent,
+    ) -> Report:
+        """Return everything that `report.json` holds."""
+        budget = self.client.budget()
+        outcomes = Counter(self.answer_file.outcomes[self.answer_file.asked].tolist())
+        figures = [] if self.held_out is None else self._class_metrics(made.student, *self.held_out)
+        return Report(
+            project=self.project.name,
+            mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
+            protects=budget.protects,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            epsilon_spent=budget.epsilon_spent,
+            charges=budget.charges,
+            classes=list(self.task.classes),
+            public_inputs=len(self.task.x),
+            outcomes=dict(outcomes),
+            reinforced=outcomes["reinforced"] / self.bought if self.is_interactive else None,
+            asking="uncertain" if self.asks_uncertain else "representative",
+            refused=refused,
+            ended=ended,
+            queries_left=budget.affordable,
+            rounds=history,
+            held_out=0 if self.held_out is None else len(self.held_out[0]),
+            accuracy=history[-1].accuracy,
+            plain=made.plain.accuracy(*self.held_out) if self.held_out else None,
+            majority=_share_of_largest(self.held_out[1]) if self.held_out is not None else None,
+            by_class=figures,
+            notes=notes,
+            training=asdict(self.training),
+            choice=made.choice,
+            spending=[
+                (int(charges), spent) for charges, spent in self.answer_file.spending.tolist()
+            ],
+        )
+
+    def warn_if_one_sided(self) -> str | None:
+        """Return a warning if nearly all bought labels are of one class.
+
+        A student of noisy counts learns from the votes for every class, not from the winners.
+        """
+        if self.project.mechanism.name in COUNTED:
+            return None
+        bought = self.answer_file.labels[self.answer_file.labels >= 0]
+        share = _share_of_largest(bought)
+        if len(bought) < 2 or share < MAX_CLASS_SHARE:
+            return None
+        name = self.task.classes[int(np.bincount(bought).argmax())]
+        return (
+            f"{share:.1%} of the {len(bought):,} labels are {name}: teachers agree most there. "
+            "A student of such labels tends to predict it too often: look at the accuracy by "
+            "class. Noisy counts of all inputs (noisy_votes) are not one-sided."
+        )
+
+    def warn_if_below_majority(self, student: Student) -> str | None:
+        """Return a warning if always predicting the largest class beats the student."""
+        if self.held_out is None:
+            return None
+        accuracy = student.accuracy(*self.held_out)
+        majority = _share_of_largest(self.held_out[1])
+        if accuracy >= majority:
+            return None
+        said = (
+            f"Always predicting the largest class would be right on {majority:.2%} of the held-out "
+            f"inputs; the student is right on {accuracy:.2%}. It finds more of the rarer classes, "
+            "or learned little: the accuracy by class shows which."
+        )
+        if len(self.task.classes) > 2 or self.training.threshold == "accuracy":
+            return said
+        return (
+            f"{said} The probability from which the second class is predicted decides that "
+            f"(--threshold {self.training.threshold}); --threshold accuracy predicts the likelier "
+            "class."
+        )
+
+    def _class_metrics(self, student: Student, x: Array, truth: Ints) -> list[ClassMetrics]:
+        predicted = student.predict(x)
+        return [
+            ClassMetrics(
+                name=name,
+                inputs=int((truth == k).sum()),
+                recall=_mean_or_none(predicted[truth == k] == k),
+                precision=_mean_or_none(truth[predicted == k] == k),
+            )
+            for k, name in enumerate(self.task.classes)
+        ]
+
+
+def make_answers(
+    project: ProjectInfo, labels: Ints, noisy_counts: Ints | None, noise_sigma: float | None
+) -> Answers:
+    """Return what a student learns from: labels [N], -1 where there is none, or noisy counts."""
+    from terrine_models.students.answers import Answers
+
+    ensemble = project.ensemble
+    if noisy_counts is None or noise_sigma is None:
+        return Answers.of_labels(labels, len(ensemble.classes))
+    known, teachers = labels >= 0, ensemble.teachers
+    by_units = project.mechanism.name == "neighbours"
+    if by_units:
+        # Few units are near a query: shares are of those that vote, on average over the queries.
+        teachers = max(1, round(float(noisy_counts[known].sum(axis=1).mean())))
+    return Answers.of_counts(
+        noisy_counts,
+        teachers=teachers,
+        sigma=noise_sigma,
+        known=known,
+        # Units vote for what their records say, so each class has the votes of its share.
+        matches_prior=ensemble.matches_prior or by_units,
+        voting=min(1.0, teachers / ensemble.teachers),
+    )
+
+
+def first_probabilities(project: ProjectInfo, rows: int) -> Array | None:
+    """Return uniform probabilities [rows, m] for interactive projects; None for others."""
+    if project.mechanism.name != "interactive_gnmax":
+        return None
+    classes = len(project.ensemble.classes)
+    return np.full((rows, classes), 1 / classes)
+
+
+def make_input_spec(project: ProjectInfo) -> InputSpec:
+    """Return the format of the inputs that the project takes."""
+    from terrine_models.data.arrays import InputSpec
+
+    return InputSpec.model_validate(project.ensemble.input.model_dump())
+
+
 def check_data(public: Array, project: ProjectInfo, held_out: Examples | None) -> None:
     """Check inputs against what the project's ensemble takes. Raises DistillError."""
-    _check(public, project, "The public inputs")
+    _check_inputs(public, project, "The public inputs")
     if held_out is not None:
-        _check(held_out[0], project, "The held-out inputs")
+        _check_inputs(held_out[0], project, "The held-out inputs")
         _check_labels(held_out, project)
         _check_separate(public, held_out[0])
 
 
-def _check(x: Array, project: ProjectInfo, what: str) -> None:
+def _check_inputs(x: Array, project: ProjectInfo, what: str) -> None:
     spec = project.ensemble.input
     if x.ndim < 1 or x.shape[1:] != spec.shape or len(x) == 0:
         raise DistillError(
@@ -193,10 +463,10 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
         )
 
 
-def task_of(
+def make_task(
     public: Array, project: ProjectInfo, encoding: TableSchema | None = None, seed: int = 0
 ) -> Task:
-    """What a student of this project is to learn from its public inputs."""
+    """Return the task of a student of this project, on public inputs [N, …]."""
     from terrine_models.students.models import Task
 
     facts = project.ensemble
@@ -227,19 +497,27 @@ def _check_separate(public: Array, held_out: Array) -> None:
         )
 
 
-def _nothing_learned(notebook: Notebook, refused: bool) -> str:
-    if notebook.asked.any() and (notebook.outcomes[notebook.asked] == "exhausted").all():
+def _explain_nothing_learned(answer_file: AnswerFile, refused: bool) -> str:
+    if answer_file.asked.any() and (answer_file.outcomes[answer_file.asked] == "exhausted").all():
         return (
-            f"{int(notebook.asked.sum())} inputs were sent and none was answered: near all of them "
-            "people are used up. Nothing was charged. Send other inputs, or ask the data owner for "
-            "a new project."
+            f"{int(answer_file.asked.sum())} inputs were sent and none was answered: near all of "
+            "them people are exhausted. Nothing was charged. Send other inputs, or ask the data "
+            "owner for a new project."
         )
-    if refused and not notebook.asked.any():
+    if refused and not answer_file.asked.any():
         return (
             "The project's budget is spent and none of these inputs was sent before, so there is "
             "nothing to learn from. Ask the data owner for a new project."
         )
     return (
-        f"{int(notebook.asked.sum())} inputs were sent and none was labelled: the teachers "
+        f"{int(answer_file.asked.sum())} inputs were sent and none was labelled: the teachers "
         "disagree on them. Are they like the data that the teachers were trained on?"
     )
+
+
+def _share_of_largest(labels: Ints) -> float:
+    return float(np.bincount(labels).max() / len(labels)) if len(labels) else 0.0
+
+
+def _mean_or_none(right: npt.NDArray[np.bool_]) -> float | None:
+    return float(right.mean()) if len(right) else None

@@ -112,17 +112,17 @@ class ProblemError(ReplyError):
 
     @property
     def contact(self) -> str | None:
-        """How to reach the data owner, if the server says so: where a budget is spent, or a project
+        """How to reach the data owner, if the server says: when a budget is spent, or a project is
         paused or closed."""
-        said = (self.problem.model_extra or {}).get("contact")
-        return said if isinstance(said, str) else None
+        contact = (self.problem.model_extra or {}).get("contact")
+        return contact if isinstance(contact, str) else None
 
     def __str__(self) -> str:
         extra = self.problem.model_extra or {}
         lines = [f"{self.problem.title}: {self.problem.detail}"]
         match extra:  # invalid-request's detail covers only the first field
             case {"errors": [_, *others]}:
-                lines += [f"  {_described(error)}" for error in others]
+                lines += [f"  {_describe(error)}" for error in others]
         if self.contact is not None:
             lines.append(f"  contact: {self.contact}")
         if self.status >= 500 and "request_id" in extra:
@@ -130,7 +130,7 @@ class ProblemError(ReplyError):
         return "\n".join(lines)
 
 
-def _described(error: object) -> str:
+def _describe(error: object) -> str:
     match error:
         case {"field": field, "message": message}:
             return f"{field}: {message}"
@@ -213,7 +213,7 @@ class InternalError(ProblemError): ...
 _KINDS = {kind.slug: kind for kind in ProblemError.__subclasses__()}
 
 
-def problem_error(problem: Problem, retry_after: float | None = None) -> ProblemError:
-    """The error of the problem's type."""
+def make_problem_error(problem: Problem, retry_after: float | None = None) -> ProblemError:
+    """Return the error of the problem's type."""
     kind = _KINDS.get(problem.type.rsplit("/", 1)[-1], ProblemError)
     return kind(problem, retry_after)

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._distillation import answers_of
-from terrine_client._labels import NO_COUNT, Labels
-from terrine_client._rows import as_array
+from terrine_client._labels import NO_COUNT, Labels, as_array
 from terrine_client.client import Client
-from terrine_client.distill import task_of
+from terrine_client.distill import first_probabilities, make_answers, make_task
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -64,7 +62,7 @@ class BoughtAnswers:
 
         x: [N, …], of the dtype that the project takes.
         """
-        at = [self._place.get(digest, -1) for digest in _digests(x)]
+        at = [self._position.get(digest, -1) for digest in _digest_rows(x)]
         known = np.array(at, dtype=np.int64)
         labels = np.where(known >= 0, self.labels.labels[known], -1)
         counts = self.labels.noisy_counts
@@ -73,7 +71,7 @@ class BoughtAnswers:
         return labels, np.where((labels >= 0)[:, None], counts[known], NO_COUNT)
 
     @cached_property
-    def _place(self) -> dict[bytes, int]:
+    def _position(self) -> dict[bytes, int]:
         return {digest: at for at, digest in enumerate(self.digests)}
 
 
@@ -86,11 +84,11 @@ def buy(
     progress: bool = False,
     accept_clipped: bool = False,
 ) -> BoughtAnswers:
-    """Ask for labels of a pool of public inputs, in one round; what was paid before is free.
+    """Ask for labels of a pool of public inputs, in one round; what was paid for before is free.
 
     pool: inputs as `Client.label` takes them.
-    queries: the most inputs that are asked, of which any part stands for the whole; by default all,
-        as far as the budget reaches. Interactive projects are sent uniform probabilities.
+    queries: the most inputs to ask, chosen to represent the pool; by default all, as far as the
+        budget reaches. Interactive projects are sent uniform probabilities.
     random_state: seed of the order in which they are asked.
     accept_clipped: buy although more than a tenth of a table's column is outside the schema's
         range, or missing.
@@ -103,14 +101,11 @@ def buy(
     if queries is not None and queries < 1:
         raise ValueError(f"queries must be at least 1 or None, got {queries}.")
     project = client.project()
-    x = _taken(as_array(pool, project, accept_clipped), project)
+    x = _to_input_dtype(as_array(pool, project, accept_clipped), project)
     rows = asking_order(x, project.ensemble.input, random_state)[:queries]
-    beliefs = None
-    if project.mechanism.name == "interactive_gnmax":
-        classes = len(project.ensemble.classes)
-        beliefs = np.full((len(rows), classes), 1 / classes)
-    labels = client.label(x[rows], beliefs, progress=progress)
-    return BoughtAnswers(project=project, rows=rows, labels=labels, digests=_digests(x[rows]))
+    probabilities = first_probabilities(project, len(rows))
+    labels = client.label(x[rows], probabilities, progress=progress)
+    return BoughtAnswers(project=project, rows=rows, labels=labels, digests=_digest_rows(x[rows]))
 
 
 class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -119,7 +114,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     bought: the answers that it learns from, of `buy`. Clones share it.
     method: how the student is trained, see docs/student.md. `auto` compares several.
     threshold: how shares of two classes become labels: `prior`, `accuracy`, or the probability from
-        which the second class is said.
+        which the second class is predicted.
     random_state: seed of the training.
 
     After `fit`: `classes_` (their names, in the project's order; whole numbers if they are named
@@ -127,8 +122,8 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     none), `student_` (which can be saved), `choice_` (what was tried, and why this student),
     `n_features_in_`, and for data frames `feature_names_in_`.
 
-    It asks for nothing: cross-validation and grid searches cost no budget, and a pickle, which
-    holds the answers and no token, can learn again elsewhere.
+    It asks for nothing: cross-validation and grid searches cost no budget. A pickle holds the
+    answers and no token, and can be fitted again elsewhere.
     """
 
     def __init__(
@@ -162,16 +157,16 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         project = self.bought.project
         training = Training(method=self.method, threshold=self.threshold)
-        x = _taken(self._inputs(X, project, reset=True), project)
+        x = _to_input_dtype(self._inputs(X, project, reset=True), project)
         self.labels_, counts = self.bought.labels_of(x)
         if not (self.labels_ >= 0).any():
             raise ValueError(
                 f"None of the {len(x)} inputs of X was bought and answered: fit on the pool that "
                 "`buy` was given, or on a part of it."
             )
-        self.classes_ = _names(project.ensemble.classes)
-        task = task_of(x, project, seed=self.random_state)
-        answers = answers_of(project, self.labels_, counts, self.bought.labels.noise_sigma)
+        self.classes_ = _class_labels(project.ensemble.classes)
+        task = make_task(x, project, seed=self.random_state)
+        answers = make_answers(project, self.labels_, counts, self.bought.labels.noise_sigma)
         made = choose(task, answers, training)
         self.student_, self.choice_ = made.student, made.choice
         self._project = project
@@ -200,7 +195,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return x
 
 
-def _taken(x: Array, project: ProjectInfo) -> Array:
+def _to_input_dtype(x: Array, project: ProjectInfo) -> Array:
     """Return inputs with the dtype that the project takes. Raises ValueError for others."""
     expected = project.ensemble.input.shape
     if x.shape[1:] != expected:
@@ -221,10 +216,10 @@ def _taken(x: Array, project: ProjectInfo) -> Array:
     return taken
 
 
-def _digests(x: Array) -> list[bytes]:
+def _digest_rows(x: Array) -> list[bytes]:
     return [hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest() for row in x]
 
 
-def _names(classes: list[str]) -> Array:
+def _class_labels(classes: list[str]) -> Array:
     numbers = np.arange(len(classes))
     return numbers if classes == [str(number) for number in numbers] else np.array(classes)

@@ -3,9 +3,9 @@
 Client and server import these models, and this package imports neither. Requests forbid unknown
 fields, so that a misspelt option is an error and never a silent default; replies may gain fields.
 The terms of a project are strict numbers: neither `true` nor "1" is accepted as 1. No model has a
-field for vote counts, but for the noisy ones that a project of noisy_votes or neighbours pays for.
+field for vote counts, except the noisy ones that a project of noisy_votes or neighbours pays for.
 
-`tables/` makes numbers of the rows of a table, for whoever has some: owner, student and server.
+`tables/` encodes rows of a table as numbers, for owners, students and the server.
 """
 
 from terrine_protocol.base import (
@@ -19,7 +19,6 @@ from terrine_protocol.base import (
     RuleInfo,
     Wire,
 )
-from terrine_protocol.images import ImageFormat
 from terrine_protocol.labeling import (
     Budget,
     LabelRequest,
@@ -66,6 +65,7 @@ from terrine_protocol.projects import (
     EnsembleFacts,
     EnsembleInfo,
     EnsembleRegister,
+    ImageFormat,
     InputSpec,
     ProjectInfo,
     ProjectOpen,
@@ -84,9 +84,12 @@ from terrine_protocol.requests import (
     RequestPage,
     RequestRefuse,
     RequestStatus,
+    TokenCreate,
+    TokenCreated,
+    TokenInfo,
+    TokenPage,
 )
 from terrine_protocol.tables import Column, PublicSource, TableSchema
-from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo, TokenPage
 
 __all__ = [
     "MECHANISM_SPECS",

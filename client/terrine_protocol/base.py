@@ -1,4 +1,4 @@
-"""What all subjects share: base models, names, statuses, rules and prices."""
+"""What all models share: base classes, names, statuses, rules and prices."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Name = Annotated[
 
 # No control characters, and none that are invisible or turn the direction of text.
 _HIDDEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-SHOWN = rf"^[^\x00-\x1f{_HIDDEN}]*$"
-"""One line of text that shows all that it holds."""
+VISIBLE_LINE = rf"^[^\x00-\x1f{_HIDDEN}]*$"
+"""Pattern of one line of text without invisible characters."""
 
 Title = Annotated[
     str,
-    StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=SHOWN),
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=VISIBLE_LINE),
     Field(description="What the project is called among people.", examples=["Sepsis, ward 3"]),
 ]
-_Words = StringConstraints(
+_Text = StringConstraints(
     strip_whitespace=True,
     min_length=1,
     max_length=1000,
@@ -40,54 +40,53 @@ _Words = StringConstraints(
 )
 Purpose = Annotated[
     str,
-    _Words,
+    _Text,
     Field(
         description="What the labels are for. The log keeps it for good.",
         examples=["To warn of sepsis six hours earlier, on public records."],
     ),
 ]
-Reason = Annotated[str, _Words, Field(description="Why it is refused; the requester reads it.")]
+Reason = Annotated[str, _Text, Field(description="Why it is refused; the requester reads it.")]
 
 
-PROTECTS = "What the promise protects one of, in words: a record, or all records of a person."
+PROTECTS = "The unit that the guarantee protects: one record, or all records of a person."
 
-_IN_WORDS = {
+_EXPLANATIONS = {
     _NAME: "use at most 64 lower-case letters, digits, '-' and '_', with a letter or digit at both "
     "ends",
-    SHOWN: "use one line of text that shows all that it holds: no control characters, and none "
-    "that are invisible",
+    VISIBLE_LINE: "use one line of text that shows all that it holds: no control characters, and "
+    "none that are invisible",
 }
 
 
-def in_words(error: ErrorDetails) -> str:
-    """Return what is wrong with a field, for people: of a pattern, the rule and not the pattern."""
+def explain_error(error: ErrorDetails) -> str:
+    """Return what is wrong with a field, for people: a pattern's rule instead of the pattern."""
     pattern = error.get("ctx", {}).get("pattern")
-    return _IN_WORDS.get(pattern or "", error["msg"])
+    return _EXPLANATIONS.get(pattern or "", error["msg"])
 
 
-class Brief(BaseModel):
-    """A model whose text fits in a screen: what is long is shown by its kind or its length."""
+class ShortRepr(BaseModel):
+    """A model whose text fits on a screen: long values are shown by their kind or length."""
 
     def __repr__(self) -> str:
         shown = ((name, getattr(self, name)) for name in type(self).model_fields)
-        fields = [f"{name}={_brief(value)}" for name, value in shown if value is not None]
+        fields = [f"{name}={_shorten(value)}" for name, value in shown if value is not None]
         return f"{type(self).__name__}({', '.join(fields)})"
 
     def __str__(self) -> str:
         return repr(self)
 
 
-_LONG = 72
-"""Characters of a field's text from which it is shortened."""
+_MAX_FIELD_CHARACTERS = 72
 
 
-def _brief(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
-    if len(text) <= _LONG:
+    if len(text) <= _MAX_FIELD_CHARACTERS:
         return text
     match value:
         case str():
-            return repr(value[: _LONG - 3] + "…")
+            return repr(value[: _MAX_FIELD_CHARACTERS - 3] + "…")
         case list() | tuple() | dict():
             return f"<{type(value).__name__} of {len(value)}>"
         case _:
@@ -100,7 +99,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Reply(Brief):
+class Reply(ShortRepr):
     """Base of replies: immutable. A newer server may add fields, which older clients ignore.
 
     The server makes replies from the attributes of its own records.
@@ -123,10 +122,10 @@ class Outcome(StrEnum):
     PUBLISHED = "published"
     """Not a query: a ledger entry that publishes a bound on the cost of the queries so far."""
     EXHAUSTED = "exhausted"
-    """Of neighbours: by public rows, hardly anybody near this input can vote any more. Nobody was
-    asked, and nothing was charged."""
+    """For neighbours: by public rows, hardly anybody near this input can vote any more. No vote was
+    taken, and nothing was charged."""
     REFUSED = "refused"
-    """The budget does not cover this query. Nothing was looked at and nothing was charged."""
+    """The budget does not cover this query. No vote was taken, and nothing was charged."""
 
 
 class ProjectStatus(StrEnum):
@@ -166,7 +165,7 @@ class DeltaSplitInfo(Reply):
 
 
 class PriceInfo(Reply):
-    """What one outcome debits, in the project's integer units."""
+    """What one outcome costs, in the project's integer units."""
 
     cost: Annotated[int, Field(ge=0, description="Units of 1e-12 of the rule's quantity.")]
     delta: Annotated[int, Field(ge=0, description="Units of 1e-18 of δ.")]
@@ -175,7 +174,7 @@ class PriceInfo(Reply):
 _WHOLE = re.compile(r"([+-]?)0*(\d+)(?:\.0*)?", re.ASCII)
 _CASE = "capitals, spaces, invisible characters, or as 7 and 007"
 LISTED = 20
-"""Names that a message lists."""
+"""A message lists no more names than these."""
 
 
 def normalize(name: str) -> str:
@@ -184,8 +183,8 @@ def normalize(name: str) -> str:
 
 
 def fold(name: str) -> str:
-    """What is left of a name without case, width, spaces around, invisible characters, and zeros
-    that do not change a whole number: 7, 7.0 and 007 are one."""
+    """Return a name without case, width, outer spaces, invisible characters, and zeros that do not
+    change a whole number: 7, 7.0 and 007 are one."""
     if not name.isascii():
         visible = "".join(c for c in name if unicodedata.category(c) != "Cf")
         name = unicodedata.normalize("NFKC", visible)
@@ -198,7 +197,7 @@ def fold(name: str) -> str:
 
 
 def near_equal(names: Iterable[str]) -> list[list[str]]:
-    """The names of which `fold` leaves the same, in groups of two or more."""
+    """Return the names that `fold` makes equal, in groups of two or more."""
     alike = defaultdict[str, list[str]](list)
     for name in names:
         alike[fold(name)].append(name)

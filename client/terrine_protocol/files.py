@@ -1,6 +1,6 @@
-"""Files that people name: read only if they are regular files, replaced only if they are.
+"""Files that people name: only regular files are read or replaced.
 
-Read from, a pipe would let a program wait for ever, and a device such as /dev/zero never ends.
+Reading a pipe could block for ever, and a device such as /dev/zero never ends.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
 from typing import BinaryIO
 
-LARGEST_DOCUMENT = 2**24
-"""Bytes of a document: a key, a token, a checkpoint, a schema, settings."""
-_MOST_LINKS = 40
-"""Links that lead from one to the next, as many as Linux follows."""
+MAX_DOCUMENT_BYTES = 2**24
+"""Of a document: a key, a token, a checkpoint, a schema, settings."""
+_MAX_LINKS = 40
+"""Symbolic links in a row, as many as Linux follows."""
 
 
-def opened(path: Path | str) -> BufferedReader:
+def open_regular_file(path: Path | str) -> BufferedReader:
     """Open a regular file to read its bytes. Raises OSError for anything else, without waiting."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(handle).st_mode
@@ -35,9 +35,9 @@ def opened(path: Path | str) -> BufferedReader:
     raise OSError(errno.EINVAL, reason, str(path))
 
 
-def read(path: Path | str, largest: int | None = LARGEST_DOCUMENT) -> bytes:
+def read(path: Path | str, largest: int | None = MAX_DOCUMENT_BYTES) -> bytes:
     """Return the bytes of a regular file. Raises OSError, also if there are more than `largest`."""
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         data = file.read(-1 if largest is None else largest + 1)
     if largest is not None and len(data) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest:,} bytes", str(path))
@@ -74,7 +74,7 @@ def replacing(path: Path, *, public: bool = False) -> Iterator[BinaryIO]:
 
     A crash or an error leaves the old file or the new one, never a mixture, and a new one has the
     permissions of the old one. Where `path` is a link, its target is replaced. A device, a pipe or
-    a descriptor such as /dev/stdout is no file to replace: it is written to. Raises OSError.
+    a descriptor such as /dev/stdout is not a file to replace: it is written to. Raises OSError.
 
     public: everyone on this machine may read it, whatever the umask: a container's account, too.
     """
@@ -114,7 +114,7 @@ def _own_descriptor(path: Path) -> int | None:
     To open it anew would write over what was written before.
     """
     own = os.path.realpath("/dev/fd")
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         if path.name.isdecimal() and os.path.realpath(path.parent) == own:
             return int(path.name)
         if not path.is_symlink():

@@ -1,4 +1,4 @@
-"""Label requests, their results, and the budget after them."""
+"""Requests for labels, their results, and the budget after them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LabelRequest(Wire):
 
     inputs: Annotated[
         list[Any],
-        Field(min_length=1, description="Nested numbers of shape [B, …], as `GET /project` says."),
+        Field(min_length=1, description="Nested numbers of shape [B, …]; see `GET /project`."),
     ]
     probabilities: Annotated[
         list[list[float]] | None,
@@ -32,14 +32,14 @@ class LabelRequest(Wire):
 
 
 Cell = str | int | float | bool | None
-"""What a row of a table holds in a column; null where nothing is known."""
+"""The value of a column in a row of a table; null where it is missing."""
 
 
 class RowsRequest(Wire):
     """`POST /label` as JSON, of the rows of a table; `text/csv` is the same with a header.
 
     They are encoded by the schema of the project's ensemble, `ensemble.encoding`. Columns that are
-    no features are ignored.
+    not features are ignored.
     """
 
     rows: Annotated[
@@ -147,7 +147,7 @@ class LabelResponse(Reply):
         list[str] | None,
         Field(
             exclude_if=absent,
-            description="Of rows by name: what the project's schema does not foresee in them, such "
+            description="For rows by name: what the project's schema does not expect in them, such "
             "as values that count as other. Absent if there is nothing.",
         ),
     ] = None
@@ -170,7 +170,7 @@ class LabelResponse(Reply):
 
 
 class UsedUp(Reply):
-    """Where the people of a project of neighbours are used up, by public rows."""
+    """How far people of a project of neighbours are exhausted, by public rows."""
 
     used_up: Annotated[
         list[float],

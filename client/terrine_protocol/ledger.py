@@ -1,4 +1,4 @@
-"""Entries of the ledger, pages of them and of accounts, and the result of verifying."""
+"""Entries of the ledger, pages of them and of accounts, and results of verification."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LedgerPage(Reply):
 
 
 class LogState(Reply):
-    """What the transparency log's last checkpoint says. Nothing waits for it."""
+    """What the transparency log's last checkpoint says. No answer waits for it."""
 
     size: Annotated[int, Field(ge=0, description="Entries of the ledger that are under it.")]
     cosigned: dict[str, datetime] = Field(
@@ -84,7 +84,7 @@ class LogEntry(Reply):
     subject: Annotated[str, Field(description="A name, or the id of a token or request.")]
     detail: Annotated[
         dict[str, Any],
-        Field(description="Of an ensemble, project, token or request: how it was afterwards."),
+        Field(description="State of the ensemble, project, token or request afterwards."),
     ]
     hash: Annotated[str, Field(description="SHA-256 over this entry and the previous hash.")]
 
@@ -97,7 +97,7 @@ class LogPage(Reply):
 
 
 class LogVerification(Reply):
-    """The result of verifying the administrative log, and today's rows against it."""
+    """The result of verifying the administrative log, and of comparing the current rows with it."""
 
     entries: int
     head: Annotated[str, Field(description="Hash of the last entry.")]
@@ -129,7 +129,7 @@ class EntryReceipt(Reply):
 class ReceiptPage(Reply):
     """A page of a project's entries that are in the log, oldest first.
 
-    Nothing here has to be believed: an inclusion proof shows whether it is so.
+    None of this has to be trusted: an inclusion proof shows whether it is true.
     """
 
     leaf_key: Annotated[

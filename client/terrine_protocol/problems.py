@@ -56,7 +56,7 @@ PROBLEMS: dict[str, ProblemType] = {
             "invalid-terms",
             422,
             "The project cannot be opened on these terms",
-            "A mechanism's parameter, ε or δ is outside what can be proved or makes no sense.",
+            "A mechanism's parameter, ε or δ is outside what is proven, or makes no sense.",
         ),
         (
             "unsupported-media-type",
@@ -160,8 +160,8 @@ PROBLEMS: dict[str, ProblemType] = {
             "log-not-signed",
             503,
             "Nothing can be signed",
-            "The transparency log's checkpoint fails, and without it nothing would show that the "
-            "ledger went back. Nothing new is answered. What was paid is still answered.",
+            "The transparency log's checkpoint cannot be signed, and without it nothing would show "
+            "that the ledger went back. Nothing new is answered. What was paid is still answered.",
         ),
         (
             "database-unavailable",
@@ -173,7 +173,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (
             "ledger-corrupted",
             503,
-            "The ledger's books do not agree",
+            "The ledger is inconsistent",
             "The ledger contradicts itself, so nothing is answered or charged. A retry does not "
             "help: the server's operator should run `terrine ledger verify`.",
         ),
@@ -188,6 +188,6 @@ PROBLEMS: dict[str, ProblemType] = {
 
 
 def slug_of(name: str) -> str:
-    """Return the type of problem that a class is named after, such as `BudgetExhausted`."""
+    """Return the type of problem of a class, such as `budget-exhausted` of `BudgetExhausted`."""
     slug = re.sub(r"(?<=.)(?=[A-Z])", "-", name).lower()
     return slug.removesuffix("-error")

@@ -1,4 +1,4 @@
-"""Ensembles and projects: how a project is opened, and its terms."""
+"""Ensembles and their inputs, and projects: how one is opened, and its terms."""
 
 from __future__ import annotations
 
@@ -23,9 +23,34 @@ from terrine_protocol.base import (
     Wire,
     absent,
 )
-from terrine_protocol.images import ImageFormat
 from terrine_protocol.mechanisms import MechanismSpec
 from terrine_protocol.tables import Record, TableSchema
+
+Side = Annotated[int, Field(ge=1, le=1024)]
+
+
+class ImageFormat(Record):
+    """What every picture is converted to: its size, and grey or colour.
+
+    A picture is turned as its EXIF data say, laid on white where it is transparent, made grey or
+    RGB, and scaled to this size, whatever its own proportions. Of a grey PNG of 16 bits, the
+    highest 8 of `bits` are kept; what is brighter is white.
+    """
+
+    height: Side
+    width: Side
+    grey: bool
+    bits: Annotated[int, Field(ge=8, le=16)] | None = Field(
+        None,
+        description="Of each value of a grey PNG of 16 bits, how many are used, as by a camera of "
+        "12. Absent: all 16.",
+        exclude_if=absent,
+    )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of one input: [H, W], or [H, W, 3] in colour. Values are from 0 to 255."""
+        return (self.height, self.width) if self.grey else (self.height, self.width, 3)
 
 
 class InputSpec(Record):
@@ -126,10 +151,10 @@ class EnsembleAccount(EnsembleInfo):
         Name, Field(description="The people whom its records are about, by the owner's name.")
     ]
     epsilon: Annotated[float, Field(description="Cap of the population: ε of all its projects.")]
-    delta: Annotated[float, Field(description="Likewise its δ.")]
+    delta: Annotated[float, Field(description="Its δ.")]
     rule: Annotated[RuleInfo, Field(description="How the costs of its projects add up.")]
     cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
-    reserved: Annotated[int, Field(description="Likewise, by all projects of the population.")]
+    reserved: Annotated[int, Field(description="Reserved by all projects of the population.")]
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
     delta_reserved: int
 
@@ -147,7 +172,7 @@ class EnsembleRegister(Wire):
             "Ensembles that join it give none, or the same."
         ),
     ] = None
-    delta: Annotated[float | None, Field(description="Likewise δ.")] = None
+    delta: Annotated[float | None, Field(description="The same for δ.")] = None
     population: Annotated[
         Name | None,
         Field(

@@ -1,31 +1,77 @@
-"""Requests for a project: what a student asks for, and what the data owner decides."""
+"""Tokens, and requests for a project: what a student asks for, and what the data owner decides."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from terrine_protocol.base import (
+    VISIBLE_LINE,
     Name,
     Outcome,
     PriceInfo,
     Purpose,
     Reason,
     Reply,
+    Role,
     Title,
     Wire,
     absent,
 )
 from terrine_protocol.mechanisms import MechanismSpec
 from terrine_protocol.projects import Delta, Epsilon, ProjectChoices, ProjectInfo
-from terrine_protocol.tokens import Days, TokenCreated
+
+Days = Annotated[float, Field(gt=0, le=3650)]
+
+
+class TokenCreate(Wire):
+    """`POST /tokens`. A student's token belongs to one project; the others to none."""
+
+    role: Annotated[Role, Field(description="What it may do.")]
+    project: Annotated[Name | None, Field(description="Project of a student's token.")] = None
+    label: Annotated[
+        str,
+        Field(max_length=100, pattern=VISIBLE_LINE, description="For your own records."),
+    ] = ""
+    expires_in_days: Annotated[Days, Field(description="Days until it expires.")] = 90
+
+    @model_validator(mode="after")
+    def _project_goes_with_the_role(self) -> Self:
+        if (self.role is Role.STUDENT) != (self.project is not None):
+            raise ValueError("A student's token needs a project, and no other token has one.")
+        return self
+
+
+class TokenInfo(Reply):
+    """A token as it is stored: without its secret."""
+
+    id: str
+    role: Role
+    project: Name | None
+    label: str
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None = None
+
+
+class TokenPage(Reply):
+    """A page of tokens, oldest first."""
+
+    items: list[TokenInfo]
+    next: str | None = None
+
+
+class TokenCreated(TokenInfo):
+    """A new token. Its secret is shown only here."""
+
+    token: str
 
 
 class RequestStatus(StrEnum):
-    """What has become of a request."""
+    """The state of a request."""
 
     OPEN = "open"
     APPROVED = "approved"
@@ -51,7 +97,7 @@ class RequestCreate(Wire):
 
 
 class RequestInfo(Reply):
-    """A request as whoever made it sees it."""
+    """A request as its author sees it."""
 
     id: str
     ensemble: Name
@@ -78,7 +124,7 @@ class ApprovalInfo(Reply):
         int, Field(description="Of the ensemble's cap, in all, after it. Units as in `cap`.")
     ]
     cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
-    delta_reserved: Annotated[int, Field(description="Likewise of the additive δ.")]
+    delta_reserved: Annotated[int, Field(description="The same for the additive δ.")]
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
     fits: Annotated[bool, Field(description="Whether the cap has room for it.")]
     warning: Annotated[
@@ -128,7 +174,7 @@ class RequestApprove(ProjectChoices):
 
 
 class RequestApproved(Reply):
-    """An approved request, the project that was opened, and its token if one was asked for."""
+    """An approved request, the project that it opened, and a token if one was requested."""
 
     request: RequestAccount
     project: ProjectInfo

@@ -1,6 +1,7 @@
-"""Signed notes: text with signatures of named Ed25519 keys (c2sp.org/signed-note).
+"""The transparency log, as the service, its clients and witnesses share it.
 
-Keys are written as golang.org/x/mod/sumdb/note does, which other logs and witnesses use, too.
+Signed notes (c2sp.org/signed-note, with keys as golang.org/x/mod/sumdb/note writes them), Merkle
+trees and their proofs (RFC 6962), tiles (c2sp.org/tlog-tiles), checkpoints, and policies.
 """
 
 from __future__ import annotations
@@ -18,22 +19,21 @@ from functools import cached_property
 from terrine_protocol.errors import TerrineError
 
 DASH = "\N{EM DASH}"
-MOST_SIGNATURES = 100
-"""Signatures in a note that are read; more are refused."""
-LARGEST = 64 * 1024
-"""Bytes of a note."""
+MAX_SIGNATURES = 100
+"""A note with more signatures is refused."""
+MAX_NOTE_BYTES = 64 * 1024
 SIGNATURE_BYTES = 64
 TIME_BYTES = 8
-LATEST = 253_402_300_799
-"""The last second of the year 9999. A later cosignature is refused: calendars end there."""
-PRIVATE = "PRIVATE+KEY+"
+MAX_POSIX_SECONDS = 253_402_300_799
+"""The last second of the year 9999, with which calendars end. Later cosignatures are refused."""
+PRIVATE_KEY_PREFIX = "PRIVATE+KEY+"
 
 
 class NoteError(TerrineError, ValueError):
-    """A note, a key or what a note should say is malformed, or a signature is wrong."""
+    """A note, a key or a note's text is malformed, or a signature is wrong."""
 
 
-class Kind(IntEnum):
+class KeyKind(IntEnum):
     """What a key signs, and how: the first byte of an encoded key."""
 
     ED25519 = 1
@@ -59,7 +59,7 @@ class Signature:
         parts = line.split(" ")
         if len(parts) != 3 or parts[0] != DASH:
             raise NoteError(f"not a line `{DASH} name signature`")
-        name, raw = _checked_name(parts[1]), decode(parts[2])
+        name, raw = _check_name(parts[1]), decode_base64(parts[2])
         if len(raw) < 5:
             raise NoteError(f"the signature of {name} is too short")
         return cls(name, raw[:4], raw[4:])
@@ -78,13 +78,15 @@ class Note:
     @classmethod
     def parse(cls, note: str | bytes) -> Note:
         """Read a note, which must have at least one signature. Raises NoteError."""
-        text = checked_text(note)
+        text = check_text(note)
         body, gap, lines = text.rpartition("\n\n")
         if not gap or not lines.endswith("\n"):
-            raise NoteError("no note: its text, an empty line and signatures, each with a newline")
+            raise NoteError(
+                "not a note: its text, an empty line and signatures, each with a newline"
+            )
         found = lines[:-1].split("\n")
-        if len(found) > MOST_SIGNATURES:
-            raise NoteError(f"the note has more than {MOST_SIGNATURES} signatures")
+        if len(found) > MAX_SIGNATURES:
+            raise NoteError(f"the note has more than {MAX_SIGNATURES} signatures")
         return cls(body + "\n", tuple(map(Signature.parse, found)))
 
     def signers(self, keys: Iterable[VerifierKey]) -> Mapping[VerifierKey, int | None]:
@@ -106,7 +108,7 @@ class VerifierKey:
     """A public key with its name, written `name+id+key`: a vkey."""
 
     name: str
-    kind: Kind
+    kind: KeyKind
     public: bytes
 
     def __str__(self) -> str:
@@ -122,7 +124,7 @@ class VerifierKey:
     @classmethod
     def parse(cls, text: str) -> VerifierKey:
         """Read a vkey. Raises NoteError."""
-        key = cls(*_key_parts(text.strip()))
+        key = cls(*_parse_key(text.strip()))
         if key.key_id.hex() != text.strip().split("+", 2)[1]:
             raise NoteError(f"the id in the key of {key.name} is not that key's: copy it again")
         return key
@@ -133,17 +135,17 @@ class VerifierKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         when = None
-        if self.kind is Kind.COSIGNATURE:
+        if self.kind is KeyKind.COSIGNATURE:
             when = int.from_bytes(signed[:TIME_BYTES], "big")
             signed, text = signed[TIME_BYTES:], cosigned_text(when, text)
-            if when > LATEST:
-                raise NoteError(f"the cosignature of {self.name} is of no time")
+            if when > MAX_POSIX_SECONDS:
+                raise NoteError(f"the cosignature of {self.name} has no valid time")
         try:
             if len(signed) != SIGNATURE_BYTES:
                 raise InvalidSignature
             Ed25519PublicKey.from_public_bytes(self.public).verify(signed, text.encode())
         except (InvalidSignature, ValueError):
-            raise NoteError(f"the signature of {self.name} is not that of this text") from None
+            raise NoteError(f"the signature of {self.name} does not match this text") from None
         return when
 
 
@@ -152,7 +154,7 @@ class SignerKey:
     """A private key with its name, written `PRIVATE+KEY+name+id+key`. Never show it."""
 
     name: str
-    kind: Kind
+    kind: KeyKind
     private: bytes
 
     def __repr__(self) -> str:
@@ -162,16 +164,16 @@ class SignerKey:
     def secret(self) -> str:
         """The key as its file holds it."""
         encoded = base64.b64encode(bytes([self.kind]) + self.private).decode()
-        return f"{PRIVATE}{self.name}+{self.verifier.key_id.hex()}+{encoded}"
+        return f"{PRIVATE_KEY_PREFIX}{self.name}+{self.verifier.key_id.hex()}+{encoded}"
 
     @classmethod
     def parse(cls, text: str) -> SignerKey:
         """Read what `secret` wrote. Raises NoteError, which never shows the key."""
         text = text.strip()
-        if not text.startswith(PRIVATE):
-            raise NoteError(f"no private key: it begins with {PRIVATE}")
-        key = cls(*_key_parts(text.removeprefix(PRIVATE)))
-        if key.verifier.key_id.hex() != text.removeprefix(PRIVATE).split("+", 2)[1]:
+        if not text.startswith(PRIVATE_KEY_PREFIX):
+            raise NoteError(f"not a private key, which begins with {PRIVATE_KEY_PREFIX}")
+        key = cls(*_parse_key(text.removeprefix(PRIVATE_KEY_PREFIX)))
+        if key.verifier.key_id.hex() != text.removeprefix(PRIVATE_KEY_PREFIX).split("+", 2)[1]:
             raise NoteError(f"the id in the private key of {key.name} is not that key's")
         return key
 
@@ -187,7 +189,7 @@ class SignerKey:
         """Sign a note's text; `when` (POSIX seconds), for a cosignature only."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        if (when is not None) != (self.kind is Kind.COSIGNATURE):
+        if (when is not None) != (self.kind is KeyKind.COSIGNATURE):
             raise ValueError("cosignatures have a time, and only they")
         head = b"" if when is None else when.to_bytes(TIME_BYTES, "big")
         message = text if when is None else cosigned_text(when, text)
@@ -200,21 +202,21 @@ def cosigned_text(when: int, checkpoint: str) -> str:
     return f"cosignature/v1\ntime {when}\n{checkpoint}"
 
 
-def checked_text(given: str | bytes) -> str:
-    """Return text in which a note may come. Raises NoteError."""
+def check_text(given: str | bytes) -> str:
+    """Return the text of a note, within its limits. Raises NoteError."""
     try:
         text = given if isinstance(given, str) else given.decode("utf-8")
         size = len(text.encode())
     except UnicodeError:
         raise NoteError("not UTF-8") from None
-    if size > LARGEST:
-        raise NoteError(f"longer than {LARGEST} bytes")
+    if size > MAX_NOTE_BYTES:
+        raise NoteError(f"longer than {MAX_NOTE_BYTES} bytes")
     if any(character < " " and character != "\n" for character in text):
         raise NoteError("it has control characters")
     return text
 
 
-def decode(text: str, size: int | None = None) -> bytes:
+def decode_base64(text: str, size: int | None = None) -> bytes:
     """Decode standard base64, of so many bytes if `size` is given. Raises NoteError."""
     try:
         raw = base64.b64decode(text, validate=True)
@@ -225,7 +227,7 @@ def decode(text: str, size: int | None = None) -> bytes:
     return raw
 
 
-def number(text: str) -> int:
+def parse_decimal(text: str) -> int:
     """Read a decimal without leading zeroes, below 2**63. Raises NoteError."""
     if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0"):
         raise NoteError("not a whole number in decimal")
@@ -234,20 +236,20 @@ def number(text: str) -> int:
     return int(text)
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> str:
     if not name or "+" in name or any(character.isspace() for character in name):
         raise NoteError("a key has a name, without spaces and plus signs")
     return name
 
 
-def _key_parts(text: str) -> tuple[str, Kind, bytes]:
+def _parse_key(text: str) -> tuple[str, KeyKind, bytes]:
     parts = text.split("+", 2)  # base64 may have plus signs, too
     if len(parts) != 3:
-        raise NoteError("no key: it has the form name+id+key")
-    name, raw = _checked_name(parts[0]), decode(parts[2])
-    kinds = {kind.value: kind for kind in Kind}
+        raise NoteError("not a key, which has the form name+id+key")
+    name, raw = _check_name(parts[0]), decode_base64(parts[2])
+    kinds = {kind.value: kind for kind in KeyKind}
     if len(raw) != 33 or raw[0] not in kinds:
-        raise NoteError(f"the key of {name} is no Ed25519 key of a log or a witness")
+        raise NoteError(f"the key of {name} is not an Ed25519 key of a log or a witness")
     return name, kinds[raw[0]], raw[1:]
 
 
@@ -255,7 +257,7 @@ Perfect = Callable[[int, int], bytes]
 """From a height h and an index i: the hash of the perfect subtree over the 2**h leaves from
 i * 2**h. Height 0 is a leaf's own hash."""
 
-EMPTY = hashlib.sha256(b"").digest()
+EMPTY_ROOT = hashlib.sha256(b"").digest()
 """The root of no leaves."""
 _LEAF, _NODE = b"\x00", b"\x01"
 
@@ -297,7 +299,7 @@ class Frontier:
     def root(self) -> bytes:
         """The root of the tree so far."""
         if not self._parts:
-            return EMPTY
+            return EMPTY_ROOT
         root = self._parts[-1]
         for part in self._parts[-2::-1]:
             root = node_hash(part, root)
@@ -320,17 +322,17 @@ def perfect_root(hashes: Sequence[bytes]) -> bytes:
     return hashes[0]
 
 
-def subtree(begin: int, end: int, perfect: Perfect) -> bytes:
+def subtree_root(begin: int, end: int, perfect: Perfect) -> bytes:
     """Return the root over the leaves from `begin` to before `end`, a range that a split makes."""
     count = end - begin
     if count == 0:
-        return EMPTY
+        return EMPTY_ROOT
     split = _split(count)
     if split == 0:
         height = count.bit_length() - 1
         return perfect(height, begin >> height)
     middle = begin + split
-    return node_hash(subtree(begin, middle, perfect), subtree(middle, end, perfect))
+    return node_hash(subtree_root(begin, middle, perfect), subtree_root(middle, end, perfect))
 
 
 def prove_inclusion(index: int, size: int, perfect: Perfect) -> list[bytes]:
@@ -344,10 +346,10 @@ def prove_inclusion(index: int, size: int, perfect: Perfect) -> list[bytes]:
     while end - begin > 1:
         middle = begin + (_split(end - begin) or (end - begin) // 2)
         if index < middle:
-            path.append(subtree(middle, end, perfect))
+            path.append(subtree_root(middle, end, perfect))
             end = middle
         else:
-            path.append(subtree(begin, middle, perfect))
+            path.append(subtree_root(begin, middle, perfect))
             begin = middle
     return path[::-1]
 
@@ -365,13 +367,13 @@ def prove_consistency(old: int, size: int, perfect: Perfect) -> list[bytes]:
     while old < end:
         middle = begin + (_split(end - begin) or (end - begin) // 2)
         if old <= middle:
-            path.append(subtree(middle, end, perfect))
+            path.append(subtree_root(middle, end, perfect))
             end = middle
         else:
-            path.append(subtree(begin, middle, perfect))
+            path.append(subtree_root(begin, middle, perfect))
             begin = middle
     if begin:
-        path.append(subtree(begin, end, perfect))
+        path.append(subtree_root(begin, end, perfect))
     return path[::-1]
 
 
@@ -405,7 +407,7 @@ def check_consistency(
         raise wrong
     if old == size and old_root != root:
         raise ProofError(f"two trees of {size} leaves differ")
-    if old == 0 and old_root != EMPTY:
+    if old == 0 and old_root != EMPTY_ROOT:
         raise wrong
     if old in (0, size):
         return
@@ -447,7 +449,7 @@ HEIGHT = 8
 WIDTH = 1 << HEIGHT
 HASH_BYTES = 32
 ENTRY_BYTES = 2 + 32
-"""Of an entry in a bundle: its length, and the commitment that it is."""
+"""Bytes of an entry in a bundle: its length, and a commitment."""
 _PATH = re.compile(
     r"(?P<level>entries|0|[1-9][0-9]?)/(?P<high>(?:x[0-9]{3}/)*)(?P<low>[0-9]{3})"
     r"(?:\.p/(?P<width>[1-9][0-9]{0,2}))?",
@@ -457,7 +459,7 @@ _PATH = re.compile(
 
 @dataclass(frozen=True)
 class Tile:
-    """Which hashes: of a level (None: the entries themselves), the tile's index, how many."""
+    """A tile's level (None: the entries themselves), its index, and its number of hashes."""
 
     level: int | None
     index: int
@@ -480,12 +482,12 @@ class Tile:
         """Read a path below `tile/`. Raises NoteError unless it is what `path` writes."""
         found = _PATH.fullmatch(path)
         if found is None or len(found["high"]) > 5 * 6:
-            raise NoteError("no tile: its path is level/index or level/index.p/width")
+            raise NoteError("not a tile, whose path is level/index or level/index.p/width")
         index = int(found["high"].replace("x", "").replace("/", "") + found["low"])
         level = None if found["level"] == "entries" else int(found["level"])
         tile = cls(level, index, int(found["width"] or WIDTH))
         if tile.path != path or (level or 0) > 63 or tile.width > WIDTH:
-            raise NoteError("no tile: its path is level/index or level/index.p/width")
+            raise NoteError("not a tile, whose path is level/index or level/index.p/width")
         return tile
 
 
@@ -501,7 +503,7 @@ class Tiles:
         self._kept: dict[tuple[int, int], bytes] = {}
 
     def perfect(self, height: int, index: int) -> bytes:
-        """See `trees.Perfect`. Raises ProofError if a tile is not whole."""
+        """Hash a perfect subtree, as `Perfect` does. Raises ProofError if a tile is incomplete."""
         level, above = divmod(height, HEIGHT)
         first = index << above
         data = self._tile(level, first // WIDTH)
@@ -520,7 +522,7 @@ class Tiles:
             tile = tile_of(self.size, level, index)
             data = self._fetch(tile)
             if len(data) != tile.width * HASH_BYTES:
-                raise ProofError(f"the tile {tile.path} is not whole")
+                raise ProofError(f"the tile {tile.path} is incomplete")
             self._kept[level, index] = data
         return data
 
@@ -536,7 +538,7 @@ def tile_of(size: int, level: int, index: int) -> Tile:
     return Tile(level, index, width)
 
 
-def entries_in(bundle: bytes) -> list[bytes]:
+def split_bundle(bundle: bytes) -> list[bytes]:
     """Return the entries in a bundle: each with its length before it. Raises NoteError."""
     entries, at = [], 0
     while at < len(bundle):
@@ -548,7 +550,7 @@ def entries_in(bundle: bytes) -> list[bytes]:
     return entries
 
 
-def bundle_of(entries: list[bytes]) -> bytes:
+def join_bundle(entries: list[bytes]) -> bytes:
     """Return what `entries_in` reads."""
     return b"".join(len(entry).to_bytes(2, "big") + entry for entry in entries)
 
@@ -576,11 +578,11 @@ class Checkpoint:
         """Read the text of a note. Raises NoteError."""
         lines = text.removesuffix("\n").split("\n")
         if len(lines) < 3 or not all(lines) or not text.endswith("\n"):
-            raise NoteError("no checkpoint: an origin, a size and a root hash, each on a line")
-        return cls(lines[0], number(lines[1]), decode(lines[2], 32), tuple(lines[3:]))
+            raise NoteError("not a checkpoint: an origin, a size and a root hash, each on a line")
+        return cls(lines[0], parse_decimal(lines[1]), decode_base64(lines[2], 32), tuple(lines[3:]))
 
 
-def opened(note: str | bytes | Note, log: VerifierKey) -> Checkpoint:
+def open_checkpoint(note: str | bytes | Note, log: VerifierKey) -> Checkpoint:
     """Return the checkpoint in a note that this log signed. Raises NoteError."""
     if not isinstance(note, Note):
         note = Note.parse(note)
@@ -592,10 +594,10 @@ def opened(note: str | bytes | Note, log: VerifierKey) -> Checkpoint:
     return checkpoint
 
 
-NONE = "none"
+NO_QUORUM = "none"
 
 
-class QuorumMissing(NoteError):  # noqa: N818 - says what is missing
+class QuorumMissing(NoteError):  # noqa: N818
     """The log signed a checkpoint, but too few witnesses cosigned it."""
 
 
@@ -609,7 +611,7 @@ class Party:
 
 @dataclass(frozen=True)
 class Group:
-    """As many as `least` of the members, witnesses or groups, must have cosigned."""
+    """At least `least` of the members, witnesses or groups, must have cosigned."""
 
     least: int
     members: tuple[str, ...]
@@ -653,7 +655,7 @@ class Policy:
             return name
 
         def new(name: str) -> str:
-            if name == NONE or name in witnesses or name in groups:
+            if name == NO_QUORUM or name in witnesses or name in groups:
                 raise NoteError(f"the name {name} is taken")
             return name
 
@@ -669,19 +671,19 @@ class Policy:
                     case [first, *_] if first.startswith("#"):
                         pass
                     case ["log", key, *url] if len(url) <= 1:
-                        logs.append(_party(key, url, Kind.ED25519))
-                        _no_twice([log.key for log in logs])
+                        logs.append(_parse_party(key, url, KeyKind.ED25519))
+                        _check_distinct([log.key for log in logs])
                     case ["witness", name, key, *url] if len(url) <= 1:
-                        witnesses[new(name)] = _party(key, url, Kind.COSIGNATURE)
-                        _no_twice([witness.key for witness in witnesses.values()])
+                        witnesses[new(name)] = _parse_party(key, url, KeyKind.COSIGNATURE)
+                        _check_distinct([witness.key for witness in witnesses.values()])
                     case ["group", name, least, *names] if names:
                         for each in map(member, names):
                             if each in used:
                                 raise NoteError(f"{each} is a member more than once")
                             used.add(each)
-                        groups[new(name)] = Group(_least(least, len(names)), tuple(names))
+                        groups[new(name)] = Group(_parse_least(least, len(names)), tuple(names))
                     case ["quorum", name] if quorum is None:
-                        quorum = name if name == NONE else member(name)
+                        quorum = name if name == NO_QUORUM else member(name)
                     case _:
                         raise NoteError("expected log, witness, group, or one quorum")
             except NoteError as error:
@@ -690,8 +692,8 @@ class Policy:
             raise NoteError("the policy has no quorum; `quorum none` needs no witness")
         return cls(tuple(logs), witnesses, groups, quorum)
 
-    def opened(self, note: Note | str | bytes) -> VerifiedCheckpoint:
-        """Return the checkpoint in a note. Raises NoteError, QuorumMissing if witnesses lack."""
+    def open(self, note: Note | str | bytes) -> VerifiedCheckpoint:
+        """Return the checkpoint in a note. Raises NoteError, or QuorumMissing."""
         note = note if isinstance(note, Note) else Note.parse(note)
         checkpoint = Checkpoint.parse(note.text)
         if not note.signers([p.key for p in self.logs if p.key.name == checkpoint.origin]):
@@ -699,7 +701,7 @@ class Policy:
                 f"no log of the policy signed this checkpoint, whose origin is {checkpoint.origin}"
             )
         cosigned = self.cosigned(note)
-        if not self.satisfied(set(cosigned)):
+        if not self.is_satisfied_by(set(cosigned)):
             named = ", ".join(sorted(cosigned)) or "nobody"
             raise QuorumMissing(
                 f"the checkpoint of size {checkpoint.size} is cosigned by {named}; the quorum is "
@@ -713,7 +715,7 @@ class Policy:
         found = {name: by_key.get(witness.key) for name, witness in self.witnesses.items()}
         return {name: when for name, when in found.items() if when is not None}
 
-    def satisfied(self, cosigned: set[str]) -> bool:
+    def is_satisfied_by(self, cosigned: set[str]) -> bool:
         """Whether these witnesses are enough."""
 
         def done(name: str) -> bool:
@@ -722,39 +724,39 @@ class Policy:
                 return name in cosigned
             return sum(map(done, group.members)) >= group.least
 
-        return self.quorum == NONE or done(self.quorum)
+        return self.quorum == NO_QUORUM or done(self.quorum)
 
 
-def _party(key: str, url: list[str], kind: Kind) -> Party:
+def _parse_party(key: str, url: list[str], kind: KeyKind) -> Party:
     try:
         # A key's name is text, whatever the policy's other octets are.
         found = VerifierKey.parse(key.encode("latin-1").decode())
     except UnicodeDecodeError:
         raise NoteError("the name in the key is not UTF-8") from None
     if found.kind is not kind:
-        signs = "cosignatures" if kind is Kind.COSIGNATURE else "notes"
+        signs = "cosignatures" if kind is KeyKind.COSIGNATURE else "notes"
         raise NoteError(f"the key of {found.name} is not one for {signs}")
     return Party(found, *url)
 
 
-def _no_twice(keys: list[VerifierKey]) -> None:
+def _check_distinct(keys: list[VerifierKey]) -> None:
     if len({key.public for key in keys}) < len(keys):
         raise NoteError("this public key is there already")
 
 
-def _least(word: str, members: int) -> int:
-    least = {"any": 1, "all": members}.get(word) or number(word)
+def _parse_least(word: str, members: int) -> int:
+    least = {"any": 1, "all": members}.get(word) or parse_decimal(word)
     if not 1 <= least <= members:
         raise NoteError(f"{least} of {members} members cannot be needed")
     return least
 
 
-HEADER = "c2sp.org/tlog-proof@v1"
+PROOF_HEADER = "c2sp.org/tlog-proof@v1"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """That the leaf `index` is in the tree of a checkpoint, given as the signed note.
+    """Proves that the leaf `index` is in the tree of a checkpoint, given as the signed note.
 
     `extra` is not authenticated; we keep there what opens the commitment.
     """
@@ -765,7 +767,7 @@ class Proof:
     extra: bytes | None = None
 
     def __str__(self) -> str:
-        lines = [HEADER]
+        lines = [PROOF_HEADER]
         if self.extra is not None:
             lines.append(f"extra {base64.b64encode(self.extra).decode()}")
         lines += [f"index {self.index}", *(base64.b64encode(h).decode() for h in self.path)]
@@ -774,31 +776,31 @@ class Proof:
     @classmethod
     def parse(cls, text: str | bytes) -> Proof:
         """Read what `str` writes. Raises NoteError."""
-        head, gap, checkpoint = checked_text(text).partition("\n\n")
+        head, gap, checkpoint = check_text(text).partition("\n\n")
         lines = head.split("\n")
-        if lines.pop(0) != HEADER or not gap:
-            raise NoteError(f"no proof: it begins with {HEADER}, and a checkpoint follows")
+        if lines.pop(0) != PROOF_HEADER or not gap:
+            raise NoteError(f"not a proof: it begins with {PROOF_HEADER}, and a checkpoint follows")
         extra = None
         if lines and lines[0].startswith("extra "):
-            extra = decode(lines.pop(0).removeprefix("extra "))
+            extra = decode_base64(lines.pop(0).removeprefix("extra "))
         if not lines or not lines[0].startswith("index "):
             raise NoteError("a proof says its index")
-        index = number(lines.pop(0).removeprefix("index "))
-        return cls(index, tuple(decode(line, 32) for line in lines), checkpoint, extra)
+        index = parse_decimal(lines.pop(0).removeprefix("index "))
+        return cls(index, tuple(decode_base64(line, 32) for line in lines), checkpoint, extra)
 
     def check(self, entry: bytes, policy: Policy) -> Checkpoint:
         """Return the checkpoint in whose tree the entry is. Raises NoteError and ProofError."""
-        checkpoint = policy.opened(Note.parse(self.checkpoint)).checkpoint
+        checkpoint = policy.open(Note.parse(self.checkpoint)).checkpoint
         leaf = leaf_hash(entry)
         check_inclusion(leaf, self.index, checkpoint.size, checkpoint.root, self.path)
         return checkpoint
 
 
-KEY_BYTES = 32
+LEAF_KEY_BYTES = 32
 
 
 def commitment(key: bytes, entry_hash: bytes) -> bytes:
     """Return the log's entry for an entry of the ledger, given its project's leaf key."""
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"a leaf key has {KEY_BYTES} bytes")
+    if len(key) != LEAF_KEY_BYTES:
+        raise ValueError(f"a leaf key has {LEAF_KEY_BYTES} bytes")
     return hmac.digest(key, entry_hash, hashlib.sha256)

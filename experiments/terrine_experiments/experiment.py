@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from terrine_client import Client
-from terrine_client._distillation import answers_of
+from terrine_client.distill import make_answers
 from terrine_client.errors import BudgetExhausted
 from terrine_experiments.lesson import Bought, Lesson
 from terrine_experiments.owner import open_books, open_study, trained
@@ -197,7 +197,7 @@ class Experiment:
             f"ε spent {budget.epsilon_spent:.4f} of {budget.epsilon:g}."
         )
         return Bought(
-            answers=answers_of(facts, labels, counts, sigma),
+            answers=make_answers(facts, labels, counts, sigma),
             outcomes=dict(Counter(outcomes[asked].tolist())),
             epsilon_spent=budget.epsilon_spent,
             rule=str(project.terms.rule),

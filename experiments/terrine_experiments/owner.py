@@ -25,7 +25,8 @@ from terrine_server.privacy import cap_order
 from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.progress import teachers_bar
 
-ENSEMBLE, PROJECT = "teachers", "study"
+ENSEMBLE = "teachers"
+PROJECT = "study"
 
 
 def trained(

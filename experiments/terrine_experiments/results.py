@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from terrine_client._report import accuracy_scale
+from terrine_client._report import scale_accuracy_axis
 from terrine_experiments.interval import half_width, shown
 from terrine_experiments.papers import PAPERS
 from terrine_protocol.files import write_atomically
@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 
 FILE = "results.json"
 # Okabe and Ito's colours, which those who see no red or green tell apart, too.
-STUDENT, TWIN, PLAIN, PAPERS_OWN = "#0072B2", "#009E73", "#E69F00", "#D55E00"
+STUDENT = "#0072B2"
+TWIN = "#009E73"
+PLAIN = "#E69F00"
+PAPERS_OWN = "#D55E00"
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6, 1, 2, 3, 5, 8, 15, 30, 60, 100)
-MARKERS, PLAIN_MARKERS, PAPER_MARKERS = "oDv", "sPX", "*^hp"
-"""Of our groups of results, and of papers."""
+MARKERS = "oDv"
+"""Of our groups of results."""
+PLAIN_MARKERS = "sPX"
+PAPER_MARKERS = "*^hp"
+"""Of papers."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +216,7 @@ def picture(results: Sequence[Result]) -> Figure:
             fillstyle="full" if paper.safe else "none",
             label=f"{paper.source.partition(',')[0]}, {paper.method}; ε: {paper.how}",
         )
-    accuracy_scale(axes)
+    scale_accuracy_axis(axes)
     axes.set_xscale("log")
     epsilons = [each.epsilon_spent for each in results]
     epsilons += [paper.epsilon for paper in PAPERS[first.data]]

@@ -16,13 +16,18 @@ Protocol = Literal["folds", "last-1000", "rest"]
 Selling = Literal["noisy_votes", "confident_gnmax", "lnmax", "neighbours"]
 Ints = NDArray[np.int64]
 
-LAST, FOLDS = 1000, 5
+LAST = 1000
+FOLDS = 5
 QUERIES = 500
 """Of `rest`, unless said otherwise: as P17 asks on Adult."""
 GAMMA = 0.05
 """Of lnmax, as in P17."""
-THRESHOLD, SIGMA1, SIGMA2 = 0.8, 0.2, 0.15
-"""Of confident_gnmax, as shares of the teachers: as in `terrine demo`."""
+THRESHOLD = 0.8
+"""Of confident_gnmax, as a share of the teachers: as in `terrine demo`."""
+SIGMA1 = 0.2
+"""The same."""
+SIGMA2 = 0.15
+"""The same."""
 
 
 @dataclass(frozen=True)

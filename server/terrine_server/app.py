@@ -88,7 +88,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
 
     def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Check | None:
         if admin.is_page(path):
-            return admin.session(services, headers)
+            return admin.session_check(services, headers)
         return bearer_check(services, headers)
 
     @asynccontextmanager
@@ -132,7 +132,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         metrics=services.metrics,
         settings=settings,
         authenticate=authenticate,
-        answer=admin.answer,
+        answer=admin.answer_failure,
     )
     for router in (
         students.router,
@@ -145,7 +145,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         app.include_router(router, dependencies=[Depends(known_parameters)])
     for router in (health.router, ledger_routes.transparency_router, *added("callbacks")):
         app.include_router(router)
-    problems.install(app, admin.answer)
+    problems.install(app, admin.answer_failure)
     openapi.complete(app)
     return app
 

@@ -1,10 +1,10 @@
-"""Checks of the database: reachable, durable, with timeouts, its clock in step with ours."""
+"""What `terrine doctor` checks on this machine: settings, files, keys, database and ledger."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -57,7 +57,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: what was found and, unless it is fine, how to fix it."""
+    """The result of one check: what was found and, if it is wrong, how to fix it."""
 
     check: str
     state: Severity
@@ -65,13 +65,14 @@ class Finding:
     fix: str = ""
 
 
-LOW_DISK, FULL_DISK = 2**30, 2**26
-"""Bytes. Below the first, act soon; below the second, answers are about to stop."""
+LOW_DISK_BYTES = 2**30
+FULL_DISK_BYTES = 2**26
+"""With less free space, answers are about to stop."""
 FOREIGN_VARIABLES = {"TERRINE_DEBUG", "TERRINE_TOKEN", "TERRINE_URL", "TERRINE_SHARED_DATA"}
-"""Variables that the command line, the student and the tests read, not the server."""
+"""Variables that only the command line, students and tests read."""
 
 
-def unusable(error: ValidationError) -> Iterator[Finding]:
+def explain_invalid_settings(error: ValidationError) -> Iterator[Finding]:
     """Yield a finding for each invalid setting, without its value."""
     for item in error.errors(include_url=False, include_input=False):
         where = ".".join(map(str, item["loc"])).upper()
@@ -80,7 +81,7 @@ def unusable(error: ValidationError) -> Iterator[Finding]:
         yield Finding("settings", Severity.PROBLEM, found, "docs/api.md lists the settings")
 
 
-def variables(environment: Mapping[str, str]) -> Finding:
+def check_variables(environment: Mapping[str, str]) -> Finding:
     """Check that every TERRINE_* variable is one that Terrine reads."""
     known = {f"TERRINE_{name.upper()}" for name in Settings.model_fields} | FOREIGN_VARIABLES
     unknown = sorted(n for n in environment if n.startswith("TERRINE_") and n not in known)
@@ -93,7 +94,7 @@ def variables(environment: Mapping[str, str]) -> Finding:
     )
 
 
-def device(name: str | None) -> Finding:
+def check_device(name: str | None) -> Finding:
     """Check that PyTorch can use the device for voting; None means the best available."""
     import torch
 
@@ -111,7 +112,7 @@ def device(name: str | None) -> Finding:
     return Finding("device", Severity.OK, f"Teachers vote on {wanted}.")
 
 
-def directory(path: Path) -> Finding:
+def check_data_directory(path: Path) -> Finding:
     """Check that the data directory exists, readable by this account and no other."""
     if not path.is_dir():
         found = f"There is no data directory {path.absolute()}."
@@ -129,18 +130,18 @@ def directory(path: Path) -> Finding:
     return Finding("data directory", Severity.OK, f"{path.absolute()} is closed to other accounts.")
 
 
-def secret_key(path: Path) -> Finding:
+def check_secret_key(path: Path) -> Finding:
     """Check that the secret key exists, is long enough, and is closed to other accounts."""
     try:
         load_secret_key(path)
     except SecretKeyError as error:
         fix = f"openssl rand -hex 32 > '{path}'" if path.exists() else "terrine init"
         return Finding("secret key", Severity.PROBLEM, str(error), fix)
-    return private("secret key", path)
+    return check_private_file("secret key", path)
 
 
-def private(check: str, path: Path) -> Finding:
-    """Check that a secret file is closed to other accounts."""
+def check_private_file(check: str, path: Path) -> Finding:
+    """Check that other accounts have no rights on a secret file."""
     mode = path.stat().st_mode
     if path.resolve().is_relative_to("/run/secrets"):
         # Container engines mount secrets here, and the container has no other accounts.
@@ -154,19 +155,19 @@ def private(check: str, path: Path) -> Finding:
     return Finding(check, Severity.OK, f"{path} is closed to other accounts.")
 
 
-def disk(path: Path, free: int) -> Finding:
+def check_disk(path: Path, free: int) -> Finding:
     """Check that `free` bytes are enough for the ledger in `path` to grow."""
     found = f"{free / 2**30:.1f} GiB are free on the disk of {path}."
-    if free >= LOW_DISK:
+    if free >= LOW_DISK_BYTES:
         return Finding("disk", Severity.OK, found)
-    state = Severity.WARNING if free >= FULL_DISK else Severity.PROBLEM
+    state = Severity.WARNING if free >= FULL_DISK_BYTES else Severity.PROBLEM
     return Finding(
         "disk", state, found, "Free some space: when the ledger cannot grow, answers stop"
     )
 
 
-def close(path: Path) -> bool:
-    """Take all rights on a file or directory from other accounts; return whether any had some."""
+def take_others_rights(path: Path) -> bool:
+    """Remove all rights of other accounts on a file or directory; return whether there were any."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if path.resolve().is_relative_to("/run/secrets") or not mode & (stat.S_IRWXG | stat.S_IRWXO):
         return False
@@ -174,36 +175,37 @@ def close(path: Path) -> bool:
     return True
 
 
-OLDEST_POSTGRESQL = 14
-CLOCK_SKEW, CLOCK_BROKEN = timedelta(seconds=1), timedelta(minutes=1)
+MIN_POSTGRESQL_VERSION = 14
+MAX_CLOCK_SKEW = timedelta(seconds=1)
+BROKEN_CLOCK_SKEW = timedelta(minutes=1)
 
 
-def look(engine: Engine) -> Iterator[Finding]:
-    """Connect and yield findings. Raises DatabaseUnavailable."""
+def check_database(engine: Engine) -> Iterator[Finding]:
+    """Check the database itself, its durability and its clock. Raises DatabaseUnavailable."""
     path = sqlite_path(engine)
     if path is not None:
-        yield from _sqlite(engine, path)
+        yield from _check_sqlite(engine, path)
         return
     with reading(engine) as connection:
-        names = ("server_version", "server_version_num", *POSTGRESQL, *POSTGRESQL_WAITS)
-        found = {name: str(_value(connection, f"SHOW {name}")) for name in names}
-        standby = bool(_value(connection, "SELECT pg_is_in_recovery()"))
+        names = ("server_version", "server_version_num", *POSTGRESQL_SETTINGS, *POSTGRESQL_TIMEOUTS)
+        found = {name: str(_query_value(connection, f"SHOW {name}")) for name in names}
+        standby = bool(_query_value(connection, "SELECT pg_is_in_recovery()"))
         before = datetime.now(UTC)
-        there = _value(connection, "SELECT clock_timestamp()")
+        there = _query_value(connection, "SELECT clock_timestamp()")
         here = before + (datetime.now(UTC) - before) / 2
-    yield from postgresql(found, standby)
+    yield from check_postgresql(found, standby)
     assert isinstance(there, datetime)  # noqa: S101 - as PostgreSQL documents it
-    yield skew(here, there)
+    yield compare_clocks(here, there)
 
 
-def rights(engine: Engine) -> Iterator[Finding]:
+def check_database_rights(engine: Engine) -> Iterator[Finding]:
     """Check this account's rights on the tables; nothing on SQLite or without tables."""
     if sqlite_path(engine) is not None:
         return
     with reading(engine) as connection:
-        if _value(connection, "SELECT to_regclass('charges')") is None:
+        if _query_value(connection, "SELECT to_regclass('charges')") is None:
             return
-        account = _value(connection, "SELECT current_user")
+        account = _query_value(connection, "SELECT current_user")
         lacking, excess = missing_rights(connection), excess_rights(connection)
     if lacking:
         found = f"The account {account} may not {', '.join(lacking)}."
@@ -218,7 +220,7 @@ def rights(engine: Engine) -> Iterator[Finding]:
         yield Finding("rights", Severity.OK, found)
 
 
-def schema(engine: Engine) -> Iterator[Finding]:
+def check_whole_schema(engine: Engine) -> Iterator[Finding]:
     """Check that the whole schema is as this version's migrations make it."""
     parts = schema_differences(engine)
     added = [part.part for part in parts if part.change == "added"]
@@ -241,10 +243,10 @@ def schema(engine: Engine) -> Iterator[Finding]:
         yield Finding("schema", Severity.OK, found)
 
 
-def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
+def _check_sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
     with reading(engine) as connection:
-        version = _value(connection, "SELECT sqlite_version()")
-        journal = _value(connection, "PRAGMA journal_mode")
+        version = _query_value(connection, "SELECT sqlite_version()")
+        journal = _query_value(connection, "PRAGMA journal_mode")
     yield Finding("database", Severity.OK, f"SQLite {version}, {path}.")
     if journal != "wal":
         found = f"The journal mode of {path} is {journal}; expected wal (write-ahead log)."
@@ -253,11 +255,11 @@ def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
         found = f"This account may not write to {path} and its directory."
         fix = f"chown \"$(id -u)\" '{path.parent}' '{path}'*"
         yield Finding("database", Severity.PROBLEM, found, fix)
-    yield private("database", path)
-    yield disk(path, disk_usage(path.parent).free)
+    yield check_private_file("database", path)
+    yield check_disk(path, disk_usage(path.parent).free)
 
 
-POSTGRESQL = {
+POSTGRESQL_SETTINGS = {
     "fsync": ({"on"}, "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf();"),
     "full_page_writes": (
         {"on"},
@@ -276,16 +278,16 @@ POSTGRESQL = {
         "ALTER DATABASE … SET default_transaction_read_only = off;",
     ),
 }
-"""Without these, a charge is not durable or fails. Accepted values, and how to set them."""
-POSTGRESQL_WAITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+"""Accepted values of settings without which a charge is not durable or fails; how to set them."""
+POSTGRESQL_TIMEOUTS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 
 
-def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
+def check_postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
     """Check a PostgreSQL server's settings, as our session sees them."""
     version = settings["server_version"].partition(" ")[0]
-    if int(settings["server_version_num"]) // 10_000 < OLDEST_POSTGRESQL:
+    if int(settings["server_version_num"]) // 10_000 < MIN_POSTGRESQL_VERSION:
         found = f"PostgreSQL {version} is no longer supported by its developers."
-        fix = f"Upgrade to PostgreSQL {OLDEST_POSTGRESQL} or newer"
+        fix = f"Upgrade to PostgreSQL {MIN_POSTGRESQL_VERSION} or newer"
         yield Finding("database", Severity.WARNING, found, fix)
     else:
         yield Finding("database", Severity.OK, f"PostgreSQL {version}.")
@@ -295,16 +297,16 @@ def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
             "database", Severity.PROBLEM, found, "Point TERRINE_DATABASE_URL at the primary"
         )
     wrong = False
-    for name, (right, fix) in POSTGRESQL.items():
+    for name, (right, fix) in POSTGRESQL_SETTINGS.items():
         if settings[name] not in right:
             wrong = True
             found = f"PostgreSQL's {name} is {settings[name]}; expected {' or '.join(right)}."
             yield Finding("durability", Severity.PROBLEM, found, fix)
-    for name in POSTGRESQL_WAITS:
+    for name in POSTGRESQL_TIMEOUTS:
         if settings[name] == "0":
             wrong = True
             found = f"PostgreSQL's {name} is off: one stuck connection could block a project."
-            _, fix = POSTGRESQL["synchronous_commit"]
+            _, fix = POSTGRESQL_SETTINGS["synchronous_commit"]
             yield Finding("durability", Severity.PROBLEM, found, fix)
     if not wrong:
         yield Finding(
@@ -312,23 +314,23 @@ def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
         )
 
 
-def skew(here: datetime, there: datetime) -> Finding:
+def compare_clocks(here: datetime, there: datetime) -> Finding:
     """Compare this machine's clock with the database's."""
     apart = abs(here - there)
     found = (
         f"The clocks of this machine and of the database are {apart.total_seconds():.1f} s apart."
     )
-    if apart < CLOCK_SKEW:
+    if apart < MAX_CLOCK_SKEW:
         return Finding("clock", Severity.OK, found)
-    state = Severity.WARNING if apart < CLOCK_BROKEN else Severity.PROBLEM
+    state = Severity.WARNING if apart < BROKEN_CLOCK_SKEW else Severity.PROBLEM
     return Finding("clock", state, found, "timedatectl set-ntp true")
 
 
-def _value(connection: Connection, query: str) -> object:
+def _query_value(connection: Connection, query: str) -> object:
     return connection.execute(text(query)).scalar_one()
 
 
-def files_of(name: str, directory: Path, digest: str) -> Finding:
+def check_ensemble_files(name: str, directory: Path, digest: str) -> Finding:
     """Check that an ensemble's files are those that were registered, and that we can read them."""
     from terrine_models.storage.manifests import StoreError
     from terrine_models.teachers.kinds import ensemble_format, load_manifest
@@ -351,12 +353,14 @@ def files_of(name: str, directory: Path, digest: str) -> Finding:
     return Finding(check, Severity.OK, "Its files are as registered.")
 
 
-def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
+def check_ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
     """Verify the files of every registered ensemble, and report unregistered directories."""
     registered = ledger.ensembles()
     for registration in registered:
         record = registration.current
-        found = files_of(record.name, settings.data_dir / record.path, record.manifest_sha256)
+        found = check_ensemble_files(
+            record.name, settings.data_dir / record.path, record.manifest_sha256
+        )
         yield found
         if found.state is not Severity.OK or record.edition is None:
             continue
@@ -380,10 +384,10 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
             )
 
 
-def ends(ledger: Ledger) -> Iterator[Finding]:
-    """Read each project's balance and its units' accounts, which must match its last entry.
+def check_balances(ledger: Ledger) -> Iterator[Finding]:
+    """Check that each project's balance and its units' accounts match its last entry.
 
-    And that entry's date.
+    Also that no entry is dated in the future.
     """
     whole, newest = 0, None
     names = ledger.project_names()
@@ -404,11 +408,11 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
         "All entries: `terrine ledger verify`."
     )
     yield Finding("books", Severity.OK, text)
-    yield dated(datetime.now(UTC), newest)
+    yield check_newest_charge(datetime.now(UTC), newest)
 
 
-def log(ledger: Ledger) -> Iterator[Finding]:
-    """Check the administrative log, and that what it is about is as it says."""
+def check_log(ledger: Ledger) -> Iterator[Finding]:
+    """Check the administrative log, and that tables agree with it."""
     found = ledger.verify_log()
     for problem in found.problems:
         yield Finding(
@@ -419,8 +423,8 @@ def log(ledger: Ledger) -> Iterator[Finding]:
         yield Finding("log", Severity.OK, text)
 
 
-def signed(ledger: Ledger, settings: Settings) -> Finding:
-    """Check that the ledger continues what was signed of it, as the data directory has it."""
+def check_signed_checkpoint(ledger: Ledger, settings: Settings) -> Finding:
+    """Check that the ledger continues the checkpoint that the data directory has of it."""
     path = settings.signed_checkpoint_path
     try:
         attach_history(ledger, settings).check()
@@ -436,9 +440,9 @@ def signed(ledger: Ledger, settings: Settings) -> Finding:
     return Finding("signed", Severity.OK, f"The ledger continues what {path} says.")
 
 
-def dated(now: datetime, newest: datetime | None) -> Finding:
+def check_newest_charge(now: datetime, newest: datetime | None) -> Finding:
     """Check this machine's clock against the newest charge, which cannot be in the future."""
-    if newest is None or newest <= now + CLOCK_SKEW:
+    if newest is None or newest <= now + MAX_CLOCK_SKEW:
         return Finding("clock", Severity.OK, "No charge is dated in the future.")
     found = f"A charge is dated {newest:%Y-%m-%d %H:%M:%S} UTC, but this machine's clock says "
     now_text = f"{now:%Y-%m-%d %H:%M:%S} UTC."
@@ -446,15 +450,10 @@ def dated(now: datetime, newest: datetime | None) -> Finding:
 
 
 def examine_upgrade() -> Iterator[Finding]:
-    """Yield what this version finds of settings, keys, ledger and ensembles."""
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        yield from unusable(error)
+    """Check that this version can serve the settings, keys, ledger and ensembles that are here."""
+    settings = yield from _examine_settings()
+    if settings is None:
         return
-    yield variables(os.environ)
-    yield device(settings.device)
-    yield directory(settings.data_dir)
     try:
         key = load_secret_key(settings.secret_key_path)
         load_checkpoint_key(settings.checkpoint_key_path)
@@ -466,8 +465,9 @@ def examine_upgrade() -> Iterator[Finding]:
         return
     yield Finding("keys", Severity.OK, "Keys and policy can be read.")
     try:
-        yield ledger(engine, key)
-        yield from upgraded_ensembles(engine, settings)
+        yield check_ledger(engine, key)
+        for registered in registrations(engine):
+            yield check_ensemble(registered, settings)
     except SchemaMismatch as error:
         fix = "Install the version that migrated it; if there should be one, correct the settings"
         yield Finding("ledger", Severity.PROBLEM, str(error), fix)
@@ -483,7 +483,7 @@ def examine_upgrade() -> Iterator[Finding]:
         engine.dispose()
 
 
-def ledger(engine: Engine, key: bytes) -> Finding:
+def check_ledger(engine: Engine, key: bytes) -> Finding:
     """Check that the ledger is sealed with this key and can be brought to this version.
 
     Raises SchemaMismatch (newer, or not there), NotSealed and LedgerCorrupted.
@@ -497,14 +497,11 @@ def ledger(engine: Engine, key: bytes) -> Finding:
     return Finding("ledger", Severity.OK, found)
 
 
-def upgraded_ensembles(engine: Engine, settings: Settings) -> Iterator[Finding]:
-    """Check that every registered ensemble can be read and loaded by this version."""
-    for each in registrations(engine):
-        yield ensemble(each, settings)
+def check_ensemble(registered: Registration, settings: Settings) -> Finding:
+    """Check that this version can load an ensemble.
 
-
-def ensemble(registered: Registration, settings: Settings) -> Finding:
-    """Check one ensemble. Its files need not be here if all projects on it are closed."""
+    Its files may be missing if all projects on it are closed.
+    """
     from terrine_models.storage.manifests import StoreError
     from terrine_models.teachers.ensemble import load
     from terrine_models.teachers.kinds import ensemble_format
@@ -520,7 +517,7 @@ def ensemble(registered: Registration, settings: Settings) -> Finding:
             if registered.in_use
             else "None is needed as long as all projects on it are closed",
         )
-    found_files = files_of(registered.name, directory, registered.manifest_sha256)
+    found_files = check_ensemble_files(registered.name, directory, registered.manifest_sha256)
     if found_files.state is not Severity.OK or not ensemble_format(directory).has_manifest:
         return found_files
     try:
@@ -532,7 +529,7 @@ def ensemble(registered: Registration, settings: Settings) -> Finding:
 
 
 def close_to_others() -> list[Path]:
-    """Take the rights of other accounts on the data directory and secret files; return these.
+    """Remove the rights of other accounts on the data directory and secret files; return these.
 
     Raises ValidationError if the settings are invalid, OSError for a file of another account.
     """
@@ -543,24 +540,19 @@ def close_to_others() -> list[Path]:
     private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
     secrets = (settings.database_password_file, settings.oidc_client_secret_file)
     private += [path for path in secrets if path is not None]
-    return [path for path in private if path.exists() and close(path)]
+    return [path for path in private if path.exists() and take_others_rights(path)]
 
 
 def examine() -> Iterator[Finding]:
     """Yield the findings on this machine, in the order in which to fix them."""
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        yield from unusable(error)
+    settings = yield from _examine_settings()
+    if settings is None:
         return
-    yield variables(os.environ)
-    yield device(settings.device)
-    yield directory(settings.data_dir)
-    yield secret_key(settings.secret_key_path)
+    yield check_secret_key(settings.secret_key_path)
     if settings.checkpoint_key_path.exists():
-        yield private("checkpoint key", settings.checkpoint_key_path)
+        yield check_private_file("checkpoint key", settings.checkpoint_key_path)
     if settings.records_key_path.exists():
-        yield private("key of the records", settings.records_key_path)
+        yield check_private_file("key of the records", settings.records_key_path)
     try:
         password = settings.database_password()
     except OSError as error:
@@ -573,32 +565,45 @@ def examine() -> Iterator[Finding]:
         )
         return
     if settings.database_password_file is not None:
-        yield private("password", settings.database_password_file)
-    yield from _with_database(settings, password)
+        yield check_private_file("password", settings.database_password_file)
+    yield from _examine_database(settings, password)
     for check in added("checks"):
         yield from check(settings)
 
 
-def _with_database(settings: Settings, password: str | None) -> Iterator[Finding]:
+def _examine_settings() -> Generator[Finding, None, Settings | None]:
+    """Check settings, device and data directory; return the settings if they are valid."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        yield from explain_invalid_settings(error)
+        return None
+    yield check_variables(os.environ)
+    yield check_device(settings.device)
+    yield check_data_directory(settings.data_dir)
+    return settings
+
+
+def _examine_database(settings: Settings, password: str | None) -> Iterator[Finding]:
     try:
         engine = connect(settings.database, password)
     except DatabaseUnavailable as error:
         yield Finding("database", Severity.PROBLEM, str(error), "Correct TERRINE_DATABASE_URL")
         return
     try:
-        yield from look(engine)
-        yield from rights(engine)
+        yield from check_database(engine)
+        yield from check_database_rights(engine)
         check_schema(engine)
-        yield from schema(engine)
+        yield from check_whole_schema(engine)
         try:
             ledger = Ledger(engine, load_secret_key(settings.secret_key_path))
         except SecretKeyError:
-            return  # which `files.secret_key` has found
+            return  # `check_secret_key` has reported it
         ledger.check_sealed()
-        yield from ensembles(ledger, settings)
-        yield from ends(ledger)
-        yield from log(ledger)
-        yield signed(ledger, settings)
+        yield from check_ensembles(ledger, settings)
+        yield from check_balances(ledger)
+        yield from check_log(ledger)
+        yield check_signed_checkpoint(ledger, settings)
     except SchemaMismatch as error:
         newer = "newer" in error.detail
         fix = "Install the version of Terrine that migrated it" if newer else "terrine init"

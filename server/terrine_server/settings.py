@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from terrine_protocol.base import SHOWN
+from terrine_protocol.base import VISIBLE_LINE
 from terrine_protocol.files import read
 from terrine_server.serving import Limits
 
@@ -164,7 +164,7 @@ class Settings(Variables):
         Field(
             min_length=1,
             max_length=200,
-            pattern=SHOWN,
+            pattern=VISIBLE_LINE,
             description="How students reach the data owner, such as a mail address: said when a "
             "budget is spent, or a project is paused or closed.",
         ),

@@ -111,7 +111,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     expect(page.get_by_role("heading", level=1)).to_have_text("Dossier of study")
     expect(page.get_by_role("heading", level=2).first).to_have_text("What could not be checked")
     expect(page.get_by_text("not recomputed", exact=True).first).to_be_visible()
-    page.get_by_role("button", name="Verify the books").click()
+    page.get_by_role("button", name="Verify the ledger").click()
     expect(page.get_by_text("intact", exact=True)).to_have_count(2)
     entry = page.get_by_role("region", name="Entry of study")
     expect(entry.get_by_text("1200", exact=True)).to_be_visible()

@@ -166,10 +166,10 @@ def test_charts_are_well_formed_and_end_where_the_account_does(house: House) -> 
     assert (history.reached[-1].seq, history.reached[-1].spent) == (record.charges, record.spent)
     budget = record.terms.budget
     drawn = (
-        charts.by_query(history.reached, budget),
-        charts.by_time(history.reached, budget, record.opened_at),
-        charts.by_day(history.days),
-        charts.meter(HOSTILE, spent=0.4, reserved=0.7),
+        charts.draw_by_query(history.reached, budget),
+        charts.draw_by_time(history.reached, budget, record.opened_at),
+        charts.draw_by_day(history.days),
+        charts.draw_meter(HOSTILE, spent=0.4, reserved=0.7),
     )
     for svg in drawn:
         root = ET.fromstring(svg)
@@ -202,7 +202,7 @@ def test_names_from_elsewhere_are_shown_and_never_run(
     assert "<script" not in refused.text
     asked = admin.get(f"/admin/open?ensemble={HOSTILE[:30]}&mechanism={HOSTILE[:30]}")
     assert "<script" not in asked.text
-    page = rendering.rendered(
+    page = rendering.render(
         "refusal.html",
         status=404,
         reader=None,

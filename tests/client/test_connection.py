@@ -26,8 +26,8 @@ from terrine_client import (
     RateLimited,
     UnexpectedReply,
 )
-from terrine_client._connection import _tls
-from terrine_client.errors import problem_error
+from terrine_client._connection import _ssl_context
+from terrine_client.errors import make_problem_error
 from terrine_protocol import PROBLEMS, Outcome, Problem
 
 TOKEN = "terrine_id_verysecret"
@@ -162,11 +162,11 @@ def test_an_environment_that_cannot_be_used_is_told_by_its_variable(
 ) -> None:
     (name, value), *_ = variables.items()
     monkeypatch.setenv(name, value)
-    _tls.cache_clear()
+    _ssl_context.cache_clear()
     for kind in (Client, AsyncClient):
         with refuses(ConfigurationError, name):
             kind("https://labels.example.org", TOKEN)
-    _tls.cache_clear()
+    _ssl_context.cache_clear()
 
 
 def test_redirects_are_not_followed_with_the_token(faulty: FaultyServer) -> None:
@@ -221,7 +221,7 @@ def test_an_internal_error_names_the_request_id_for_the_log(faulty: FaultyServer
 
 def test_errors_can_be_pickled() -> None:
     details = Problem(type="/problems/rate-limited", title="T", status=429, detail="D")
-    error = pickle.loads(pickle.dumps(problem_error(details, 3.0)))
+    error = pickle.loads(pickle.dumps(make_problem_error(details, 3.0)))
     assert (type(error), error.retry_after, error.problem) == (RateLimited, 3.0, details)
     unexpected = pickle.loads(pickle.dumps(UnexpectedReply(502, "why")))
     holds(str(unexpected), 502, "Gateway", "why")

@@ -239,7 +239,7 @@ def test_an_owner_runs_a_project_from_opening_to_audit(terrine_server: RunningSe
 async def test_all_tokens_are_listed_however_many_pages_they_take(
     terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terrine_client._calls._PAGE", "2")
+    monkeypatch.setattr("terrine_client.client._PAGE", {"limit": "2"})
     url, token = terrine_server.url, terrine_server.token("admin")
     for _ in range(4):
         terrine_server.token("auditor")

@@ -110,7 +110,7 @@ def test_a_label_that_is_not_paid_for_is_in_no_error(each_database_url: str) -> 
 
 def test_what_is_read_again_for_a_charge_is_all_that_may_change() -> None:
     """All else is remembered under the genesis, which covers it."""
-    assert set(rows.ACCOUNT) - {"id", "name", "genesis"} == {
+    assert set(rows.ACCOUNT_COLUMNS) - {"id", "name", "genesis"} == {
         "status",
         "closed_at",
         "spent",

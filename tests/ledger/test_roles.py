@@ -30,7 +30,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import ProjectStatus, Role
-from terrine_server.doctor import rights
+from terrine_server.doctor import check_database_rights
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, NewProject, NewToken, check_schema, connect, seal, upgrade
 from terrine_server.ledger.migrating import check_rights, grant, schema_differences
@@ -170,7 +170,7 @@ def test_a_right_that_was_taken_away_is_told_as_what_it_is(
         people.ask([opened.people.input(2)])
     with refuses(DatabaseUnavailable, "UPDATE", "shadow_accounts", "--service-role"):
         check_rights(restricted)
-    (found,) = rights(restricted)
+    (found,) = check_database_rights(restricted)
     holds(found.found, "UPDATE", "shadow_accounts")
     assert people.ledger.project("study").charges == 1
 
@@ -238,24 +238,24 @@ def test_granting_again_takes_back_what_was_added(
     grant(owner, role_of(service))
     with owner.begin() as connection:
         connection.execute(text(f'GRANT ALL ON charges TO "{role_of(service)}"'))
-    (said,) = rights(restricted)
+    (said,) = check_database_rights(restricted)
     assert (said.check, said.state) == ("rights", "warning")
     holds(said.found, "UPDATE", "DELETE", "TRUNCATE", "TRIGGER", "charges")
     grant(owner, role_of(service))
-    (said,) = rights(restricted)
+    (said,) = check_database_rights(restricted)
     assert said.state == "ok"
 
 
 def test_the_doctor_says_which_rights_are_missing(
     each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    assert list(rights(restricted)) == [], "there are no tables yet"
+    assert list(check_database_rights(restricted)) == [], "there are no tables yet"
     open_ledger(each_database_url)
-    (said,) = rights(restricted)
+    (said,) = check_database_rights(restricted)
     assert said.state == "problem"
     holds(said.found, "SELECT", "charges")
     holds(said.fix, "--service-role", role_of(service))
-    (said,) = rights(connect(as_owner(each_database_url)))
+    (said,) = check_database_rights(connect(as_owner(each_database_url)))
     assert said.state == "warning", "the owner may do anything"
 
 
@@ -283,7 +283,7 @@ def test_init_grants_the_rights(
 ) -> None:
     variables = {"TERRINE_DATABASE_URL": as_owner(each_database_url)}
     assert terrine("init", "--service-role", role_of(service), **variables).code == 0
-    (said,) = rights(restricted)
+    (said,) = check_database_rights(restricted)
     assert said.state == "ok"
     unknown = terrine("init", "--service-role", "nobody", **variables).refused
     holds(unknown, "ROLE", "nobody")

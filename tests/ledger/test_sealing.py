@@ -20,7 +20,7 @@ from sqlalchemy import Engine, event, text, update
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
 from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal
-from terrine_server.ledger.chain import ABOUT, FACTS
+from terrine_server.ledger.chain import ACTIONS_ABOUT, FACTS
 from terrine_server.ledger.schema import (
     editions,
     ensembles,
@@ -210,7 +210,7 @@ def test_acts_at_once_are_logged_one_after_another(
 
 def test_every_subject_of_the_log_has_actions_and_facts() -> None:
     assert (
-        set(ABOUT)
+        set(ACTIONS_ABOUT)
         == set(FACTS)
         == {
             "population",
@@ -221,7 +221,7 @@ def test_every_subject_of_the_log_has_actions_and_facts() -> None:
             "request",
         }
     )
-    about = {action for actions in ABOUT.values() for action in actions}
+    about = {action for actions in ACTIONS_ABOUT.values() for action in actions}
     assert about == {a for a in Action if a.partition("-")[0] in FACTS}
     assert set(FACTS["token"]) - {"project"} <= set(tokens.c.keys())
     assert set(FACTS["project"]) - {"ensemble"} <= set(projects.c.keys())

@@ -23,7 +23,7 @@ from neighbouring import (
 )
 from numpy.typing import NDArray
 from refusals import holds, refuses
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, event, insert, select, update
 
 from terrine_server import views
 from terrine_server.errors import BudgetExhausted, LedgerCorrupted
@@ -67,6 +67,22 @@ def test_they_are_charged_by_the_real_queries_with_them_and_no_oftener(opened: O
     accounts = np.frombuffer(stored(opened).accounts, "<u4")
     assert accounts.tolist() == expected(opened, inputs)
     assert opened.ledger.verify("study").problems == []
+
+
+def test_a_project_and_its_shadows_are_read_as_of_one_moment(opened: Opened) -> None:
+    inputs = many(opened.people, 4)
+    opened.ask(inputs[:2])
+    reader, later = Ledger(connect(opened.url), SECRET_KEY), [inputs[2:]]
+
+    @event.listens_for(reader._engine, "before_cursor_execute")
+    def come_between(_: object, __: object, statement: str, *___: object) -> None:
+        if "shadow_accounts" in statement and later:
+            opened.ask(later.pop())
+
+    project, shadows = reader.project_with_shadows("study")
+    assert shadows is not None
+    assert (project.charges, shadows.tolist()) == (2, expected(opened, inputs[:2]))
+    assert opened.ledger.project("study").charges == 4
 
 
 @SQLITE_BY_DAY

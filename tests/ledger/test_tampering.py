@@ -69,7 +69,7 @@ from terrine_server.errors import (
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect, rows, verifying
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
-from terrine_server.ledger.rows import ACCOUNT, ProjectCache
+from terrine_server.ledger.rows import ACCOUNT_COLUMNS, ProjectCache
 from terrine_server.ledger.schema import Seals, metadata
 from terrine_server.ledger.transparency import check
 from terrine_server.ledger.verifying import verify_export, verify_log, verify_project
@@ -363,7 +363,7 @@ EVERYBODY = {"verify", "checkpoint", "doctor", "file", "checker"}
 
 def healthy(ledger: Ledger) -> bool:
     try:
-        found = chain(doctor.log(ledger), doctor.ends(ledger))
+        found = chain(doctor.check_log(ledger), doctor.check_balances(ledger))
         return all(each.state != "problem" for each in found)
     except ServiceError:
         return False
@@ -674,7 +674,7 @@ def test_the_smallest_edit_of_any_column_is_noticed(
             assert done, cell
             must = notices(cell)
             assert who(served, EVERYBODY if at_length else must) == must, cell
-            if turn % 2 and not at_length and cell.column.name not in ACCOUNT:
+            if turn % 2 and not at_length and cell.column.name not in ACCOUNT_COLUMNS:
                 continue
             found = answers(served, served.started(), only)
             assert wrong(found, expected) == {}, cell
@@ -683,7 +683,7 @@ def test_the_smallest_edit_of_any_column_is_noticed(
                 # A running server remembers what was fixed, and nothing else.
                 found = answers(served, served.running, LABELS)
                 assert wrong(found, expected) == {}, cell
-                if table == "projects" and cell.column.name in ACCOUNT:
+                if table == "projects" and cell.column.name in ACCOUNT_COLUMNS:
                     assert all(REFUSED in str(found[name]) for name in LABELS), cell
 
 

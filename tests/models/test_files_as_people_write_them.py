@@ -22,7 +22,7 @@ from terrine_models.tables.loading import load_people, load_table, read_schema
 from terrine_models.tables.roles import RoleGuess, propose_schema
 from terrine_models.teachers.people import name_digests
 from terrine_protocol.base import fold, numbered
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.columns import parse_number
 from terrine_protocol.tables.encoding import encode_frame, encode_table

@@ -20,7 +20,7 @@ from terrine_models.data.images import (
     load_images,
     with_bits_of,
 )
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.reading import load_private, load_public
 

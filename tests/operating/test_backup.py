@@ -334,7 +334,7 @@ def test_a_backup_of_a_newer_version_is_refused(service: Service, new: Elsewhere
     found = backups.check(made, SECRET_KEY)
     with closing(sqlite3.connect(made / "ledger.sqlite")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    files = {**found.files, "ledger.sqlite": backups._stored(made / "ledger.sqlite")}
+    files = {**found.files, "ledger.sqlite": backups._describe_file(made / "ledger.sqlite")}
     newer = found.model_copy(update={"files": files, "revision": "9999"}).sealed(SECRET_KEY)
     (made / "backup.json").write_text(newer.model_dump_json())
     holds(new.refuse("restore", made), "newer")

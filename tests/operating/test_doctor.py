@@ -21,14 +21,14 @@ from refusals import holds, says
 from sqlalchemy import make_url, text
 
 from terrine_server.doctor import (
-    FULL_DISK,
-    LOW_DISK,
-    POSTGRESQL,
-    POSTGRESQL_WAITS,
-    dated,
-    disk,
-    postgresql,
-    skew,
+    FULL_DISK_BYTES,
+    LOW_DISK_BYTES,
+    POSTGRESQL_SETTINGS,
+    POSTGRESQL_TIMEOUTS,
+    check_disk,
+    check_newest_charge,
+    check_postgresql,
+    compare_clocks,
 )
 from terrine_server.ledger import connect, upgrade
 
@@ -290,9 +290,9 @@ def test_a_charge_from_the_future_is_found(
 
 def test_the_clock_may_be_at_most_a_second_behind_the_last_charge() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert dated(now, None).state == "ok"
-    assert dated(now, now + timedelta(seconds=0.5)).state == "ok"
-    assert dated(now, now + timedelta(seconds=2)).state == "problem"
+    assert check_newest_charge(now, None).state == "ok"
+    assert check_newest_charge(now, now + timedelta(seconds=0.5)).state == "ok"
+    assert check_newest_charge(now, now + timedelta(seconds=2)).state == "problem"
 
 
 @pytest.mark.parametrize(
@@ -301,36 +301,41 @@ def test_the_clock_may_be_at_most_a_second_behind_the_last_charge() -> None:
 )
 def test_clocks_that_disagree_are_found(seconds: float, state: str) -> None:
     here = datetime(2026, 1, 1, tzinfo=UTC)
-    assert skew(here, here + timedelta(seconds=seconds)).state == state
+    assert compare_clocks(here, here + timedelta(seconds=seconds)).state == state
 
 
 @pytest.mark.parametrize(
     ("free", "state"),
-    [(LOW_DISK, "ok"), (LOW_DISK - 1, "warning"), (FULL_DISK, "warning"), (0, "problem")],
+    [
+        (LOW_DISK_BYTES, "ok"),
+        (LOW_DISK_BYTES - 1, "warning"),
+        (FULL_DISK_BYTES, "warning"),
+        (0, "problem"),
+    ],
 )
 def test_a_disk_that_is_almost_full_is_found(free: int, state: str) -> None:
-    assert disk(Path("/var/lib/terrine"), free).state == state
+    assert check_disk(Path("/var/lib/terrine"), free).state == state
 
 
 def sound() -> dict[str, str]:
-    waits = dict.fromkeys(POSTGRESQL_WAITS, "20s")
-    right = {name: min(values) for name, (values, _) in POSTGRESQL.items()}
+    waits = dict.fromkeys(POSTGRESQL_TIMEOUTS, "20s")
+    right = {name: min(values) for name, (values, _) in POSTGRESQL_SETTINGS.items()}
     return {"server_version": "16.4 (Debian)", "server_version_num": "160004", **right, **waits}
 
 
 def test_a_postgresql_that_may_lose_charges_or_wait_for_ever_is_found() -> None:
-    assert {finding.state for finding in postgresql(sound(), standby=False)} == {"ok"}
-    for name in POSTGRESQL_WAITS:
-        (_, found) = postgresql(sound() | {name: "0"}, standby=False)
+    assert {finding.state for finding in check_postgresql(sound(), standby=False)} == {"ok"}
+    for name in POSTGRESQL_TIMEOUTS:
+        (_, found) = check_postgresql(sound() | {name: "0"}, standby=False)
         assert (found.check, found.state) == ("durability", "problem")
         assert name in found.found
-    for name in POSTGRESQL:
-        (_, found) = postgresql(sound() | {name: "sideways"}, standby=False)
+    for name in POSTGRESQL_SETTINGS:
+        (_, found) = check_postgresql(sound() | {name: "sideways"}, standby=False)
         assert (found.check, found.state) == ("durability", "problem")
         assert found.fix
-    (_, found, _) = postgresql(sound(), standby=True)
+    (_, found, _) = check_postgresql(sound(), standby=True)
     assert "standby" in found.found
-    (found, _) = postgresql(sound() | {"server_version_num": "130020"}, standby=False)
+    (found, _) = check_postgresql(sound() | {"server_version_num": "130020"}, standby=False)
     assert found.state == "warning"
 
 

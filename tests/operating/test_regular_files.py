@@ -20,8 +20,8 @@ from terrine_models.storage.manifests import StoreError, verified_bytes
 from terrine_models.students.models import Student
 from terrine_models.tables.loading import check_table, read_schema
 from terrine_models.teachers.shards import read_partition
-from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.files import MAX_DOCUMENT_BYTES, open_regular_file, read
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables.columns import sha256
 from terrine_server.cli.plan import load_votes
 from terrine_server.ledger.verifying import verify_export
@@ -125,13 +125,13 @@ def test_a_regular_file_is_read_through_links_and_a_document_has_a_limit(tmp_pat
     file.write_bytes(b"content")
     link.symlink_to(file)
     assert read(link) == b"content"
-    os.truncate(file, LARGEST_DOCUMENT)
-    assert len(read(file)) == LARGEST_DOCUMENT
-    os.truncate(file, LARGEST_DOCUMENT + 1)
+    os.truncate(file, MAX_DOCUMENT_BYTES)
+    assert len(read(file)) == MAX_DOCUMENT_BYTES
+    os.truncate(file, MAX_DOCUMENT_BYTES + 1)
     with refuses(OSError, "larger"):
         read(file)
-    assert len(read(file, None)) == LARGEST_DOCUMENT + 1
+    assert len(read(file, None)) == MAX_DOCUMENT_BYTES + 1
     with pytest.raises(IsADirectoryError):
-        opened(tmp_path)
+        open_regular_file(tmp_path)
     with pytest.raises(FileNotFoundError):
-        opened(tmp_path / "missing")
+        open_regular_file(tmp_path / "missing")

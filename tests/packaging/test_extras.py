@@ -144,7 +144,7 @@ def test_a_student_s_program_encodes_rows_without_an_extra() -> None:
         HIDE
         + """
 from types import SimpleNamespace
-from terrine_client._rows import encode_columns
+from terrine_client._labels import encode_columns
 from terrine_protocol import Column, TableSchema
 schema = TableSchema(columns=(
     Column(name="age", role="numeric", low=0, high=100),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from terrine_client._distillation import answers_of
+from terrine_client.distill import make_answers
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students.answers import Answers, estimate_metrics
 from terrine_models.students.models import Task, calibrate, choose_threshold, confine_rarer_class
@@ -198,5 +198,5 @@ def test_how_many_of_all_units_vote_on_an_input_is_told_to_students(
     ensemble = SimpleNamespace(classes=["no", "yes"], teachers=1000, matches_prior=False)
     project = SimpleNamespace(ensemble=ensemble, mechanism=SimpleNamespace(name=mechanism))
     counts = np.array([[30, 20], [10, 40]])
-    found = answers_of(cast(ProjectInfo, project), np.array([0, 1]), counts, 5.0)
+    found = make_answers(cast(ProjectInfo, project), np.array([0, 1]), counts, 5.0)
     assert found.voting == voting

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terrine_client._report import Report, Round, draw, picture
+from terrine_client._report import Report, Round, draw, draw_figure
 from terrine_models.students.selection import Choice
 
 
@@ -63,7 +63,7 @@ def test_accuracy_and_epsilon_have_a_panel_each_and_the_baselines_are_drawn(
     tmp_path: Path,
 ) -> None:
     report = example([0.97, 0.98])
-    figure = picture(report, true_labels=0.99)
+    figure = draw_figure(report, true_labels=0.99)
     upper, lower = figure.axes  # one scale for each panel: a second would be a third axes
     assert upper.get_position().y0 > lower.get_position().y0
     lines = {str(line.get_label()): line for line in upper.get_lines()}
@@ -84,10 +84,10 @@ def test_accuracy_and_epsilon_have_a_panel_each_and_the_baselines_are_drawn(
 
 
 def test_without_held_out_inputs_there_is_only_what_was_spent() -> None:
-    (axes,) = picture(example([None, None])).axes
+    (axes,) = draw_figure(example([None, None])).axes
     assert axes.get_ylabel() == "ε spent"
 
 
 def test_a_perfect_student_is_drawn_too() -> None:
-    upper = picture(example([0.5, 1.0]), true_labels=1.0).axes[0]
+    upper = draw_figure(example([0.5, 1.0]), true_labels=1.0).axes[0]
     assert upper.get_ylim()[1] >= 99.9

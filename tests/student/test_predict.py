@@ -21,7 +21,7 @@ from terrine_models.students.models import Student, Task
 from terrine_models.students.selection import choose
 from terrine_models.students.settings import Training
 from terrine_models.tables.loading import encoded_input
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.encoding import encode_frame
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from patience import PATIENCE_SECONDS
 from sqlalchemy import Connection, Engine, event, text
 
-from terrine_server.ledger.database import BEGIN
+from terrine_server.ledger.database import BEGIN_STATEMENT
 
 
 def come_between(engine: Engine, act: Callable[[], object]) -> None:
@@ -24,7 +24,7 @@ def come_between(engine: Engine, act: Callable[[], object]) -> None:
 
     @event.listens_for(engine, "begin")
     def before_sqlite_writes(connection: Connection) -> None:
-        if connection.info.get(BEGIN) == "BEGIN IMMEDIATE":
+        if connection.info.get(BEGIN_STATEMENT) == "BEGIN IMMEDIATE":
             act_once()
 
     @event.listens_for(engine, "before_cursor_execute")

@@ -24,7 +24,7 @@ from terrine_server.ledger import (
     connect,
     log,
 )
-from terrine_server.ledger.chain import ABOUT, LOG_START, facts_text, log_hash
+from terrine_server.ledger.chain import ACTIONS_ABOUT, LOG_START, facts_text, log_hash
 from terrine_server.ledger.log import READ_ERRORS
 from terrine_server.ledger.schema import (
     SEALED,
@@ -164,7 +164,7 @@ def reseal(connection: Connection) -> Seals:
                 if (seal := seals.of(table.name, row)) != row["seal"]:
                     connection.execute(update(table).where(*found).values(seal=seal))
     entries, head = list[dict[str, Any]](), LOG_START
-    for kind, actions in ABOUT.items():
+    for kind, actions in ACTIONS_ABOUT.items():
         for row in _readable(connection, rows_of(kind)):
             if row["subject"] is None:  # of an edition whose ensemble is not there
                 continue

@@ -17,7 +17,7 @@ from migrated import SECRET_KEY
 from patience import PATIENCE_SECONDS
 
 from terrine_protocol import transparency
-from terrine_protocol.transparency import Checkpoint, Kind, Note, Policy, SignerKey, VerifierKey
+from terrine_protocol.transparency import Checkpoint, KeyKind, Note, Policy, SignerKey, VerifierKey
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import Publisher
 from terrine_server.serving import listening
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from terrine_addons.witness.service import Witness
 
 
-LOG = SignerKey("log.example/1", Kind.ED25519, bytes(range(32)))
+LOG = SignerKey("log.example/1", KeyKind.ED25519, bytes(range(32)))
 """The owner's key in tests."""
 
 
 def witness_key(name: str) -> SignerKey:
     """The key of a witness in tests."""
-    return SignerKey(f"{name}.example", Kind.COSIGNATURE, name.encode().ljust(32, b"."))
+    return SignerKey(f"{name}.example", KeyKind.COSIGNATURE, name.encode().ljust(32, b"."))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Ledger, NewProject, Proposal, QueryDigest, connect
-from terrine_server.ledger.database import BEGIN
+from terrine_server.ledger.database import BEGIN_STATEMENT
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import VoteOutcome
 
@@ -121,7 +121,7 @@ class World:
             self.step(server, "statement", switch=getcurrent() not in writing)
 
         def do_begin(dbapi: Any) -> None:
-            if dbapi.info.get(BEGIN) == "BEGIN IMMEDIATE":
+            if dbapi.info.get(BEGIN_STATEMENT) == "BEGIN IMMEDIATE":
                 writing.add(getcurrent())
             statement()
             begin(dbapi)

@@ -18,7 +18,14 @@ from refusals import refuses
 from serving import until
 from sqlalchemy import Connection, text, update
 
-from terrine_protocol.transparency import Checkpoint, Kind, Note, Policy, SignerKey, opened
+from terrine_protocol.transparency import (
+    Checkpoint,
+    KeyKind,
+    Note,
+    Policy,
+    SignerKey,
+    open_checkpoint,
+)
 from terrine_server.errors import LedgerRestored, ServiceError
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.schema import tree_head, tree_leaves, tree_nodes
@@ -60,7 +67,7 @@ def test_each_round_signs_the_tree_as_it_is(ledger: Ledger) -> None:
     for step in range(3):
         charge(ledger, *(f"{step} {n}" for n in range(150)))
         owner.round()
-        found = opened(last(ledger), LOG.verifier)
+        found = open_checkpoint(last(ledger), LOG.verifier)
         assert found.size == ledger.grow_tree()
         assert found.root == ledger.tree_root(found.size)
     before = ledger.checkpoint()
@@ -76,14 +83,14 @@ def test_witnesses_cosign_what_they_can_and_nobody_waits(
         b = stack.enter_context(witnessing(tmp_path / "b", "b"))
         silent.bind(("127.0.0.1", 0))  # nobody listens
         port = silent.getsockname()[1]
-        key = SignerKey("c", Kind.COSIGNATURE, b"c" * 32).verifier
+        key = SignerKey("c", KeyKind.COSIGNATURE, b"c" * 32).verifier
         c = RunningWitness("c", f"http://127.0.0.1:{port}", key, a.witness)
         policy = policy_of(a, b, c, quorum="2")
         owner = publisher(ledger, policy)
         charge(ledger, *range(300))
         owner.round()
         assert cosigners(ledger, policy) == {"a", "b"}
-        assert policy.opened(last(ledger)).checkpoint.size > 300
+        assert policy.open(last(ledger)).checkpoint.size > 300
         stack.close()  # b goes away
         charge(ledger, "more")
         owner.round()
@@ -122,8 +129,8 @@ def test_what_a_witness_should_not_answer_is_no_cosignature(
     answer: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = pytest.importorskip("terrine_addons.witness.service")
-    policy_key = SignerKey("w.example", Kind.COSIGNATURE, b"w".ljust(32, b"."))
-    stranger = SignerKey("w.example", Kind.COSIGNATURE, b"x" * 32)
+    policy_key = SignerKey("w.example", KeyKind.COSIGNATURE, b"w".ljust(32, b"."))
+    stranger = SignerKey("w.example", KeyKind.COSIGNATURE, b"x" * 32)
     texts = {
         "wrong key": str(stranger.sign("text", 1)),
         "wrong text": str(policy_key.sign("another\n", 1)),
@@ -137,7 +144,7 @@ def test_what_a_witness_should_not_answer_is_no_cosignature(
         policy = policy_of(witness)
         publisher(ledger, policy).round()
         assert cosigners(ledger, policy) == set()
-        assert opened(last(ledger), LOG.verifier)
+        assert open_checkpoint(last(ledger), LOG.verifier)
 
 
 def test_only_one_process_signs_at_a_time(ledger: Ledger, database_url: str) -> None:
@@ -199,7 +206,7 @@ def test_a_database_that_was_set_back_as_a_whole_is_not_signed(
     ledger: Ledger, database_url: str, tmp_path: Path
 ) -> None:
     """Not by a process that starts then, either: what was signed is known outside the database."""
-    file, new = tmp_path / "checkpoint.signed", SignerKey(LOG.name, Kind.ED25519, b"n" * 32)
+    file, new = tmp_path / "checkpoint.signed", SignerKey(LOG.name, KeyKind.ED25519, b"n" * 32)
     charge(ledger, *range(5))
     Publisher(ledger, LOG, None, 3600, SignedHistory(ledger, LOG.verifier, file)).round()
     early = last(ledger)
@@ -233,7 +240,7 @@ def test_what_was_charged_before_the_end_is_signed(ledger: Ledger) -> None:
 
 def test_a_new_key_begins_a_new_log(ledger: Ledger) -> None:
     publisher(ledger).round()
-    new = SignerKey("log.example/2", Kind.ED25519, b"n" * 32)
+    new = SignerKey("log.example/2", KeyKind.ED25519, b"n" * 32)
     charge(ledger, 1)
     Publisher(ledger, new, None, 3600).round()
     assert Checkpoint.parse(last(ledger).text).origin == "log.example/2"
@@ -258,7 +265,7 @@ def test_a_key_or_a_policy_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     assert load_checkpoint_key(path) is None
     assert load_policy(None) is None
-    witness = SignerKey("w", Kind.COSIGNATURE, b"w" * 32)
+    witness = SignerKey("w", KeyKind.COSIGNATURE, b"w" * 32)
     for wrong in ("", "PRIVATE+KEY+x", LOG.secret[:-3], str(LOG.verifier), witness.secret, "\xff"):
         path.write_text(wrong, encoding="latin-1")
         with pytest.raises(CheckpointError) as caught:

@@ -193,7 +193,7 @@ def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
         student.receipts = kept
         report = student.verify_receipts(witnessed)
         assert report.checkpoint is None
-        holds(str(report), "believed")
+        holds(str(report), "trusted")
         # The student alone, who believes the log's signature: by the checkpoint of before.
         report = student.verify_receipts(alone)
         assert not report.ok

@@ -26,7 +26,7 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import transparency as trees
-from terrine_protocol.transparency import WIDTH, Tile, Tiles, commitment, entries_in, tile_of
+from terrine_protocol.transparency import WIDTH, Tile, Tiles, commitment, split_bundle, tile_of
 from terrine_server.api import services
 from terrine_server.api.services import PublishedLog
 from terrine_server.errors import DatabaseUnavailable, NotFound
@@ -94,12 +94,12 @@ def test_every_entry_is_logged_once_and_in_order(
         before, after = trees.root_of(leaves[:size]), trees.root_of(leaves)
         trees.check_consistency(size, sizes[-1], before, after, proof)
     tiles = Tiles(sizes[-1], ledger.tile)
-    assert trees.subtree(0, sizes[-1], tiles.perfect) == trees.root_of(leaves)
+    assert trees.subtree_root(0, sizes[-1], tiles.perfect) == trees.root_of(leaves)
     for index in (0, 4):
         tile = tile_of(sizes[-1], 0, index)
         assert ledger.tile(tile) == b"".join(leaves[index * WIDTH :][: tile.width])
         bundle = ledger.tile(Tile(None, tile.index, tile.width))
-        hashes = [trees.leaf_hash(entry) for entry in entries_in(bundle)]
+        hashes = [trees.leaf_hash(entry) for entry in split_bundle(bundle)]
         assert hashes == leaves[index * WIDTH :][: tile.width]
     for missing in (Tile(0, 5), Tile(2, 0, 1), Tile(1, 0, 5), Tile(None, 10**15), Tile(8, 10**17)):
         with pytest.raises(NotFound):

@@ -21,7 +21,7 @@ from serving import until
 
 from terrine_client import AsyncClient, Client, ConfigurationError, Receipts
 from terrine_client._receipts import WAIT_SECONDS, Receipt
-from terrine_protocol.transparency import Kind, Proof, SignerKey
+from terrine_protocol.transparency import KeyKind, Proof, SignerKey
 
 if TYPE_CHECKING:
     from digits import DigitsEnsemble
@@ -201,27 +201,27 @@ def test_pages_of_nothing_come_to_an_end(served: Served) -> None:
 
 def test_a_log_that_the_policy_does_not_know_is_not_believed(served: Served) -> None:
     url, token = served.server.url, served.server.token()
-    stranger = SignerKey("log.example/1", Kind.ED25519, b"s" * 32)
+    stranger = SignerKey("log.example/1", KeyKind.ED25519, b"s" * 32)
     more = policy_text(served.witness) + "# a comment\n"
     with Client(url, token) as client:
         client.label(served.server.ensemble.public[:1])
         until(lambda: client.verify_receipts(more.encode()).proofs)
         for text in (
             policy_text(log=stranger),
-            policy_text(log=SignerKey("log.example/2", Kind.ED25519, bytes(range(32)))),
+            policy_text(log=SignerKey("log.example/2", KeyKind.ED25519, bytes(range(32)))),
             policy_text(served.witness).replace("group witnesses all w", _absent()),
         ):
             report = client.verify_receipts(text.encode())
             assert not report.ok
             assert report.checkpoint is None
-            holds(str(report), "believed")
+            holds(str(report), "trusted")
         for wrong in (b"", b"quorum nobody", str(served.policy) + "x"):
             with pytest.raises((ConfigurationError, OSError)):
                 client.verify_receipts(wrong)
 
 
 def _absent() -> str:
-    key = SignerKey("absent.example", Kind.COSIGNATURE, b"a" * 32).verifier
+    key = SignerKey("absent.example", KeyKind.COSIGNATURE, b"a" * 32).verifier
     return f"witness absent {key}\ngroup witnesses all w absent"
 
 

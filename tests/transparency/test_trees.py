@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pymerkle import InmemoryTree
 
 from terrine_protocol import transparency
-from terrine_protocol.transparency import WIDTH, Tile, Tiles, bundle_of, entries_in, tile_of
+from terrine_protocol.transparency import WIDTH, Tile, Tiles, join_bundle, split_bundle, tile_of
 
 ENTRIES = [hashlib.sha256(n.to_bytes(4, "big")).digest() for n in range(70_000)]
 LEAVES = [transparency.leaf_hash(entry) for entry in ENTRIES]
@@ -45,7 +45,7 @@ def test_roots_are_the_same(other: InmemoryTree) -> None:
         assert (
             grown.root
             == other.get_root(size)
-            == transparency.subtree(0, size, tiles_of(size).perfect)
+            == transparency.subtree_root(0, size, tiles_of(size).perfect)
         )
 
 
@@ -77,7 +77,7 @@ def test_a_large_tree_is_proven_from_its_tiles_alone() -> None:
     fetch = tiles._fetch
     tiles._fetch = lambda tile: asked.append(tile) or fetch(tile)  # type: ignore[func-returns-value]
     root = transparency.root_of(LEAVES)
-    assert transparency.subtree(0, size, tiles.perfect) == root
+    assert transparency.subtree_root(0, size, tiles.perfect) == root
     for index in (0, 255, 256, 65_535, 65_536, 69_999):
         proof = transparency.prove_inclusion(index, size, tiles.perfect)
         transparency.check_inclusion(LEAVES[index], index, size, root, proof)
@@ -95,7 +95,7 @@ def test_a_tile_that_is_cut_off_proves_nothing() -> None:
 
 @given(st.lists(st.binary(max_size=40)))
 def test_bundles_are_read_as_written(entries: list[bytes]) -> None:
-    assert entries_in(bundle_of(entries)) == entries
+    assert split_bundle(join_bundle(entries)) == entries
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=2, max_size=20, unique=True))

@@ -14,7 +14,7 @@ from refusals import refuses
 from terrine_protocol import transparency
 from terrine_protocol.transparency import (
     Checkpoint,
-    Kind,
+    KeyKind,
     Note,
     NoteError,
     Policy,
@@ -252,19 +252,19 @@ def test_cosignatures_of_the_public_network_are_verified() -> None:
             [f"log {ARCHE_LOG}", *lines, f"group all 4 {' '.join(ARCHE_WITNESSES)}", "quorum all"]
         ).encode()
     )
-    found = policy.opened(ARCHE)
+    found = policy.open(ARCHE)
     assert found.checkpoint.size == 1432088532
     assert found.cosigned == dict.fromkeys(ARCHE_WITNESSES, 0x6A122120)
-    assert transparency.opened(ARCHE, policy.logs[0].key) == found.checkpoint
+    assert transparency.open_checkpoint(ARCHE, policy.logs[0].key) == found.checkpoint
     with pytest.raises(NoteError):
-        policy.opened(ARCHE.replace("1432088532", "1432088531"))
+        policy.open(ARCHE.replace("1432088532", "1432088531"))
     fewer = "".join(line for line in ARCHE.splitlines(True) if "remora" not in line)
     with refuses(QuorumMissing, "garden", "mullvad", "smartit"):
-        policy.opened(fewer)
+        policy.open(fewer)
 
 
 def test_a_cosignature_of_our_own_is_verified_as_others_are() -> None:
-    key = SignerKey("w.example/1", Kind.COSIGNATURE, bytes(range(32)))
+    key = SignerKey("w.example/1", KeyKind.COSIGNATURE, bytes(range(32)))
     text = Checkpoint("log.example", 5, ROOTS[4]).text
     note = Note(text, (key.sign(text, 1727964367),))
     assert Note.parse(str(note)).signers([key.verifier]) == {key.verifier: 1727964367}
@@ -293,10 +293,10 @@ def test_what_is_no_checkpoint_is_refused(text: str) -> None:
 
 
 def test_the_roots_are_those_of_others() -> None:
-    assert transparency.root_of([]) == transparency.EMPTY
+    assert transparency.root_of([]) == transparency.EMPTY_ROOT
     for size, root in enumerate(ROOTS, start=1):
         assert transparency.root_of(HASHES[:size]) == root
-        assert transparency.subtree(0, size, PERFECT) == root
+        assert transparency.subtree_root(0, size, PERFECT) == root
 
 
 @pytest.mark.parametrize(("place", "size", "proof"), INCLUSION)
@@ -311,7 +311,7 @@ def test_inclusion_is_proven_as_by_others(place: int, size: int, proof: list[byt
         (leaf, index, size * 2, root, proof),
         (leaf, index, size // 2, root, proof),
         (b"WrongLeaf", index, size, root, proof),
-        (leaf, index, size, transparency.EMPTY, proof),
+        (leaf, index, size, transparency.EMPTY_ROOT, proof),
         (leaf, index, size, SOME, proof),
         (leaf, index, size, root, [*proof, b""]),
         (leaf, index, size, root, [*proof, root]),
@@ -360,18 +360,18 @@ def test_consistency_is_proven_as_by_others(old: int, size: int, proof: list[byt
 
 def test_small_and_equal_trees_are_consistent_only_if_they_are_the_same() -> None:
     # As in verify_test.go, but that a tree of no leaves has one root (RFC 6962, section 2.1).
-    transparency.check_consistency(0, 0, transparency.EMPTY, transparency.EMPTY, [])
-    transparency.check_consistency(0, 1, transparency.EMPTY, SOME, [])
+    transparency.check_consistency(0, 0, transparency.EMPTY_ROOT, transparency.EMPTY_ROOT, [])
+    transparency.check_consistency(0, 1, transparency.EMPTY_ROOT, SOME, [])
     transparency.check_consistency(1, 1, SOME, SOME, [])
     for old, size, before, after, proof in [
         (1, 1, ROOTS[0], SOME, []),
         (0, 1, SOME, ROOTS[0], []),
-        (1, 0, ROOTS[0], transparency.EMPTY, []),
+        (1, 0, ROOTS[0], transparency.EMPTY_ROOT, []),
         (2, 1, ROOTS[1], ROOTS[0], []),
         (1, 2, ROOTS[0], ROOTS[1], []),
-        (0, 0, transparency.EMPTY, SOME, []),
-        (0, 0, transparency.EMPTY, transparency.EMPTY, [SOME]),
-        (0, 1, transparency.EMPTY, transparency.EMPTY, [SOME]),
+        (0, 0, transparency.EMPTY_ROOT, SOME, []),
+        (0, 0, transparency.EMPTY_ROOT, transparency.EMPTY_ROOT, [SOME]),
+        (0, 1, transparency.EMPTY_ROOT, transparency.EMPTY_ROOT, [SOME]),
         (1, 1, SOME, SOME, [SOME]),
     ]:
         with pytest.raises(transparency.ProofError):
@@ -461,7 +461,7 @@ def test_what_is_no_proof_is_refused(text: str) -> None:
 
 
 def test_a_proof_is_checked_with_its_checkpoint() -> None:
-    log = SignerKey("log.example", Kind.ED25519, bytes(32))
+    log = SignerKey("log.example", KeyKind.ED25519, bytes(32))
     text = Checkpoint("log.example", 8, ROOTS[7]).text
     note = str(Note(text, (log.sign(text),)))
     policy = Policy.parse(f"log {log.verifier}\nquorum none\n".encode())
@@ -474,7 +474,7 @@ def test_a_proof_is_checked_with_its_checkpoint() -> None:
         proof.check(LEAVES[5], other)
 
 
-W = [SignerKey(f"Wit{n}", Kind.COSIGNATURE, bytes([n]) * 32).verifier for n in range(1, 7)]
+W = [SignerKey(f"Wit{n}", KeyKind.COSIGNATURE, bytes([n]) * 32).verifier for n in range(1, 7)]
 W1, W2, W3 = (f"witness w{n} {W[n - 1]}" for n in (1, 2, 3))
 
 
@@ -492,11 +492,11 @@ group X-witnesses 2 X1 X2 X3
 group X-and-Y  all  X-witnesses Y-witnesses
 quorum X-and-Y"""
     policy = Policy.parse(text.encode())
-    assert policy.satisfied({"X1", "X3", "Y2"})
-    assert not policy.satisfied({"X1", "X2", "X3"})
-    assert not policy.satisfied({"X1", "Y1", "Y2", "Y3"})
-    assert not policy.satisfied(set())
-    assert Policy.parse(b"quorum none\n").satisfied(set())
+    assert policy.is_satisfied_by({"X1", "X3", "Y2"})
+    assert not policy.is_satisfied_by({"X1", "X2", "X3"})
+    assert not policy.is_satisfied_by({"X1", "Y1", "Y2", "Y3"})
+    assert not policy.is_satisfied_by(set())
+    assert Policy.parse(b"quorum none\n").is_satisfied_by(set())
     odd = Policy.parse(
         f"witness K\u212alvin {W[0]} https://w.example/\nquorum K\u212alvin".encode()
     )
@@ -535,7 +535,7 @@ quorum X-and-Y"""
         "quorum unknown\n",
         f"quorum w1\n{W1}\n",
         "quorum\n",
-        f"{W1}\nwitness w2 {VerifierKey('impostor', Kind.COSIGNATURE, W[0].public)}\nquorum w1\n",
+        f"{W1}\nwitness w2 {VerifierKey('impostor', KeyKind.COSIGNATURE, W[0].public)}\nquorum w1\n",
     ],
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from terrine_protocol.base import Brief, absent, normalize
+from terrine_protocol.base import ShortRepr, absent, normalize
 from terrine_protocol.errors import TerrineError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -34,7 +34,7 @@ class ClippedError(DataError):
     """More than a tenth of a column is clipped to the schema's range, or missing."""
 
 
-class Record(Brief):
+class Record(ShortRepr):
     """Base of what is stored as well as sent: immutable, finite, with unknown fields forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import LISTED, fold, listed, normalize, spelled
-from terrine_protocol.files import opened
+from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import (
     FEATURE_ROLES,
     ClippedError,
@@ -496,7 +496,7 @@ def rows_at_least(columns: int) -> int:
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal. Raises DataError."""
     try:
-        with opened(path) as file:
+        with open_regular_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None

@@ -29,7 +29,7 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from terrine_protocol.base import listed, normalize
-from terrine_protocol.files import opened
+from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Column, DataError, TableSchema
 from terrine_protocol.tables.columns import (
     DECIMAL_COMMA,
@@ -283,7 +283,7 @@ class TextFile(io.RawIOBase):
 
     def _line(self, place: int) -> int:
         """The line that starts at this byte of the file, which is read again for it."""
-        with opened(self._path) as file:
+        with open_regular_file(self._path) as file:
             text: Any = gzip.GzipFile(fileobj=file) if self._gzip else file
             parts = (text.read(min(BLOCK_BYTES, place - at)) for at in range(0, place, BLOCK_BYTES))
             before: int = sum(part.count(b"\n") for part in parts)
@@ -568,7 +568,8 @@ class ArrowFile(TableFile):
 
 
 def _typed(file: io.BufferedReader) -> str:
-    """Which kind of `TYPED` a file is, or nothing. An ORC file ends as it starts, `ORCID,a` not."""
+    """Which kind of `TYPED_FORMATS` a file is, or nothing. An ORC file ends as it starts, `ORCID,a`
+    not."""
     start, end = file.peek(8)[:8], b""
     kind = next((kind for kind, begins in TYPED_FORMATS.items() if start.startswith(begins)), "")
     if kind == "ORC":
@@ -597,7 +598,7 @@ class ArrowFolder(TableFile):
         self.types: dict[str, Any] = {}
         lines, known = list[str](), list[set[str]]()
         for place, keys in self._parts:
-            with _broken(place), opened(place) as file:
+            with _broken(place), open_regular_file(place) as file:
                 part = ArrowFile(place, file, digest)
             lines.append(f"{part.sha256}  {place.relative_to(path)}\n")
             folders = {normalize(name): pa.scalar(value).type for name, value in keys.items()}
@@ -618,7 +619,7 @@ class ArrowFolder(TableFile):
         for done, (place, keys) in enumerate(self._parts, 1):
             self._starts.append(rows)
             folders = {normalize(name): value for name, value in keys.items()}
-            with _broken(place), opened(place) as file:
+            with _broken(place), open_regular_file(place) as file:
                 part = ArrowFile(place, file, digest=False)
                 own = [name for name in names if name in part.types]
                 # Of a file of which no column is needed, the rows count all the same
@@ -809,7 +810,7 @@ class CsvFile(TableFile):
                     )
                 yield line
 
-        with opened(self.path) as file:
+        with open_regular_file(self.path) as file:
             again = io.BufferedReader(TextFile(self.path, file, ignore_note, digest=False))
             plain = io.TextIOWrapper(again, "utf-8", newline="")
             reader = csv.reader(lines(plain), delimiter=self.delimiter, strict=True)
@@ -856,7 +857,7 @@ def open_file(
         with _broken(path):
             yield _folder(path, digest)
         return
-    with _broken(path), opened(path) as file:
+    with _broken(path), open_regular_file(path) as file:
         if _typed(file):
             with _broken(path, " as an ORC, Parquet or Arrow file"):
                 yield ArrowFile(path, file, digest)
@@ -880,7 +881,7 @@ def _folder(path: Path, digest: bool) -> ArrowFolder:
     first = next(files, None)
     if first is None:
         raise DataError(f"{path} is a folder without a file; expected one of Parquet files.")
-    with _broken(first), opened(first) as file:
+    with _broken(first), open_regular_file(first) as file:
         kind = _typed(file)
     if kind and kind != "Arrow stream":
         with _broken(path, f" as a folder of {kind} files"):

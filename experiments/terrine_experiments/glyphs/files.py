@@ -29,7 +29,9 @@ from terrine_experiments.glyphs.records import (
 from terrine_models.data.arrays import DataError
 from terrine_protocol.files import write_atomically
 
-PRIVATE, PUBLIC, FACTS = "private.npz", "public.npz", "facts.json"
+PRIVATE = "private.npz"
+PUBLIC = "public.npz"
+FACTS = "facts.json"
 PRIVATE_SHARE = 2 / 3
 """Of the families, those that draw private records."""
 

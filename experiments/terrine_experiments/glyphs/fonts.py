@@ -31,8 +31,12 @@ COVERED = 0.85
 """Share of the characters that a family must be able to draw."""
 FACES = 8
 """Faces (bold, italic, …) of one family that are used, at most."""
-SIDE, EM, BASELINE = 56, 44, 43
-"""Pixels of a picture, of the font's em in it, and from its top to the baseline."""
+SIDE = 56
+"""Pixels of a picture."""
+EM = 44
+"""Pixels of the font's em in it."""
+BASELINE = 43
+"""Pixels from its top to the baseline."""
 SEEN = 16
 """The brightest pixel of a shape has at least this value; a fainter one counts as blank."""
 PLAIN = ("Regular", "Roman", "Book", "Normal")
@@ -41,10 +45,11 @@ ALIKE = 0.93
 """Correlation of the shapes of two families from which they are one design under two names."""
 LETTERS = "aegknstyAGMRS258"
 """The characters by which designs are compared."""
-STRANGE, APART = 0.31, 0.5
+MIN_MEDIAN_CORRELATION = 0.31
 """Fonts of symbols store them in the place of letters. A family is one if its shapes correlate less
-than this with the median of all families; or if its letters with an accent correlate less than this
-with the same ones without."""
+than this with the median of all families."""
+MIN_ACCENT_CORRELATION = 0.5
+"""It is one, too, if its accented letters correlate less than this with the plain ones."""
 ACCENTED = tuple(zip("ÁÂÉÊÑÕÛáãéêñû", "AAEENOUaaeenu", strict=True))
 
 
@@ -192,7 +197,7 @@ def _without_symbols(families: list[Family]) -> list[Family]:
     return [
         each
         for each, own in zip(families, shapes @ usual, strict=True)
-        if own >= STRANGE and _accents(each) >= APART
+        if own >= MIN_MEDIAN_CORRELATION and _accents(each) >= MIN_ACCENT_CORRELATION
     ]
 
 

@@ -34,11 +34,17 @@ IMBALANCE = 5.0
 WRONG = 0.01
 """Share of the private labels that are wrong."""
 PIXELS = 28
-TURN, SHEAR, SHIFT = math.radians(5), 0.08, 1.0
-"""The largest angle, shear, and shift in pixels of a record."""
+TURN = math.radians(5)
+"""The largest angle of a record."""
+SHEAR = 0.08
+"""Its largest shear."""
+SHIFT = 1.0
+"""Its largest shift, in pixels."""
 SIZES = (0.9, 1.05)
-THINNER, BOLDER = 0.4, 0.8
-"""How far strokes are worn or swollen: 1 is half a pixel of a record on each side."""
+THINNER = 0.4
+"""How far strokes are worn at most: 1 is half a pixel of a record on each side."""
+BOLDER = 0.8
+"""How far they are swollen at most."""
 NOISE = 0.08
 """The largest standard deviation of a pixel's noise, as a share of the range."""
 BLOCK = 4096

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import fold, listed, normalize, numbered
-from terrine_protocol.files import opened, read
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.files import open_regular_file, read
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.projects import InputSpec as InputSpec
 from terrine_protocol.tables import DataError as DataError
 from terrine_protocol.tables import TableSchema
@@ -338,7 +338,7 @@ def read_arrays(path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generi
     Raises DataError, also for Python objects: to load these runs what whoever wrote them chose.
     """
     try:
-        with opened(path) as file:
+        with open_regular_file(path) as file:
             found = np.load(file, allow_pickle=False)
             if isinstance(found, np.lib.npyio.NpzFile):
                 return {key: found[key] for key in found.files}
@@ -346,7 +346,7 @@ def read_arrays(path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generi
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(getattr(error, "strerror", None) or error)
         if "pickle" in reason:
-            with opened(path) as file:
+            with open_regular_file(path) as file:
                 start = file.read(6)
             reason = (
                 "it holds Python objects, which are not loaded; save arrays of numbers or text, "

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_protocol.base import normalize
-from terrine_protocol.files import opened
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.files import open_regular_file
+from terrine_protocol.projects import ImageFormat
 
 PICTURE_SUFFIXES = {".png", ".jpg", ".jpeg"}
 MAX_PIXELS = 50_000_000
@@ -157,7 +157,10 @@ def _library(path: Path) -> Any:
 def _open_picture(library: Any, path: Path) -> Iterator[Any]:
     """Open a picture that is not too large; whatever Pillow raises within becomes a DataError."""
     try:
-        with opened(path) as file, library.open(file, formats=("PNG", "JPEG")) as picture:
+        with (
+            open_regular_file(path) as file,
+            library.open(file, formats=("PNG", "JPEG")) as picture,
+        ):
             if picture.width * picture.height > MAX_PIXELS:
                 raise DataError(
                     f"{path} unpacks to {picture.width} × {picture.height} pixels, more than "

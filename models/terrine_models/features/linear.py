@@ -106,7 +106,7 @@ def _scatter(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _nearest(unit: torch.Tensor) -> torch.Tensor:
-    """Numbers [N, NEIGHBOURS] of the points nearest to each point [N, C] of unit length."""
+    """Numbers [N, CLASS_NEIGHBOURS] of the points nearest to each point [N, C] of unit length."""
     found = [
         (block @ unit.T).topk(CLASS_NEIGHBOURS + 1, 1).indices
         for block in torch.split(unit, BLOCK_ROWS)
@@ -115,8 +115,8 @@ def _nearest(unit: torch.Tensor) -> torch.Tensor:
 
 
 KERNEL_SHARPNESS = 0.25
-"""γ times the total variance of the points: exp(-SHARPNESS) between points a usual distance away is
-a wide kernel. Chosen on MNIST's training images: 98.9 % at 0.25, 98.8 % at 0.5, 98.6 % at 1."""
+"""γ times the total variance of the points: a wide kernel, exp(-0.25) between points at a usual
+distance. Chosen on MNIST's training images: 98.9 % at 0.25, 98.8 % at 0.5, 98.6 % at 1."""
 
 
 def choose_landmarks(
@@ -170,8 +170,8 @@ def embed(
     ridge regression on them is Laplacian-regularised least squares.
 
     The less `power`, the more the less smooth functions count. A scale is the distance to the
-    NEIGHBOURS-th neighbour: similarity falls with distance relative to it (Zelnik-Manor and Perona,
-    "Self-Tuning Spectral Clustering", NIPS 2004).
+    GRAPH_NEIGHBOURS-th neighbour: similarity falls with distance relative to it (Zelnik-Manor and
+    Perona, "Self-Tuning Spectral Clustering", NIPS 2004).
     """
     size = len(points)
     weights, index, scales = neighbourhood(points)
@@ -191,8 +191,8 @@ def embed(
 def neighbourhood(
     points: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Similarities [N, 1 + NEIGHBOURS] of `points` [N, D] of unit length to themselves and to the
-    nearest others, the numbers of these, and their scales [N] (`embed`)."""
+    """Similarities [N, 1 + GRAPH_NEIGHBOURS] of `points` [N, D] of unit length to themselves and to
+    the nearest others, the numbers of these, and their scales [N] (`embed`)."""
     nearest = [
         _nearest_points(block, points, GRAPH_NEIGHBOURS + 1)
         for block in torch.split(points, BLOCK_ROWS)
@@ -254,7 +254,7 @@ class Bins:
 
     tensors: dict[str, torch.Tensor]
     """`step_columns` and `steps` [s]: 1 where the column reaches the step. `rank_columns` [r] and
-    `knots` [r, KNOTS]: the column's rank among the public rows, from 0 to 1."""
+    `knots` [r, RANK_KNOTS]: the column's rank among the public rows, from 0 to 1."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[B, columns] to [B, s + r]."""
@@ -273,12 +273,12 @@ def fit_bins(
     """The map of public rows x [N, columns]: those of `Bins`, `mean` [D] and `basis` [D, d].
 
     Columns of two values become one step; other columns, several and a rank, or with `ranks_alone`
-    nothing but that. Each result is
-    divided by the root of its deviation, so that rare ones count neither nothing nor as much as
-    common ones. `whiten` turns and scales them further, towards equal variance: then a head need
-    not learn from a few rows how columns go together. More than `width` are reduced to that many
-    principal components. None if all columns are nearly constant, if there are more than `MOST`,
-    or if there are fewer than `ROWS_EACH` rows for each: too few to know what is common.
+    nothing but that. Each result is divided by the root of its deviation, so that rare ones count
+    neither nothing nor as much as common ones. `whiten` turns and scales them further, towards
+    equal variance: then a head need not learn from a few rows how columns go together. More than
+    `width` are reduced to that many principal components. None if all columns are nearly constant,
+    if there are more than `MAX_BINS`, or fewer than `MIN_ROWS_PER_BIN` rows for each: too few to
+    know what is common.
     """
     steps, ranks = [], []
     for column in range(x.shape[1]):

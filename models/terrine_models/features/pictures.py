@@ -25,8 +25,8 @@ def oriented_gradients(images: torch.Tensor, least: float = MIN_CELL_LENGTH) -> 
     """Histograms of gradient direction on two scales, of grey images [B, H, W] in [0, 1].
 
     Images are smoothed a little. Each pixel adds the length of its gradient to the two nearest of
-    BINS directions; cells of 4 x 4 pixels every 2 and of 8 x 8 pixels every 4 sum them; each cell
-    is scaled to unit length and square-rooted, which makes dot products of features Hellinger
+    DIRECTIONS directions; cells of 4 x 4 pixels every 2 and of 8 x 8 pixels every 4 sum them; each
+    cell is scaled to unit length and square-rooted, which makes dot products of features Hellinger
     kernels. Cells below the length `least` stay shorter. After Dalal and Triggs, "Histograms of
     Oriented Gradients for Human Detection", CVPR 2005, but with the sign of the gradient.
     """
@@ -59,7 +59,7 @@ def oriented_gradients(images: torch.Tensor, least: float = MIN_CELL_LENGTH) -> 
 
 
 def _overlapping(blocks: torch.Tensor) -> torch.Tensor:
-    """Sums [B, h - 1, w - 1, BINS] over all 2 x 2 neighbourhoods."""
+    """Sums [B, h - 1, w - 1, DIRECTIONS] over all 2 x 2 neighbourhoods."""
     tall = blocks[:, 1:] + blocks[:, :-1]
     return tall[:, :, 1:] + tall[:, :, :-1]
 
@@ -111,7 +111,7 @@ def colours_width(channels: int) -> int:
 
 
 def _bands(images: torch.Tensor) -> torch.Tensor:
-    """At most MOST_BANDS [B, bands, H, W] of channels [B, C, H, W]."""
+    """At most MAX_BANDS [B, bands, H, W] of channels [B, C, H, W]."""
     channels = images.shape[1]
     if channels <= MAX_BANDS:
         return images
@@ -140,7 +140,7 @@ MAX_SCALING = 0.12
 MAX_SHEAR = 0.15
 MAX_SHIFT = 0.09  # of the image's side: 2.5 pixels in 28
 ELASTIC_SHARE = 0.036  # of half the side: 0.5 pixels in 28
-LATTICE_SIDE = 4  # elastic displacements are drawn on a COARSE x COARSE lattice and interpolated
+LATTICE_SIDE = 4  # elastic displacements are drawn on a square lattice and interpolated
 DRAWS = 6 + 2 * LATTICE_SIDE * LATTICE_SIDE
 """Uniform draws from [-1, 1] for one distortion."""
 

@@ -62,7 +62,7 @@ from terrine_models.students.answers import Answers, Bools, Floats, Ints, fit_sh
 from terrine_models.students.near_votes import choose_score_variance, find_surroundings, fit_near
 from terrine_models.students.settings import Threshold, Training
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
 from terrine_protocol.tables.encoding import Frame, encode_frame
 
@@ -858,7 +858,8 @@ class Neighbourhoods:
 
     @cached_property
     def near(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of each its nearest: weights and indices [N, NEIGHBOURS], and the scale of distances."""
+        """Of each its nearest: weights and indices [N, 1 + GRAPH_NEIGHBOURS], and the scale of
+        distances."""
         return neighbourhood(self.points)
 
 

@@ -275,7 +275,7 @@ def asking_order(x: NDArray[np.generic], inputs: InputSpec, seed: int) -> NDArra
 
 
 def _points(x: NDArray[np.generic], inputs: InputSpec) -> NDArray[np.float64]:
-    """[N, at most COMPONENTS]: principal components of the features of inputs [N, *shape]."""
+    """[N, at most ORDER_COMPONENTS]: principal components of the features of inputs [N, *shape]."""
     blocks = [
         torch.from_numpy(np.asarray(x[at : at + BLOCK_IMAGES], dtype=np.float32))
         for at in range(0, len(x), BLOCK_IMAGES)

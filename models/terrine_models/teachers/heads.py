@@ -147,7 +147,9 @@ class Heads(TeacherSettings):
     def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap:
         """The public feature map that all heads share."""
         fitted_on = public if self.bins or self.backbone or len(data.spec.shape) > 1 else None
-        kind = self.features or ("discriminant" if self._many(data, public) else "graph")
+        kind = self.features or (
+            "discriminant" if self._has_many_classes(data, public) else "graph"
+        )
         if kind == "discriminant" and self.ridge is not None:
             raise DataError("Heads on discriminant features are class means: leave ridge out.")
         backbone = None if self.backbone is None else backbones().declare(self.backbone, data.spec)
@@ -157,7 +159,7 @@ class Heads(TeacherSettings):
             data.spec, fitted_on, self.width, kind, whiten=True, backbone=backbone
         )
 
-    def _many(self, data: Dataset, public: PublicData | None) -> bool:
+    def _has_many_classes(self, data: Dataset, public: PublicData | None) -> bool:
         """Whether a shard may lack some of many classes of images."""
         if public is None or self.backbone is not None or self.ridge is not None:
             return False

@@ -45,7 +45,7 @@ from terrine_models.teachers.shards import Shards
 from terrine_protocol.base import absent
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import write_atomically
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
 Trained = dict[str, torch.Tensor]

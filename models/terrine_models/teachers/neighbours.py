@@ -243,7 +243,8 @@ class NeighbourEnsemble:
         each = np.arange(len(public), dtype=np.int32)
         self.owners: NDArray[np.int32] = each if owners is None else owners
         """int32[P], whose public points are: people 0 to S − 1, in order; S = P: a point each."""
-        self._kind, self._among, self._records = kind, _compared(public), _compared(points)
+        self._kind = kind
+        self._among, self._records = _prepare_points(public), _prepare_points(points)
 
     @property
     def shadows(self) -> int:
@@ -275,9 +276,9 @@ class NeighbourEnsemble:
         arrays = (public["points"].numpy(), points, labels, units, since, owners)
         if any(each.dtype != dtype for each, dtype in zip(arrays, types, strict=True)):
             raise StoreError(f"{directory} holds neighbours whose numbers are of other types.")
-        if not all(_short(each) for each in arrays[:2]):
+        if not all(_fits_float32(each) for each in arrays[:2]):
             raise StoreError(f"{directory} holds points that are too long to be compared exactly.")
-        if not n or not _in_order(units, labels, manifest):
+        if not n or not _is_sorted(units, labels, manifest):
             raise StoreError(
                 f"{directory / RECORDS_FILE}: records are not sorted by unit and class."
             )
@@ -290,7 +291,8 @@ class NeighbourEnsemble:
         """What each record adds to its class, uint8 [B, N] from 0 to `steps`, on [B, *shape].
 
         One pass over all records, which takes as long whatever they are. Beside the result it takes
-        BLOCK · B · 4 bytes for each processor. Raises ValueError when shape or dtype do not match.
+        BLOCK_RECORDS · B · 4 bytes for each processor. Raises ValueError when shape or dtype do not
+        match.
         """
         return self.near(self.to_points(x))
 
@@ -306,27 +308,27 @@ class NeighbourEnsemble:
 
     def near(self, points: Points) -> NDArray[np.uint8]:
         """The same as `weights`, of queries with whole coordinates [B, d]."""
-        queries, (radius,) = self._reach(points, self._kind.rank)
+        queries, (radius,) = self._radii(points, self._kind.rank)
         return _within(queries, radius, self._records)
 
     def public_neighbours(self, points: Points) -> ShadowPoints:
         """Which public points are near such queries: no record is looked at."""
         rank, around = self._kind.rank, min(MIN_JUDGED_POINTS, len(self.public))
         if around <= rank:
-            queries, (radius,) = self._reach(points, rank)
-            found = self._of_people(_within(queries, radius, self._among))
+            queries, (radius,) = self._radii(points, rank)
+            found = self._count_by_person(_within(queries, radius, self._among))
             return ShadowPoints(found, found)
-        queries, (radius, wider) = self._reach(points, rank, around)
+        queries, (radius, wider) = self._radii(points, rank, around)
         near, nearest = (_within(queries, each, self._among) for each in (radius, wider))
-        return ShadowPoints(self._of_people(near), self._of_people(nearest))
+        return ShadowPoints(self._count_by_person(near), self._count_by_person(nearest))
 
-    def _of_people(self, near: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _count_by_person(self, near: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """How many public points of each person are near, uint8 [B, S], of each point [B, P]."""
         if self.shadows == len(self.public):
             return near
         return points_per_person(near, self.owners)
 
-    def _reach(self, points: Points, *ranks: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _radii(self, points: Points, *ranks: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Queries [B, d + 1] as they are compared, and how far public points of these ranks are.
 
         A radius is [B, 1], for each rank, in ascending order.
@@ -370,7 +372,7 @@ def points_per_person(near: NDArray[np.uint8], owners: NDArray[np.int32]) -> NDA
     return np.minimum(counts, 255).astype(np.uint8)
 
 
-def _compared(points: Points) -> torch.Tensor:
+def _prepare_points(points: Points) -> torch.Tensor:
     """[d + 1, N] of points [N, d]: a product with (x, 1) is less by |x − z|² / 2 than |x|² / 2."""
     squares = (points.astype(np.int64) ** 2).sum(1)
     found = torch.empty(points.shape[1] + 1, len(points))
@@ -405,7 +407,8 @@ def coordinates(
 
 
 def quantize(points: NDArray[np.float32], scale: float) -> Points:
-    """Points [B, d] in whole numbers; those that are longer than LENGTH are shortened to it."""
+    """Points [B, d] in whole numbers; those that are longer than MAX_POINT_LENGTH are shortened to
+    it."""
     scaled = np.nan_to_num(points.astype(np.float64) * scale, posinf=0.0, neginf=0.0)
     length = np.sqrt((scaled**2).sum(1, keepdims=True))
     found: Points = np.rint(
@@ -414,13 +417,13 @@ def quantize(points: NDArray[np.float32], scale: float) -> Points:
     return found
 
 
-def _short(points: Points) -> bool:
+def _fits_float32(points: Points) -> bool:
     """Whether no sum of products can exceed what float32 holds."""
     squares = (points.astype(np.int64) ** 2).sum(1)
     return bool(1.5 * squares.max(initial=0) < 2**24)
 
 
-def _in_order(units: NDArray[np.int32], labels: NDArray[np.int16], manifest: Manifest) -> bool:
+def _is_sorted(units: NDArray[np.int32], labels: NDArray[np.int16], manifest: Manifest) -> bool:
     classes = len(manifest.classes)
     key = units.astype(np.int64) * classes + labels
     fits = labels.min() >= 0 and labels.max() < classes
@@ -453,7 +456,7 @@ def build(
     features = settings.feature_map(data, public)
     if features.spec.width > MAX_COORDINATES:
         raise DataError(f"Points have more than {MAX_COORDINATES} coordinates: set a width.")
-    sample, owners = _sampled(public, by_person=data.groups is not None)
+    sample, owners = _sample_public(public, by_person=data.groups is not None)
     among = coordinates(features, public.inputs[sample])
     scale = MAX_POINT_LENGTH / max(
         float(np.sqrt((among.astype(np.float64) ** 2).sum(1)).max()), 1e-9
@@ -505,7 +508,9 @@ def build(
     return manifest
 
 
-def _sampled(public: PublicData, *, by_person: bool) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def _sample_public(
+    public: PublicData, *, by_person: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Public rows to find radii among, `MOST_POINTS` at most, and whose each is.
 
     `by_person`: whole people, if it is known whose rows are; else each row is a person.

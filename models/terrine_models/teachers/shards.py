@@ -24,7 +24,7 @@ from terrine_models.data.arrays import DataError, Dataset, InputSpec, RecordSour
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import Partition
 from terrine_protocol.errors import TerrineError
-from terrine_protocol.files import new_directory, opened, write_atomically
+from terrine_protocol.files import new_directory, open_regular_file, write_atomically
 from terrine_protocol.tables import Record, TableSchema, first_problem
 from terrine_protocol.tables.columns import GrowingArray, Progress, ignore_progress
 
@@ -259,7 +259,7 @@ def _open_private(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
 def read_partition(path: Path) -> PartitionFile:
     """Read `partition.json`. Raises DataError."""
     try:
-        with opened(path) as file:
+        with open_regular_file(path) as file:
             return PartitionFile.model_validate_json(file.read(MAX_PARTITION_BYTES))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None

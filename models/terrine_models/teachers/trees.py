@@ -41,7 +41,8 @@ MAX_DEPTH = 16
 MAX_TREES = 10_000
 """In one forest."""
 PROBABILITY_UNIT = 2.0**40
-"""Probabilities are added as whole numbers of 1 / UNIT: their sum is the same in any order."""
+"""Probabilities are added as whole numbers of 1 / PROBABILITY_UNIT: their sum is the same in any
+order."""
 MAX_PAIRS = 2**15
 """Rows times trees that are walked side by side: few enough to stay in a processor's cache."""
 PAIR_BYTES = 64

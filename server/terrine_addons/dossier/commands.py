@@ -113,10 +113,10 @@ def _check(directory: Path, policy: Path | None) -> None:
 def _keys(policy: Path) -> list[VerifierKey]:
     """Return the keys of a policy's logs: as `load_policy`, where nothing else is installed."""
     from terrine_protocol.files import read
-    from terrine_protocol.transparency import LARGEST, NoteError, Policy
+    from terrine_protocol.transparency import MAX_NOTE_BYTES, NoteError, Policy
 
     try:
-        return [party.key for party in Policy.parse(read(policy, LARGEST)).logs]
+        return [party.key for party in Policy.parse(read(policy, MAX_NOTE_BYTES)).logs]
     except NoteError as error:
         fail(f"{policy} is no policy: {error}. See docs/ledger.md.")
 

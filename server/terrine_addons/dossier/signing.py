@@ -14,7 +14,7 @@ from pathlib import Path
 
 from terrine_addons.dossier.words import DossierError
 from terrine_protocol.files import read
-from terrine_protocol.transparency import LARGEST, Note, NoteError, SignerKey, VerifierKey
+from terrine_protocol.transparency import MAX_NOTE_BYTES, Note, NoteError, SignerKey, VerifierKey
 
 FORMAT = "terrine-dossier/1"
 NOTE = "dossier.note"
@@ -25,7 +25,7 @@ def sign(folder: Path, key: SignerKey, made_at: datetime) -> None:
     lines = [f"{_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
     text = "".join([f"{FORMAT}\n", f"{made_at:%Y-%m-%dT%H:%M:%SZ}\n", *lines])
     note = str(Note(text, (key.sign(text),)))
-    if len(note.encode()) > LARGEST:
+    if len(note.encode()) > MAX_NOTE_BYTES:
         raise DossierError("Too many projects for one dossier. Name one with --project.")
     (folder / NOTE).write_text(note, "utf-8")
 
@@ -42,7 +42,7 @@ class CheckedDossier:
 def check(folder: Path, keys: list[VerifierKey]) -> CheckedDossier:
     """Check signature and digests. Raises DossierError for whatever does not hold, or OSError."""
     try:
-        note = Note.parse(read(folder / NOTE, LARGEST))
+        note = Note.parse(read(folder / NOTE, MAX_NOTE_BYTES))
         signers = note.signers(keys)
     except NoteError as error:
         raise DossierError(f"{folder / NOTE} does not hold: {error}.") from None

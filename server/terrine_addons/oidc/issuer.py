@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from terrine_protocol import Role
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read
-from terrine_server.doctor import Finding, Severity, private
+from terrine_server.doctor import Finding, Severity, check_private_file
 from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.owner.sign_in import Identity, SignInAttempt
 from terrine_server.settings import Settings
@@ -336,7 +336,7 @@ def check_sign_in(settings: Settings) -> Iterator[Finding]:
         yield Finding("sign-in", Severity.PROBLEM, str(error), fix)
         return
     if settings.oidc_client_secret_file is not None:
-        yield private("client secret", settings.oidc_client_secret_file)
+        yield check_private_file("client secret", settings.oidc_client_secret_file)
     back = f"{(settings.oidc_public_url or '').rstrip('/')}{CALLBACK}"
     found = f"{issuer.host} answers as an issuer. It must know the address {back}."
     yield Finding("sign-in", Severity.OK, found)

@@ -34,7 +34,7 @@ from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
 from terrine_protocol.base import listed, normalize, numbered
 from terrine_protocol.errors import TerrineError
-from terrine_protocol.files import opened
+from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Record
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -750,7 +750,7 @@ def check(path: Path, request: CheckRequest, probe: NDArray[np.generic]) -> File
 
 def read(path: Path) -> bytes:
     """The bytes of a regular file of at most `LARGEST`. Raises ModelError or OSError."""
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         found = os.fstat(file.fileno())
         if found.st_size > MAX_FILE_BYTES:
             raise ModelError(

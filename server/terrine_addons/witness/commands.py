@@ -37,10 +37,10 @@ def init(
     import secrets
 
     from terrine_protocol.files import write_secret
-    from terrine_protocol.transparency import Kind, SignerKey
+    from terrine_protocol.transparency import KeyKind, SignerKey
 
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key = SignerKey(name, Kind.COSIGNATURE, secrets.token_bytes(32))
+    key = SignerKey(name, KeyKind.COSIGNATURE, secrets.token_bytes(32))
     SignerKey.parse(key.secret)  # refuses a name that is none
     made = write_secret(directory / KEY, key.secret + "\n")
     path = directory / KEY
@@ -67,12 +67,12 @@ def serve(
     The state in its directory says what was cosigned. Never restore an older one.
     """
     from terrine_addons.witness.service import LIMITS, Witness, serve_app
-    from terrine_protocol.transparency import Kind, VerifierKey
+    from terrine_protocol.transparency import KeyKind, VerifierKey
     from terrine_server import logs
     from terrine_server.serving import listening
 
     keys = [VerifierKey.parse(key) for key in log]
-    if any(key.kind is not Kind.ED25519 for key in keys):
+    if any(key.kind is not KeyKind.ED25519 for key in keys):
         fail("--log is the key of a log, not of a witness.")
     witness = Witness(_key(directory), keys, directory / "state")
     sockets = listening.bind(host, port)
@@ -91,12 +91,12 @@ def serve(
 
 def _key(directory: Path) -> SignerKey:
     from terrine_protocol.files import read
-    from terrine_protocol.transparency import LARGEST, Kind, SignerKey
+    from terrine_protocol.transparency import MAX_NOTE_BYTES, KeyKind, SignerKey
 
     try:
-        key = SignerKey.parse(read(directory / KEY, LARGEST).decode())
+        key = SignerKey.parse(read(directory / KEY, MAX_NOTE_BYTES).decode())
     except FileNotFoundError:
         fail(f"There is no key {directory / KEY}. Run `terrine witness init NAME`.")
-    if key.kind is not Kind.COSIGNATURE:
+    if key.kind is not KeyKind.COSIGNATURE:
         fail(f"{directory / KEY} is the key of a log, not of a witness.")
     return key

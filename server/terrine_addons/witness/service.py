@@ -29,8 +29,8 @@ from starlette.routing import Route
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.transparency import (
-    EMPTY,
-    LARGEST,
+    EMPTY_ROOT,
+    MAX_NOTE_BYTES,
     Checkpoint,
     Note,
     NoteError,
@@ -38,10 +38,10 @@ from terrine_protocol.transparency import (
     SignerKey,
     VerifierKey,
     check_consistency,
-    checked_text,
-    decode,
-    number,
-    opened,
+    check_text,
+    decode_base64,
+    open_checkpoint,
+    parse_decimal,
 )
 from terrine_server.serving import Limits
 from terrine_server.serving.bounds import Guard
@@ -104,7 +104,7 @@ class Witness:
     def last(self, log: VerifierKey) -> Checkpoint | None:
         """Return the last checkpoint of a log that was cosigned. Raises WitnessError."""
         try:
-            return opened(read(self.path(log.name), LARGEST), log)
+            return open_checkpoint(read(self.path(log.name), MAX_NOTE_BYTES), log)
         except FileNotFoundError:
             return None
         except (NoteError, OSError) as error:
@@ -125,7 +125,7 @@ class Witness:
                 if path == f"{READ}{hashlib.sha256(origin.encode()).hexdigest()}":
                     last = self.last(log)
                     if last is not None:
-                        note = Note.parse(read(self.path(origin), LARGEST))
+                        note = Note.parse(read(self.path(origin), MAX_NOTE_BYTES))
                         mine = self._key.sign(note.text, int(time.time()))
                         return Answer(HTTPStatus.OK, str(Note(note.text, (*note.signatures, mine))))
         return Answer(HTTPStatus.NOT_FOUND, "no checkpoint of this log\n")
@@ -133,13 +133,13 @@ class Witness:
     def add(self, body: bytes) -> Answer:
         """Answer the body of `add-checkpoint`."""
         try:
-            text = checked_text(body)
+            text = check_text(body)
             head, gap, rest = text.partition("\n\n")
             first, *lines = head.split("\n")
             if not gap or not first.startswith("old ") or len(lines) > MOST_PROOF_LINES:
                 raise NoteError("the first line is `old` and a size, then a proof and a checkpoint")
-            old = number(first.removeprefix("old "))
-            proof = [decode(line, 32) for line in lines]
+            old = parse_decimal(first.removeprefix("old "))
+            proof = [decode_base64(line, 32) for line in lines]
             note = Note.parse(rest)
             log = self._logs.get(Checkpoint.parse(note.text).origin)
         except NoteError as error:
@@ -147,7 +147,7 @@ class Witness:
         if log is None:
             return Answer(HTTPStatus.NOT_FOUND, "this witness does not know this log\n")
         try:
-            checkpoint = opened(note, log)
+            checkpoint = open_checkpoint(note, log)
         except NoteError as error:
             return Answer(HTTPStatus.FORBIDDEN, f"{error}\n")
         if old > checkpoint.size:
@@ -159,7 +159,7 @@ class Witness:
         self, log: VerifierKey, note: Note, checkpoint: Checkpoint, old: int, proof: list[bytes]
     ) -> Answer:
         last = self.last(log)
-        size, root = (0, EMPTY) if last is None else (last.size, last.root)
+        size, root = (0, EMPTY_ROOT) if last is None else (last.size, last.root)
         if old != size:
             return Answer(HTTPStatus.CONFLICT, f"{size}\n", SIZE)
         if old == checkpoint.size and root != checkpoint.root:
@@ -201,7 +201,7 @@ def serve_app(witness: Witness) -> Starlette:
 
     return Starlette(
         routes=[Route("/{path:path}", answer, methods=["GET", "POST"])],
-        middleware=[Middleware(Guard, LIMITS, LARGEST, lambda _: None)],
+        middleware=[Middleware(Guard, LIMITS, MAX_NOTE_BYTES, lambda _: None)],
     )
 
 

@@ -6,10 +6,10 @@ from fastapi import APIRouter
 
 from terrine_models.addons import added
 from terrine_server.admin import ledger, opening, projects, sign_in
-from terrine_server.admin.access import session
-from terrine_server.admin.rendering import answer, is_page
+from terrine_server.admin.access import session_check
+from terrine_server.admin.rendering import answer_failure, is_page
 
-__all__ = ["answer", "is_page", "router", "session"]
+__all__ = ["answer_failure", "is_page", "router", "session_check"]
 
 router = APIRouter(include_in_schema=False)
 for screens in (

@@ -1,8 +1,8 @@
-"""Who may see a page, and whose form is acted on.
+"""Who may see a page, and whose form is accepted.
 
 Two cookies, both `__Host-`: a browser takes them over TLS or from this machine itself, sends them
 to this host alone, never to a script, and never with a request that another site caused. One holds
-the session (`owner.sessions`). The other, before there is a session, ties the sign-in form to the
+the session (`owner.sign_in`). The other, before there is a session, ties the sign-in form to the
 browser that fetched it. A third is kept while somebody is at an issuer to sign in, and is sent with
 the link that leads back from there.
 """
@@ -32,27 +32,29 @@ from terrine_server.errors import (
 )
 from terrine_server.owner.sign_in import MAX_FLOW_LIFE, Principal, Session
 
-SESSION = "__Host-terrine-session"
-VISIT = "__Host-terrine-visit"
+SESSION_COOKIE = "__Host-terrine-session"
+VISIT_COOKIE = "__Host-terrine-visit"
 FLOW = "__Host-terrine-flow"
-KEY = "form_key"
-"""The field of every form that shows that one of our pages was its source."""
-TIE = re.compile(r"[0-9a-f]{32}")
-MOST_FIELDS = 64
-FORM = "application/x-www-form-urlencoded"
+FORM_KEY_FIELD = "form_key"
+"""The field of every form that proves that it comes from one of our pages."""
+VISIT_PATTERN = re.compile(r"[0-9a-f]{32}")
+MAX_FORM_FIELDS = 64
+FORM_MEDIA_TYPE = "application/x-www-form-urlencoded"
 
 Fields = Mapping[str, str]
 
 
-def session(services: Services, headers: Mapping[bytes, bytes]) -> Callable[[], Principal] | None:
+def session_check(
+    services: Services, headers: Mapping[bytes, bytes]
+) -> Callable[[], Principal] | None:
     """Return a check of the session that the cookies name; None if they name none."""
     cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
-    given = cookies.get(SESSION)
+    given = cookies.get(SESSION_COOKIE)
     return None if given is None else partial(services.sessions.resume, given)
 
 
-async def signed_in(request: Request, services: ServicesDep) -> Session:
-    """Return the session of a request. Raises `Unauthorized`, which sends to the sign-in page."""
+async def require_session(request: Request, services: ServicesDep) -> Session:
+    """Return the session of a request. Raises `Unauthorized`, which leads to the sign-in page."""
     found = getattr(request.state, PRINCIPAL_KEY, None)
     if isinstance(found, ServiceError):
         raise found
@@ -62,7 +64,7 @@ async def signed_in(request: Request, services: ServicesDep) -> Session:
     return replace(found, request_id=request.state.request_id)
 
 
-Reader = Annotated[Session, Depends(signed_in)]
+Reader = Annotated[Session, Depends(require_session)]
 
 
 @dataclass(frozen=True)
@@ -73,33 +75,35 @@ class SubmittedForm:
     fields: Fields
 
 
-async def checked(request: Request, services: ServicesDep, reader: Reader) -> SubmittedForm:
-    """Return a form of anyone who is signed in. Raises `Forbidden` unless it is from our page."""
-    return SubmittedForm(reader, await fields(request, services.sessions.form_key(reader.id)))
+async def require_form(request: Request, services: ServicesDep, reader: Reader) -> SubmittedForm:
+    """Return a form of anybody who is signed in. Raises `Forbidden` unless it is from our page."""
+    return SubmittedForm(reader, await read_form(request, services.sessions.form_key(reader.id)))
 
 
-async def by_admin(sent: Annotated[SubmittedForm, Depends(checked)]) -> SubmittedForm:
+async def require_admin_form(
+    sent: Annotated[SubmittedForm, Depends(require_form)],
+) -> SubmittedForm:
     """Return a form of an admin. Raises `Forbidden`."""
     if sent.session.role is not Role.ADMIN:
         raise Forbidden("An auditor sees everything here and changes nothing.")
     return sent
 
 
-Checked = Annotated[SubmittedForm, Depends(checked)]
-ByAdmin = Annotated[SubmittedForm, Depends(by_admin)]
+Checked = Annotated[SubmittedForm, Depends(require_form)]
+ByAdmin = Annotated[SubmittedForm, Depends(require_admin_form)]
 
 
-async def admin_only(reader: Reader) -> Session:
+async def require_admin(reader: Reader) -> Session:
     """Return an admin's session. Raises `Forbidden`."""
     if reader.role is not Role.ADMIN:
         raise Forbidden("An auditor sees everything here and changes nothing.")
     return reader
 
 
-Admin = Annotated[Session, Depends(admin_only)]
+Admin = Annotated[Session, Depends(require_admin)]
 
 
-async def fields(request: Request, key: str) -> dict[str, str]:
+async def read_form(request: Request, key: str) -> dict[str, str]:
     """Return the fields of a form. Raises `Forbidden` unless it has this key and is from here."""
     origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
     if not host or urlsplit(origin).netloc != host:
@@ -107,54 +111,54 @@ async def fields(request: Request, key: str) -> dict[str, str]:
             "This form was not sent from a page of this server. If a proxy stands in front, it "
             "must pass on the header Host."
         )
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise UnsupportedMediaType(f"A form is sent as {FORM}.")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_MEDIA_TYPE:
+        raise UnsupportedMediaType(f"A form is sent as {FORM_MEDIA_TYPE}.")
     try:
         text = (await request.body()).decode("ascii")
         pairs = parse_qsl(
-            text, True, True, encoding="utf-8", errors="strict", max_num_fields=MOST_FIELDS
+            text, True, True, encoding="utf-8", errors="strict", max_num_fields=MAX_FORM_FIELDS
         )
     except ValueError:
         raise InvalidQuery("The form cannot be read.") from None
     given = dict(pairs)
     if len(given) != len(pairs):
         raise InvalidQuery("The form has a field twice.")
-    if not hmac.compare_digest(given.pop(KEY, "").encode(), key.encode()):
+    if not hmac.compare_digest(given.pop(FORM_KEY_FIELD, "").encode(), key.encode()):
         raise Forbidden("This form is of another session. Go back, load the page again, and retry.")
     return given
 
 
-def visit(request: Request) -> str | None:
+def read_visit(request: Request) -> str | None:
     """Return what the sign-in form is tied to; None if the browser did not send it."""
-    given = request.cookies.get(VISIT, "")
-    return given if TIE.fullmatch(given) else None
+    given = request.cookies.get(VISIT_COOKIE, "")
+    return given if VISIT_PATTERN.fullmatch(given) else None
 
 
 def keep_visit(response: Response, tie: str) -> None:
-    """Give the browser what its sign-in form is tied to."""
-    _set(response, VISIT, tie)
+    """Set the cookie that the sign-in form is tied to."""
+    _set_cookie(response, VISIT_COOKIE, tie)
 
 
 def keep_session(response: Response, services: Services, found: Session) -> None:
-    """Give the browser a session's cookie, as used now."""
-    _set(response, SESSION, services.sessions.cookie(found))
+    """Set the session's cookie, as used now."""
+    _set_cookie(response, SESSION_COOKIE, services.sessions.cookie(found))
 
 
 def keep_flow(response: Response, cookie: str) -> None:
-    """Give the browser what an attempt to sign in through an issuer belongs to."""
+    """Set the cookie of an attempt to sign in through an issuer."""
     most = int(MAX_FLOW_LIFE.total_seconds())
     response.set_cookie(FLOW, cookie, most, secure=True, httponly=True, samesite="lax")
 
 
 def forget_flow(response: Response) -> None:
-    """Take the attempt's cookie from the browser."""
+    """Delete the attempt's cookie."""
     response.delete_cookie(FLOW, secure=True, httponly=True, samesite="lax")
 
 
 def forget_session(response: Response) -> None:
-    """Take the session's cookie from the browser."""
-    response.delete_cookie(SESSION, secure=True, httponly=True, samesite="strict")
+    """Delete the session's cookie."""
+    response.delete_cookie(SESSION_COOKIE, secure=True, httponly=True, samesite="strict")
 
 
-def _set(response: Response, name: str, value: str) -> None:
+def _set_cookie(response: Response, name: str, value: str) -> None:
     response.set_cookie(name, value, path="/", secure=True, httponly=True, samesite="strict")

@@ -17,36 +17,36 @@ from terrine_server.ledger import ProjectPosition
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 34
 """Margins around the plot, for the numbers at its axes."""
-BAR = 100
+METER_WIDTH = 100
 """Width of a meter."""
-STACK = (Outcome.ANSWERED, Outcome.REINFORCED, Outcome.ABSTAINED, Outcome.PUBLISHED)
+STACKED_OUTCOMES = (Outcome.ANSWERED, Outcome.REINFORCED, Outcome.ABSTAINED, Outcome.PUBLISHED)
 
 
-def meter(title: str, **parts: float) -> Markup:
-    """Return a bar that is divided: each part's class and its share of the whole, 0 to 1."""
+def draw_meter(title: str, **parts: float) -> Markup:
+    """Draw a divided bar: each part's class and its share of the whole, 0 to 1."""
     x, shown = 0.0, []
     for kind, share in parts.items():
-        width = min(max(share, 0.0), 1 - x / BAR) * BAR
+        width = min(max(share, 0.0), 1 - x / METER_WIDTH) * METER_WIDTH
         if width > 0:
             shown.append(f'<rect class="{kind}" x="{x:.2f}" width="{width:.2f}" height="8"/>')
         x += width
     return Markup(  # noqa: S704 - numbers, and a title that is escaped
-        f'<svg class="meter" viewBox="0 0 {BAR} 8" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(title)}"><rect class="free" width="{BAR}" height="8"/>'
+        f'<svg class="meter" viewBox="0 0 {METER_WIDTH} 8" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(title)}"><rect class="free" width="{METER_WIDTH}" height="8"/>'
         f"{''.join(shown)}</svg>"
     )
 
 
-def by_query(reached: Sequence[ProjectPosition], budget: int) -> Markup:
-    """Return the share of a budget that is left, over the number of its charges."""
+def draw_by_query(reached: Sequence[ProjectPosition], budget: int) -> Markup:
+    """Draw the share of a budget that is left, over the number of its charges."""
     most = reached[-1].seq
     points = [(0.0, 1.0), *((r.seq / most, 1 - r.spent / budget) for r in reached)]
-    ticks = [(at / most, f"{at:,}") for at in _round_steps(most)]
-    return _line("Budget left, by number of charges", points, ticks, "charges")
+    ticks = [(at / most, f"{at:,}") for at in _round_ticks(most)]
+    return _draw_line("Budget left, by number of charges", points, ticks, "charges")
 
 
-def by_time(reached: Sequence[ProjectPosition], budget: int, opened: datetime) -> Markup:
-    """Return the share of a budget that is left, over time since its project was opened."""
+def draw_by_time(reached: Sequence[ProjectPosition], budget: int, opened: datetime) -> Markup:
+    """Draw the share of a budget that is left, over the time since its project was opened."""
     start, end = opened.timestamp(), max(reached[-1].at.timestamp(), opened.timestamp() + 1)
     points, left = [(0.0, 1.0)], 1.0
     for r in reached:
@@ -58,11 +58,11 @@ def by_time(reached: Sequence[ProjectPosition], budget: int, opened: datetime) -
         (at, f"{datetime.fromtimestamp(start + at * (end - start), UTC):{form}}")
         for at in (0.0, 0.5, 1.0)
     ]
-    return _line("Budget left, over time", points, ticks, "UTC")
+    return _draw_line("Budget left, over time", points, ticks, "UTC")
 
 
-def by_day(days: Mapping[date, Mapping[Outcome, int]]) -> Markup:
-    """Return how many charges each day has, by outcome."""
+def draw_by_day(days: Mapping[date, Mapping[Outcome, int]]) -> Markup:
+    """Draw how many charges each day has, by outcome."""
     first, last = min(days), max(days)
     count = (last - first).days + 1
     top = max(sum(outcomes.values()) for outcomes in days.values())
@@ -70,7 +70,7 @@ def by_day(days: Mapping[date, Mapping[Outcome, int]]) -> Markup:
     bars = []
     for day, outcomes in days.items():
         x, reached = LEFT + (day - first).days * width, 0
-        for outcome in STACK:
+        for outcome in STACKED_OUTCOMES:
             found = outcomes.get(outcome, 0)
             if not found:
                 continue
@@ -80,7 +80,7 @@ def by_day(days: Mapping[date, Mapping[Outcome, int]]) -> Markup:
                 f'width="{max(width - 1, 0.5):.1f}" height="{low - high:.1f}"/>'
             )
             reached += found
-    rows = [(at / top, f"{at:,}") for at in _round_steps(top)]
+    rows = [(at / top, f"{at:,}") for at in _round_ticks(top)]
     ends = [(0.5 * width, f"{first:%m-%d}")]
     if count > 1:
         ends.append(((count - 0.5) * width, f"{last:%m-%d}"))
@@ -88,13 +88,13 @@ def by_day(days: Mapping[date, Mapping[Outcome, int]]) -> Markup:
     return _svg("Charges by day and outcome", f"{_grid(rows)}{''.join(bars)}{axis}")
 
 
-def _line(
+def _draw_line(
     title: str,
     points: Sequence[tuple[float, float]],
     ticks: Sequence[tuple[float, str]],
     unit: str,
 ) -> Markup:
-    """Return a line over the unit square, filled below, with its two axes."""
+    """Draw a line over the unit square, filled below, with its two axes."""
     placed = [f"{_x(x):.1f},{_y(y):.1f}" for x, y in points]
     below = f"M{_x(0):.1f},{_y(0):.1f} L{' L'.join(placed)} L{_x(points[-1][0]):.1f},{_y(0):.1f} Z"
     rows = [(at / 4, f"{at * 25} %") for at in range(5)]
@@ -136,8 +136,8 @@ def _y(share: float) -> float:
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
-def _round_steps(most: int) -> Iterator[int]:
-    """Yield 0 and round numbers up to `most`, four or five of them at the most."""
+def _round_ticks(most: int) -> Iterator[int]:
+    """Yield 0 and round numbers up to `most`, at most five of them."""
     rough = max(most / 4, 1)
     power = 10 ** math.floor(math.log10(rough))
     step = next(k * power for k in (1, 2, 5, 10) if k * power >= rough)

@@ -1,4 +1,4 @@
-"""Ensembles, the administrative log, and the books: what an auditor looks at."""
+"""Ensembles, the administrative log, and verifying the ledger: what an auditor looks at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from terrine_server import views
 from terrine_server.admin.access import Checked, Reader
-from terrine_server.admin.projects import caps
+from terrine_server.admin.projects import list_caps
 from terrine_server.admin.rendering import ROOT, page
 from terrine_server.api.services import NameCursor, ServicesDep
 from terrine_server.errors import InvalidQuery
@@ -19,13 +19,13 @@ from terrine_server.owner.operations import find_largest_return
 
 router = APIRouter(prefix=ROOT)
 
-ROWS = 40
+ROWS_ON_A_PAGE = 40
 """Rows on a page."""
 
 
 @router.get("/ensembles")
 def ensembles(request: Request, services: ServicesDep, reader: Reader) -> Response:
-    """Show each population, with its cap, and its ensembles: what they are, if they verify."""
+    """Show each population with its cap, and its ensembles, and whether their files verify."""
     found = [
         (
             cap,
@@ -35,7 +35,7 @@ def ensembles(request: Request, services: ServicesDep, reader: Reader) -> Respon
                 for each in cap.ensembles
             ],
         )
-        for cap in caps(services.ledger)
+        for cap in list_caps(services.ledger)
     ]
     return page(request, "ensembles.html", reader, populations=found)
 
@@ -48,14 +48,14 @@ def administrative_log(
     before: Annotated[int | None, Query(ge=1, le=10**18)] = None,
 ) -> Response:
     """Show who did what, newest first."""
-    found = services.ledger.log(limit=ROWS + 1, newest=True, before_seq=before)[::-1]
+    found = services.ledger.log(limit=ROWS_ON_A_PAGE + 1, newest=True, before_seq=before)[::-1]
     return page(
         request,
         "log.html",
         reader,
-        entries=found[:ROWS],
+        entries=found[:ROWS_ON_A_PAGE],
         actors=views.actors(services.ledger, (entry.actor for entry in found)),
-        next=found[ROWS - 1].seq if len(found) > ROWS else None,
+        next=found[ROWS_ON_A_PAGE - 1].seq if len(found) > ROWS_ON_A_PAGE else None,
         before=before,
     )
 
@@ -64,14 +64,14 @@ def administrative_log(
 def audit(
     request: Request, services: ServicesDep, reader: Reader, cursor: NameCursor = None
 ) -> Response:
-    """Show where every chain stands now, and offer to verify it."""
-    found = services.ledger.projects(cursor or None, ROWS + 1)
+    """Show the current end of every hash chain, and offer to verify it."""
+    found = services.ledger.projects(cursor or None, ROWS_ON_A_PAGE + 1)
     return page(
         request,
         "audit.html",
         reader,
-        projects=found[:ROWS],
-        next=found[ROWS - 1].name if len(found) > ROWS else None,
+        projects=found[:ROWS_ON_A_PAGE],
+        next=found[ROWS_ON_A_PAGE - 1].name if len(found) > ROWS_ON_A_PAGE else None,
         first=not cursor,
         last=next(iter(services.ledger.log(limit=1, newest=True)), None),
         log=log_state(services.ledger.checkpoint(), services.readiness.policy),
@@ -80,7 +80,7 @@ def audit(
 
 @router.post("/audit/verify-log")
 def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Response:
-    """Recompute the administrative log, and hold the rows of today against it."""
+    """Recompute the administrative log, and compare the current rows with it."""
     found = operations.verify_log(services.ledger)
     return page(
         request,
@@ -94,7 +94,7 @@ def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Respon
 
 @router.post("/audit/verify-tree")
 def verify_tree(request: Request, services: ServicesDep, sent: Checked) -> Response:
-    """Hold the ledger against the transparency log, and against a checkpoint that was kept."""
+    """Compare the ledger with the transparency log, and with a checkpoint that somebody kept."""
     policy = own_policy(services.settings)
     if policy is None:
         raise InvalidQuery(

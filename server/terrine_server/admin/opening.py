@@ -21,8 +21,15 @@ from terrine_protocol import (
     RequestStatus,
 )
 from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
-from terrine_server.admin.projects import CapUse, caps
-from terrine_server.admin.rendering import ROOT, lines, number, page, see_other, spoken
+from terrine_server.admin.projects import CapUse, list_caps
+from terrine_server.admin.rendering import (
+    ROOT,
+    explain_errors,
+    normalize_newlines,
+    page,
+    parse_number,
+    see_other,
+)
 from terrine_server.api.services import RequestId, Services, ServicesDep, TokenCursor
 from terrine_server.errors import InvalidTerms, NotFound, ServiceError
 from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger, RequestRecord
@@ -159,7 +166,7 @@ def try_terms(
                 return opened(wanted)
             outlook = _price_terms(ledger, wanted, _parse_consensus(given))
     except ValidationError as error:
-        problems, status = spoken(error), 422
+        problems, status = explain_errors(error), 422
     except ParameterError as error:
         problems, status = [str(error)], 422
     except (InvalidTerms, NotFound) as error:
@@ -218,12 +225,12 @@ def _parse_request(given: Fields) -> ProjectOpen:
         for parameter in _list_parameters(MECHANISM_SPECS[name].model_fields):
             text = given.get(parameter.name, "")
             if text:
-                mechanism[parameter.name] = text if parameter.choices else number(text)
+                mechanism[parameter.name] = text if parameter.choices else parse_number(text)
     terms: dict[str, Any] = {key: given[key] for key in TERM_FIELDS if given.get(key)}
-    terms |= {key: lines(terms[key]) for key in TEXT_FIELDS if key in terms}
+    terms |= {key: normalize_newlines(terms[key]) for key in TEXT_FIELDS if key in terms}
     for key in ("epsilon", "delta", "expected_pass_rate"):
         if key in terms:
-            terms[key] = number(terms[key])
+            terms[key] = parse_number(terms[key])
     if given.get("consensus") and terms.get("accounting") == "data_dependent":
         terms["consensus"] = [
             {"agreement": level.agreement, "share": level.share}
@@ -243,7 +250,7 @@ def _price_terms(
 ) -> TermsOutlook:
     quoted = quote_project(ledger, wanted)
     mechanism, ensemble, terms = quoted.mechanism, quoted.ensemble, quoted.terms
-    cap = next(c for c in caps(ledger) if c.population.id == ensemble.population.id)
+    cap = next(c for c in list_caps(ledger) if c.population.id == ensemble.population.id)
     answered = right = None
     if terms.allowance is None:
         expected = expected_outcomes(
@@ -269,13 +276,13 @@ def _choose_parameters(
     """
     mechanism, terms = given.get("mechanism", ""), []
     for key in ("epsilon", "delta"):
-        value = number(given.get(key, ""))
+        value = parse_number(given.get(key, ""))
         if isinstance(value, str):
             raise ParameterError(f"To propose parameters, {key} must be known: give a number.")
         terms.append(float(value))
     epsilon, delta = terms
     if mechanism == NEIGHBOURS:
-        queries = number(given.get("queries", ""))
+        queries = parse_number(given.get("queries", ""))
         if not isinstance(queries, int):
             raise ParameterError("To propose sigma, queries must be known: give a whole number.")
         return {"sigma": repr(_plan_for_units(services, ensemble, queries, epsilon, delta).sigma)}
@@ -294,7 +301,11 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
     Noisy counts of every public row. Raises `ParameterError` where that would teach nothing.
     """
     ensemble = services.ledger.ensemble(given.get("ensemble", ""))
-    facts, rows, epsilon = ensemble.facts, number(given.get("rows", "")), given.get("epsilon", "")
+    facts, rows, epsilon = (
+        ensemble.facts,
+        parse_number(given.get("rows", "")),
+        given.get("epsilon", ""),
+    )
     classes = len(facts.classes)
     least = MIN_ANSWERS_PER_CLASS * classes
     if not isinstance(rows, int) or not least <= rows <= MAX_PUBLIC_ROWS:
@@ -302,9 +313,9 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
             "Public rows: give how many different rows students will ask about, as a whole number "
             f"of at least {least:,}, ten for each class, and at most {MAX_PUBLIC_ROWS:,}."
         )
-    wanted = number(epsilon)
+    wanted = parse_number(epsilon)
     if isinstance(wanted, str):
-        raise ParameterError("ε: give a number, such as 1.")
+        raise ParameterError("ε: give a parse_number, such as 1.")
     setting = Setting.of(
         units=ensemble.units,
         rows=rows,
@@ -437,7 +448,7 @@ def decide(
     def approve(wanted: ProjectOpen) -> Response:
         text = given.get("days", "")
         days = RequestApprove.model_validate(
-            {"name": wanted.name, "token_expires_in_days": number(text) if text else None}
+            {"name": wanted.name, "token_expires_in_days": parse_number(text) if text else None}
         ).token_expires_in_days
         session = sent.session
         done = operations.approve_request(
@@ -466,12 +477,12 @@ def refuse(
     request: Request, services: ServicesDep, sent: ByAdmin, request_id: RequestId
 ) -> Response:
     """Refuse a request, with a reason."""
-    reason = lines(sent.fields.get("reason", ""))
+    reason = normalize_newlines(sent.fields.get("reason", ""))
     try:
         refusal = RequestRefuse(reason=reason)
     except ValidationError as error:
         record = services.ledger.find_request(request_id)
-        done = TermsForm(_initial_fields(record, sent.session), None, spoken(error), 422)
+        done = TermsForm(_initial_fields(record, sent.session), None, explain_errors(error), 422)
         return _page(request, services, sent.session, record, done, reason)
     services.ledger.refuse_request(request_id, refusal.reason, sent.session.actor)
     return see_other(request, f"/requests/{request_id}", sent.session)

@@ -1,4 +1,4 @@
-"""One project: its terms, prices and charges; pausing, resuming, closing and verifying it."""
+"""The overview of caps and projects, the pages of one project, and tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Checked, Fields, Reader
-from terrine_server.admin.rendering import ROOT, number, page, see_other, spoken
+from terrine_server.admin.rendering import ROOT, explain_errors, page, parse_number, see_other
 from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import NameCursor, Services, ServicesDep, TokenCursor, TokenId
 from terrine_server.errors import Conflict, NotFound, ServiceError
@@ -45,22 +45,22 @@ from terrine_server.privacy import Accounts
 overview_router = APIRouter(prefix=ROOT)
 
 PROJECTS_ON_A_PAGE = 40
-"""Projects on a page; the most requests that are counted."""
+"""Projects on a page; no more requests than these are counted."""
 
 
 @dataclass(frozen=True)
 class CapUse:
     """A population's cap, in units of 1e-12 of its rule's quantity.
 
-    `spent` is what the projects on its `ensembles` have used. `reserved` is what open projects hold
-    besides.
+    `spent` is what the projects on its `ensembles` have spent. `reserved` is what open projects may
+    still spend.
     """
 
     population: PopulationRecord
     ensembles: Sequence[EnsembleRecord]
     spent: int
     added: int = 0
-    """What a project would reserve that is not open yet."""
+    """What a project that is not open yet would reserve."""
 
     @property
     def reserved(self) -> int:
@@ -69,12 +69,12 @@ class CapUse:
 
     @property
     def taken(self) -> int:
-        """What is spent, reserved or would be."""
+        """What is spent or reserved, or would be."""
         return self.population.reserved + self.added
 
     @property
-    def room_in_words(self) -> str:
-        """What ε of a further project fits."""
+    def room_as_text(self) -> str:
+        """The ε of a further project that fits."""
         found = max_fitting_epsilon(self.ensembles[0])
         if found is None:
             return "Nothing more fits."
@@ -88,7 +88,7 @@ class CapUse:
 
 @dataclass(frozen=True)
 class ProjectOverview:
-    """A project as the overview shows it. `most`: how many queries fit at the most, if limited."""
+    """A project as the overview shows it. `most`: how many queries can fit, if that is limited."""
 
     record: ProjectRecord
     account: Budget
@@ -119,7 +119,7 @@ def overview(
         request,
         "overview.html",
         reader,
-        caps=caps(services.ledger),
+        caps=list_caps(services.ledger),
         waiting=len(
             services.ledger.list_requests(status=RequestStatus.OPEN, limit=PROJECTS_ON_A_PAGE)
         ),
@@ -139,13 +139,13 @@ def overview(
 def maintain(
     request: Request, services: ServicesDep, sent: ByAdmin, act: Literal["begin", "end"]
 ) -> Response:
-    """Pause all active projects, or resume those that were paused so."""
+    """Pause all active projects, or resume those that were paused in this way."""
     change = services.ledger.pause_all if act == "begin" else services.ledger.resume_all
     change(sent.session.actor)
     return see_other(request, "", sent.session)
 
 
-def caps(ledger: Ledger) -> list[CapUse]:
+def list_caps(ledger: Ledger) -> list[CapUse]:
     """Return the cap of each population, by name."""
     spent, ensembles = ledger.spent_of_caps(), ledger.ensembles()
     return [
@@ -160,21 +160,21 @@ def caps(ledger: Ledger) -> list[CapUse]:
 
 router = APIRouter(prefix=f"{ROOT}/projects")
 
-CHARGES = 25
+CHARGES_ON_A_PAGE = 25
 """Charges on a page."""
-ACTS = {
+STATUS_OF_ACT = {
     "pause": ProjectStatus.PAUSED,
     "resume": ProjectStatus.ACTIVE,
     "close": ProjectStatus.CLOSED,
 }
 
 
-def _or_none(value: Any) -> Any:
-    """A filter that is left blank in a form filters nothing."""
+def _blank_to_none(value: Any) -> Any:
+    """Return None for a filter that is left blank in a form."""
     return None if value == "" else value
 
 
-Blank = BeforeValidator(_or_none)
+Blank = BeforeValidator(_blank_to_none)
 UNPAID = Outcome.EXHAUSTED, Outcome.REFUSED
 PaidOutcome = Annotated[Outcome | None, Blank, Query()]
 _Dated = Annotated[date, Field(ge=date(2000, 1, 1), lt=date(3000, 1, 1))]
@@ -198,10 +198,10 @@ def project(
     found = ledger.charges(
         name,
         0,
-        CHARGES + 1,
+        CHARGES_ON_A_PAGE + 1,
         outcome,
-        _start(since),
-        _start(until, 1),
+        _start_of_day(since),
+        _start_of_day(until, 1),
         before_seq=before,
         newest=True,
     )
@@ -214,12 +214,14 @@ def project(
         request,
         "project.html",
         reader,
-        **_shown(record, shadows),
+        **_project_values(record, shadows),
         info=views.project(record, services.available(record.ensemble)),
         history=ledger.history(name),
-        payers=_payers(ledger, reader, name, [entry.seq for entry in found[:CHARGES]]),
-        charges=[views.charge(entry, record.ensemble) for entry in found[:CHARGES]],
-        next=found[CHARGES - 1].seq if len(found) > CHARGES else None,
+        payers=_find_payers(
+            ledger, reader, name, [entry.seq for entry in found[:CHARGES_ON_A_PAGE]]
+        ),
+        charges=[views.charge(entry, record.ensemble) for entry in found[:CHARGES_ON_A_PAGE]],
+        next=found[CHARGES_ON_A_PAGE - 1].seq if len(found) > CHARGES_ON_A_PAGE else None,
         before=before,
         filters=filters,
         query=urlencode(filters),
@@ -239,7 +241,9 @@ def charges_csv(
     """Return all charges that pass the filters, and record that somebody took them."""
     record = services.ledger.project(name)
     operations.record_export(services.ledger, record.name, reader.actor)
-    entries = services.ledger.stream_charges(record.name, outcome, _start(since), _start(until, 1))
+    entries = services.ledger.stream_charges(
+        record.name, outcome, _start_of_day(since), _start_of_day(until, 1)
+    )
     return StreamingResponse(
         csv_lines(entries, record.ensemble),
         media_type=f"{CSV}; charset=utf-8",
@@ -248,15 +252,15 @@ def charges_csv(
 
 
 @router.get("/{name}/close")
-def closing(request: Request, services: ServicesDep, reader: Admin, name: Name) -> Response:
-    """Say what closing a project will mean, and ask whether it is meant."""
+def confirm_close(request: Request, services: ServicesDep, reader: Admin, name: Name) -> Response:
+    """Explain what closing a project means, and ask for confirmation."""
     record = services.ledger.project(name)
-    return page(request, "close.html", reader, **_shown(record))
+    return page(request, "close.html", reader, **_project_values(record))
 
 
 @router.post("/{name}/verify")
 def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -> Response:
-    """Recompute a project's books, and show what was found."""
+    """Verify a project's entries and balance, and show what was found."""
     found = verify_project(services.ledger, name)
     return page(
         request,
@@ -269,7 +273,7 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
 
 
 @router.post("/{name}/{act}")
-def act(
+def set_status(
     request: Request,
     services: ServicesDep,
     sent: ByAdmin,
@@ -277,14 +281,14 @@ def act(
     act: Literal["pause", "resume", "close"],
 ) -> Response:
     """Pause a project, resume it, or close it for good."""
-    services.ledger.set_status(name, ACTS[act], sent.session.actor)
+    services.ledger.set_status(name, STATUS_OF_ACT[act], sent.session.actor)
     return see_other(request, f"/projects/{name}", sent.session)
 
 
-def _payers(
+def _find_payers(
     ledger: Ledger, reader: Session, name: str, entries: Sequence[int]
 ) -> dict[int, dict[str, str]] | None:
-    """Return which token paid for each entry, with its label. None for whoever is not an admin."""
+    """Return which token paid for each entry, with its label; None unless for an admin."""
     if reader.role is not Role.ADMIN:
         return None
     payers = ledger.payers(name, entries)
@@ -292,12 +296,12 @@ def _payers(
     return {seq: {"id": id, "label": labels.get(id, "")} for seq, id in payers.items()}
 
 
-def _shown(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
+def _project_values(record: ProjectRecord, shadows: Accounts | None = None) -> dict[str, Any]:
     room = max_fitting_epsilon(record.ensemble) if record.exhausted else None
     return {"record": record, "project": ProjectOverview.of(record, shadows), "room": room}
 
 
-def _start(day: date | None, later: int = 0) -> datetime | None:
+def _start_of_day(day: date | None, later: int = 0) -> datetime | None:
     """Return the first instant of a day, or of one so many days later."""
     if day is None:
         return None
@@ -308,13 +312,13 @@ tokens_router = APIRouter(prefix=f"{ROOT}/tokens")
 
 TOKENS_ON_A_PAGE = 50
 """Tokens on a page."""
-DAYS = "90"
-SENT_BEFORE = (
+DEFAULT_DAYS = "90"
+FORM_SENT_BEFORE = (
     "This form was sent before, and made the token {}, which was shown then. If that page is lost, "
     "revoke the token and create another."
 )
-CHOICES = 200
-"""The most projects that the form lists; the name of any other is typed."""
+MAX_LISTED_PROJECTS = 200
+"""The form lists no more projects; the name of any other one is typed."""
 
 
 @tokens_router.get("")
@@ -326,7 +330,7 @@ def tokens(
     project: str = "",
 ) -> Response:
     """List tokens, oldest first, and offer to create one."""
-    return _list(request, services, reader, {"project": project}, cursor or None)
+    return _tokens_page(request, services, reader, {"project": project}, cursor or None)
 
 
 @tokens_router.post("")
@@ -342,26 +346,32 @@ def create(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
                 "role": given.get("role", ""),
                 "project": given.get("project") or None,
                 "label": given.get("label", ""),
-                "expires_in_days": number(given.get("expires_in_days", "")),
+                "expires_in_days": parse_number(given.get("expires_in_days", "")),
             }
         )
         made = services.tokens.create(wanted, sent.session.actor, sent.session.expires_at, id)
     except ValidationError as error:
-        return _list(request, services, sent.session, given, problems=spoken(error), status=422)
+        return _tokens_page(
+            request, services, sent.session, given, problems=explain_errors(error), status=422
+        )
     except Conflict as error:
         sent_before = services.ledger.find_token(id) is not None
-        why = SENT_BEFORE.format(id) if sent_before else error.detail
-        return _list(request, services, sent.session, given, problems=[why], status=409)
+        why = FORM_SENT_BEFORE.format(id) if sent_before else error.detail
+        return _tokens_page(request, services, sent.session, given, problems=[why], status=409)
     except ServiceError as error:
-        return _list(request, services, sent.session, given, problems=[error.detail], status=422)
+        return _tokens_page(
+            request, services, sent.session, given, problems=[error.detail], status=422
+        )
     return page(
         request, "token.html", sent.session, made=made, url=str(request.base_url).rstrip("/")
     )
 
 
 @tokens_router.get("/{token_id}/revoke")
-def revoking(request: Request, services: ServicesDep, reader: Admin, token_id: TokenId) -> Response:
-    """Say what revoking a token will mean, and ask whether it is meant."""
+def confirm_revoke(
+    request: Request, services: ServicesDep, reader: Admin, token_id: TokenId
+) -> Response:
+    """Explain what revoking a token means, and ask for confirmation."""
     record = services.ledger.find_token(token_id)
     if record is None:
         raise NotFound(f"There is no token {token_id}.")
@@ -375,7 +385,7 @@ def revoke(request: Request, services: ServicesDep, sent: ByAdmin, token_id: Tok
     return see_other(request, "/tokens", sent.session)
 
 
-def _list(
+def _tokens_page(
     request: Request,
     services: Services,
     reader: Session,
@@ -394,9 +404,9 @@ def _list(
         tokens=[TokenInfo.model_validate(each) for each in found[:TOKENS_ON_A_PAGE]],
         next=found[TOKENS_ON_A_PAGE - 1].id if len(found) > TOKENS_ON_A_PAGE else None,
         first=cursor is None,
-        projects=services.ledger.project_names()[:CHOICES],
+        projects=services.ledger.project_names()[:MAX_LISTED_PROJECTS],
         roles=list(Role),
-        given={"role": "student", "label": "", "expires_in_days": DAYS, "project": ""}
+        given={"role": "student", "label": "", "expires_in_days": DEFAULT_DAYS, "project": ""}
         | dict(given),
         problems=problems,
         once=secrets.token_hex(16),

@@ -1,4 +1,4 @@
-"""Pages from templates: every value is escaped, and nothing but our own stylesheet is loaded."""
+"""Pages from templates, in which every value is escaped; values of forms; and failures as pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from terrine_models.addons import addons
 from terrine_protocol import PROBLEMS, Role
-from terrine_protocol.base import in_words
+from terrine_protocol.base import explain_error
 from terrine_server.admin import access, charts
 from terrine_server.api.problems import problem
 from terrine_server.api.services import Services
@@ -33,7 +33,7 @@ HEADERS = {
 }
 STATIC = {"style.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
 REFRESH_SECONDS = 60
-"""A session's cookie says when it was last used, to about so many seconds."""
+"""A session's cookie is renewed when it is older than this."""
 
 
 def is_page(path: str) -> bool:
@@ -49,20 +49,20 @@ def page(
     status: int = 200,
     **values: Any,
 ) -> Response:
-    """Return a page; for whoever is signed in, with what its forms need."""
+    """Return a page; for somebody who is signed in, with what its forms need."""
     services: Services = request.app.state.services
     if reader is not None:
         values["form_key"] = services.sessions.form_key(reader.id)
-        with suppress(ServiceError):  # what else is wrong, the page's own act meets
+        with suppress(ServiceError):  # the page's own work meets whatever else is wrong
             services.ledger.check_history()
         values["refusing"] = services.history.found
-    response = rendered(template, reader=reader, status=status, path=request.url.path, **values)
-    _keep(services, response, reader)
+    response = render(template, reader=reader, status=status, path=request.url.path, **values)
+    _refresh_session(services, response, reader)
     return response
 
 
-def rendered(template: str, *, status: int, reader: Session | None, **values: Any) -> HTMLResponse:
-    """Return a page without looking at any request."""
+def render(template: str, *, status: int, reader: Session | None, **values: Any) -> HTMLResponse:
+    """Return a page that does not depend on a request."""
     admin = reader is not None and reader.role is Role.ADMIN
     known = {"reader": reader, "is_admin": admin, "path": "", "root": ROOT, "refusing": None}
     text = _TEMPLATES.get_template(template).render(known | values)
@@ -72,17 +72,17 @@ def rendered(template: str, *, status: int, reader: Session | None, **values: An
 def see_other(request: Request, path: str, reader: Session | None = None) -> Response:
     """Send the browser to another page after a form has been acted on."""
     response = RedirectResponse(ROOT + path, 303, HEADERS)
-    _keep(request.app.state.services, response, reader)
+    _refresh_session(request.app.state.services, response, reader)
     return response
 
 
-def static(name: str) -> Response:
+def serve_static(name: str) -> Response:
     """Return one of the `STATIC` files."""
     kept = HEADERS | {"Cache-Control": "max-age=300"}
     return Response(_FILES[name], media_type=STATIC[name], headers=kept)
 
 
-def _keep(services: Services, response: Response, reader: Session | None) -> None:
+def _refresh_session(services: Services, response: Response, reader: Session | None) -> None:
     if reader and (datetime.now(UTC) - reader.seen).total_seconds() > REFRESH_SECONDS:
         access.keep_session(response, services, reader)
 
@@ -104,8 +104,8 @@ _TEMPLATES.globals |= {"share": format_share, "charts": charts, "addons": addons
 _FILES = {name: (files("terrine_server.admin") / "static" / name).read_bytes() for name in STATIC}
 
 
-def number(text: str) -> int | float | str:
-    """Return the number that a text is; any other text as it is, for validation to refuse."""
+def parse_number(text: str) -> int | float | str:
+    """Return the number in a text; any other text as it is, for validation to refuse."""
     text = text.strip().replace(",", "")
     for kind in (int, float):
         try:
@@ -115,24 +115,25 @@ def number(text: str) -> int | float | str:
     return text
 
 
-def lines(text: str) -> str:
-    """Return what somebody wrote into several lines, without what browsers end them with."""
+def normalize_newlines(text: str) -> str:
+    """Return the text of a field of several lines, without the carriage returns of browsers."""
     return text.replace("\r\n", "\n")
 
 
-def spoken(error: ValidationError) -> list[str]:
-    """Return what is wrong, a sentence for each field."""
+def explain_errors(error: ValidationError) -> list[str]:
+    """Return a sentence for each field that is wrong."""
+    found = [(item["loc"], explain_error(item)) for item in error.errors(include_url=False)]
     return [
-        f"{_field(item['loc'])}{in_words(item).removeprefix('Value error, ').removesuffix('.')}."
-        for item in error.errors(include_url=False)
+        f"{_name_field(place)}{text.removeprefix('Value error, ').removesuffix('.')}."
+        for place, text in found
     ]
 
 
-def _field(place: tuple[int | str, ...]) -> str:
+def _name_field(place: tuple[int | str, ...]) -> str:
     return f"{str(place[-1]).replace('_', ' ').capitalize()}: " if place else ""
 
 
-WORDS = {
+PAGE_DETAILS = {
     "not-found": "There is nothing at this address.",
     "database-unavailable": "The ledger cannot be reached. Nothing was changed. The server's "
     "operator finds the cause in its log, or with the command below.",
@@ -141,20 +142,20 @@ WORDS = {
     "command below.",
     "method-not-allowed": "This address does not take such a request.",
 }
-"""What these problems say on a page, where the API speaks of paths and headers."""
-COMMANDS = {
+"""Details of these problems on a page, where the API's are about paths and headers."""
+OPERATOR_COMMANDS = {
     "ledger-corrupted": "terrine ledger verify",
     "ledger-restored": "terrine ledger restored",
     "log-not-signed": "terrine doctor",
     "database-unavailable": "terrine doctor",
     "ensemble-unavailable": "terrine doctor",
 }
-"""What the server's operator runs."""
-OWN_WORDS = "There is no "
-"""How a `not-found` begins that names what was not found."""
+"""Commands that the server's operator runs."""
+NAMED_NOT_FOUND = "There is no "
+"""Beginning of a `not-found` that names what was not found."""
 
 
-def answer(
+def answer_failure(
     request_id: str,
     path: str,
     slug: str,
@@ -162,20 +163,20 @@ def answer(
     extras: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the answer to a request that failed: a page at a page's path, else a problem."""
+    """Return the response to a request that failed: a page at a page's path, else a problem."""
     document = problem(request_id, path, slug, detail, extras, headers)
     if not is_page(path):
         return document
     if slug == "unauthorized":
         return RedirectResponse(f"{ROOT}/sign-in", 303, HEADERS)
-    named = slug == "not-found" and detail.startswith(OWN_WORDS)
-    response = rendered(
+    named = slug == "not-found" and detail.startswith(NAMED_NOT_FOUND)
+    response = render(
         "refusal.html",
         status=document.status_code,
         reader=None,
         title=PROBLEMS[slug].title,
-        detail=detail if named else WORDS.get(slug, detail),
-        command=COMMANDS.get(slug),
+        detail=detail if named else PAGE_DETAILS.get(slug, detail),
+        command=OPERATOR_COMMANDS.get(slug),
         request_id=request_id,
     )
     for name in ("Retry-After", "Allow", "Connection"):

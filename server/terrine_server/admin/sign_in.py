@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from terrine_server.admin import access
 from terrine_server.admin.access import ByAdmin, Checked
-from terrine_server.admin.rendering import ROOT, STATIC, page, see_other, static
+from terrine_server.admin.rendering import ROOT, STATIC, page, see_other, serve_static
 from terrine_server.api.services import PRINCIPAL_KEY, Services, ServicesDep
 from terrine_server.errors import Forbidden, NotFound, Unauthorized
 from terrine_server.owner.sign_in import MAX_IDLE, MAX_SESSION_LIFE, Session
@@ -18,7 +18,7 @@ from terrine_server.serving.bounds import client_network
 
 router = APIRouter(prefix=ROOT)
 
-COOKIES = (
+COOKIE_MISSING = (
     "Your browser did not send back the cookie that this page gave it. It takes such a cookie only "
     "over https, or from this machine itself (http://127.0.0.1 or http://localhost; Safari: https "
     "alone). Cookies must be allowed."
@@ -27,7 +27,7 @@ COOKIES = (
 
 @router.get("/sign-in")
 def sign_in_page(request: Request, services: ServicesDep) -> Response:
-    """Show the form that takes a token. Says why a session has ended."""
+    """Show the form that takes a token, and why a session has ended."""
     found = getattr(request.state, PRINCIPAL_KEY, None)
     if isinstance(found, Session):
         return see_other(request, "", found)
@@ -38,10 +38,10 @@ def sign_in_page(request: Request, services: ServicesDep) -> Response:
 @router.post("/sign-in")
 async def sign_in(request: Request, services: ServicesDep) -> Response:
     """Exchange a token for a session."""
-    visit = access.visit(request)
+    visit = access.read_visit(request)
     if visit is None:
-        return form(request, services, COOKIES, 403)
-    fields = await access.fields(request, services.sessions.form_key(visit))
+        return form(request, services, COOKIE_MISSING, 403)
+    fields = await access.read_form(request, services.sessions.form_key(visit))
     try:
         made = await run_in_threadpool(
             services.sessions.sign_in, fields.get("token", ""), request.state.request_id
@@ -72,18 +72,18 @@ def end(request: Request, services: ServicesDep, sent: ByAdmin, session_id: str)
 
 
 @router.get("/static/{name}")
-async def stylesheet(name: str) -> Response:
+async def static_file(name: str) -> Response:
     """Return the stylesheet or the icon."""
     if name not in STATIC:
         raise NotFound(f"There is no file {name}.")
-    return static(name)
+    return serve_static(name)
 
 
 def form(
     request: Request, services: Services, why: str | None = None, status: int = 200
 ) -> Response:
     """Return the sign-in page. `why`: what was wrong."""
-    tie = access.visit(request) or secrets.token_hex(16)
+    tie = access.read_visit(request) or secrets.token_hex(16)
     response = page(
         request,
         "sign-in.html",

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from terrine_protocol import PROBLEMS, Problem, ProblemType
-from terrine_protocol.base import in_words
+from terrine_protocol.base import explain_error
 from terrine_server.api import openapi
 from terrine_server.api.services import authenticated_caller
 from terrine_server.errors import DatabaseUnavailable, EnsembleUnavailable, NotFound, ServiceError
@@ -121,7 +121,7 @@ def _handle_malformed(request: Request, error: Exception) -> Response:
         except ServiceError as refusal:
             return _handle_refusal(request, refusal)
     found = [
-        {"field": ".".join(map(str, item["loc"])), "message": in_words(item)}
+        {"field": ".".join(map(str, item["loc"])), "message": explain_error(item)}
         for item in error.errors()[:MAX_ERRORS]
     ]
     first = found[0] if found else {"field": "body", "message": "malformed"}

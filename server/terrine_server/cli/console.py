@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from terrine_protocol.base import in_words
+from terrine_protocol.base import explain_error
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import replacing
 
@@ -184,7 +184,7 @@ def explain(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, ValidationError):
         return "\n".join(
-            f"{'.'.join(map(str, item['loc'])) or error.title}: {sentence(in_words(item))}"
+            f"{'.'.join(map(str, item['loc'])) or error.title}: {sentence(explain_error(item))}"
             for item in error.errors(include_url=False, include_input=False)
         )
     if isinstance(error, ModuleNotFoundError) and error.name:

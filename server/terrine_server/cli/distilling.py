@@ -11,14 +11,14 @@ from rich.table import Table
 from scipy.stats import binomtest
 
 from terrine_client import Client
-from terrine_client._report import figures_line
+from terrine_client._report import format_metrics
 from terrine_client.distill import (
     Examples,
     Report,
     check_data,
     check_training,
     distill,
-    task_of,
+    make_task,
 )
 from terrine_models.data.images import list_images
 from terrine_models.students.models import Student
@@ -176,7 +176,7 @@ def summarize(report: Report, out: Path) -> Table:
     return tabulate(
         {
             "accuracy": accuracy,
-            "agreement": found and f"{figures_line(found, choice)}; {_meaning(report)}",
+            "agreement": found and f"{format_metrics(found, choice)}; {_meaning(report)}",
             "threshold": None
             if choice.threshold is None
             else f"from a probability of {choice.threshold:.3f} on it is {report.classes[1]}",
@@ -243,7 +243,7 @@ def _estimate(
     """Check data and options as the training would, and say what it could cost."""
     project = client.project()
     check_data(inputs, project, examples)
-    check_training(training, task_of(inputs, project))
+    check_training(training, make_task(inputs, project))
     wanted = min(len(inputs), queries or len(inputs))
     left = client.budget()
     fits = f"all {wanted:,}" if wanted <= left.affordable else f"at least {left.affordable:,}"

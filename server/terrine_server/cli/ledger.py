@@ -14,7 +14,7 @@ from rich.table import Table
 
 from terrine_protocol import LogState, LogVerification, Verification
 from terrine_protocol.files import read
-from terrine_protocol.transparency import LARGEST
+from terrine_protocol.transparency import MAX_NOTE_BYTES
 from terrine_server import views
 from terrine_server.cli.console import (
     as_json,
@@ -274,7 +274,9 @@ def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     policy = load_policy(path) or own_policy(Settings())
     if policy is None:
         fail("Here is no key of a log, nor a policy that names one: give --policy.")
-    earlier = {str(each): read(each, LARGEST).decode(errors="replace") for each in checkpoints}
+    earlier = {
+        str(each): read(each, MAX_NOTE_BYTES).decode(errors="replace") for each in checkpoints
+    }
     found = open_current_ledger().check_tree(policy, earlier)
     by = ", ".join(sorted(found.cosigned)) or "nobody"
     verdict = f"transparency log: {INTACT[found.ok]}, {found.size} entries, cosigned by {by}"

@@ -23,7 +23,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from terrine_protocol import MECHANISM_SPECS
-from terrine_protocol.base import in_words
+from terrine_protocol.base import explain_error
 from terrine_server.cli.console import as_json, fail, output, say, sentence, with_json
 from terrine_server.planning.consensus import Consensus
 from terrine_server.privacy.mechanisms import ENTRY_POINT_GROUP
@@ -269,7 +269,7 @@ def _explain_options(error: ValidationError) -> str:
             tags, tag = item["ctx"]["expected_tags"], item["ctx"]["tag"]
             sentences.append(f"--mechanism is one of {tags}; not '{tag}'.")
         else:
-            sentences.append(f"{option}: {sentence(in_words(item))}")
+            sentences.append(f"{option}: {sentence(explain_error(item))}")
     if missing:
         sentences.append(
             f"{mechanism} needs {', '.join(missing)}: --mechanism {mechanism}:{missing[0]}=…; "

@@ -48,7 +48,7 @@ from terrine_models.tables.loading import (
 from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
 from terrine_protocol.base import normalize
 from terrine_protocol.files import write_atomically
-from terrine_protocol.images import ImageFormat
+from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
 from terrine_protocol.tables.encoding import encode_table

@@ -35,19 +35,11 @@ from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger import upgrade as migrate
 from terrine_server.ledger.copies import registrations
 from terrine_server.ledger.database import reading
-from terrine_server.ledger.migrating import (
-    check_schema_once_started,
-    grant,
-    missing_migrations,
-)
+from terrine_server.ledger.migrating import check_schema_once_started, grant, missing_migrations
 from terrine_server.owner import backup as backups
 from terrine_server.owner.backup import Backup, Restore
 from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
-from terrine_server.owner.operations import (
-    check_not_restoring,
-    make_directories,
-    open_ledger,
-)
+from terrine_server.owner.operations import check_not_restoring, make_directories, open_ledger
 from terrine_server.owner.sign_in import load_secret_key, make_secret_key
 from terrine_server.serving import listening
 from terrine_server.serving.listening import CannotListen
@@ -130,7 +122,7 @@ def _check_ensembles(engine: Engine, settings: Settings) -> None:
     except SchemaMismatch:  # there is none yet; or it is newer, which `upgrade` says
         return
     here = [each for each in registrations(engine) if (settings.data_dir / each.path).exists()]
-    findings = [health.ensemble(each, settings) for each in here]
+    findings = [health.check_ensemble(each, settings) for each in here]
     wrong = [f"{each.check}: {each.found}" for each in findings if each.state is Severity.PROBLEM]
     if wrong:
         fail(
@@ -239,7 +231,7 @@ def _check_prerequisites(settings: Settings) -> None:
     engine.dispose()
     open_ledger(settings).check_sealed()
     if settings.device is not None:
-        votes_on = health.device(settings.device)
+        votes_on = health.check_device(settings.device)
         if votes_on.state is not Severity.OK:
             fail(votes_on.found)
     if settings.voters is not VotersKind.HERE and added_as("local_voters", settings.voters) is None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, Table, select, update
 
 from terrine_protocol import SecretSpend
 from terrine_server.errors import ConcurrentUpdate, Conflict, LedgerCorrupted
@@ -203,11 +203,10 @@ def _save(
         "accounts": accounts.astype(_STORED).tobytes(),
     }
     row = {"project_id": project.id, **values}
-    seal = tx.seals.of(table.name, row)
     if new:
-        write(tx.connection, insert(table).values(**row, seal=seal))
+        tx.insert(table, row)
     else:  # whose it is stays, and the service has no right to change it
-        here = table.c.project_id == project.id
+        here, seal = table.c.project_id == project.id, tx.seals.of(table.name, row)
         write(tx.connection, update(table).where(here).values(**values, seal=seal))
 
 
@@ -301,11 +300,10 @@ def _meter(events: str, teachers: int, classes: int, order: float) -> Meter:
     return Meter(known, teachers=teachers, classes=classes, order=order)
 
 
-def open_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> None:
+def open_tally(tx: Transaction, project: ProjectRecord) -> None:
     """Store an empty tally for a project that was just opened."""
     empty = np.zeros(meter_of(project).size, dtype=_COUNTS)
-    row = {"project_id": project.id, "charges": 0, "tally": empty.tobytes()}
-    write(connection, insert(secret_spends).values(seals.sealed("secret_spends", row)))
+    tx.insert(secret_spends, {"project_id": project.id, "charges": 0, "tally": empty.tobytes()})
 
 
 def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretTally | None:
@@ -336,22 +334,12 @@ def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> 
     return SecretTally(meter, schedule.publication, counts)
 
 
-def save_tally(
-    connection: Connection,
-    seals: Seals,
-    project: ProjectRecord,
-    tally: SecretTally,
-    charges: int,
-) -> None:
-    """Store a tally that covers the first `charges` charges."""
-    changed = {"charges": charges, "tally": tally.tally.astype(_COUNTS).tobytes()}
-    seal = seals.of("secret_spends", {"project_id": project.id, **changed})
-    write(
-        connection,
-        update(secret_spends)
-        .where(secret_spends.c.project_id == project.id)
-        .values(**changed, seal=seal),
-    )
+def save_tally(tx: Transaction, after: ProjectRecord, tally: SecretTally) -> None:
+    """Store the tally of a project as it is `after` a charge in the same transaction."""
+    changed = {"charges": after.charges, "tally": tally.tally.astype(_COUNTS).tobytes()}
+    seal = tx.seals.of("secret_spends", {"project_id": after.id, **changed})
+    here = secret_spends.c.project_id == after.id
+    write(tx.connection, update(secret_spends).where(here).values(**changed, seal=seal))
 
 
 def secret_spend(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretSpend:

@@ -321,7 +321,7 @@ FACTS: dict[str, tuple[str, ...]] = {
 project is its name, an edition's `ENSEMBLE/NUMBER`, a token's and a request's its id. How many
 slots an edition has, and whose it emptied, is in no entry."""
 
-ABOUT = {
+ACTIONS_ABOUT = {
     kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS
 }
 """By kind of subject: the actions whose entries have its facts."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
 from itertools import chain, islice
 from typing import Any
 
-from sqlalchemy import Connection, Table, TextClause, text
+from sqlalchemy import Connection, Table, text
 from sqlalchemy.dialects import postgresql
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
+    ConcurrentUpdate,
     InvalidQuery,
     LedgerCorrupted,
     NotFound,
@@ -22,7 +22,7 @@ from terrine_server.errors import (
     ProjectPaused,
     ServiceError,
 )
-from terrine_server.ledger import accounts, rows
+from terrine_server.ledger import accounts, log, rows
 from terrine_server.ledger.chain import (
     CHARGE_FIELDS,
     Action,
@@ -39,7 +39,6 @@ from terrine_server.ledger.chain import (
 )
 from terrine_server.ledger.database import Transaction, check_written
 from terrine_server.ledger.log import READ_ERRORS
-from terrine_server.ledger.log import record as record_log
 from terrine_server.ledger.records import (
     ChargedBatch,
     EntryFields,
@@ -53,8 +52,7 @@ from terrine_server.ledger.records import (
     SpentAccounts,
 )
 from terrine_server.ledger.rows import ProjectCache, check_last_charge, publications
-from terrine_server.ledger.schema import charges
-from terrine_server.ledger.schema import payments as payments_table
+from terrine_server.ledger.schema import charges, payments
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
@@ -151,7 +149,7 @@ def admit(
 # ruff: noqa: S608 - statements are made of constants
 
 
-COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
+APPENDED_COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
 """The columns in an entry's tuple; project and time are the same for all entries of a charge."""
 
 PAYMENT_COLUMNS = ("first_seq", "last_seq", "token_id", "seal")
@@ -171,7 +169,7 @@ def append(
     entries: Sequence[Sequence[Any]],
     paid: Sequence[Payment] = (),
 ) -> bool:
-    """Append entries (tuples of `COLUMNS`; at least one) and who paid, and update the balance.
+    """Append entries (tuples of `APPENDED_COLUMNS`, at least one) and who paid; update the balance.
 
     Returns False, and writes nothing, if the project is not active or no longer as `before` because
     of other charges. Raises LedgerCorrupted (on PostgreSQL: DataError) if the database ignored a
@@ -227,10 +225,10 @@ def _in_sqlite(
     return True
 
 
-_NAMES = ", ".join(COLUMNS)
+_NAMES = ", ".join(APPENDED_COLUMNS)
 _SQLITE_APPEND = (
     f"INSERT INTO charges (project_id, created_at, {_NAMES}) "
-    f"VALUES ({', '.join('?' * (2 + len(COLUMNS)))})"
+    f"VALUES ({', '.join('?' * (2 + len(APPENDED_COLUMNS)))})"
 )
 _PAYMENT_NAMES = ", ".join(PAYMENT_COLUMNS)
 _SQLITE_PAYMENTS = (
@@ -250,58 +248,48 @@ def _in_postgresql(
         **move,
         "now": now,
         "entries": len(entries),
-        **_parameters("", COLUMNS, entries),
+        "payments": len(paid),
+        **_parameters("", APPENDED_COLUMNS, entries),
+        **_parameters("paid_", PAYMENT_COLUMNS, paid),
     }
-    if paid:
-        given |= {"payments": len(paid), **_parameters("paid_", PAYMENT_COLUMNS, paid)}
-    statement = _statement(payments=bool(paid))
-    return connection.execute(statement, given).one_or_none() is not None
+    return connection.execute(_CHARGE, given).one_or_none() is not None
 
 
 def _parameters(prefix: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return a list of the values of each column. `prefix`: of their names."""
-    columns = map(list, zip(*rows, strict=True))
-    return {f"{prefix}{name}": values for name, values in zip(names, columns, strict=True)}
-
-
-@cache
-def _statement(payments: bool) -> TextClause:
-    # The statement commits by itself, so it must fail as a whole if a part of it was ignored.
-    source = _source("", charges, COLUMNS)
-    appended = (
-        f"appended AS (INSERT INTO charges (project_id, created_at, {_NAMES}) "
-        f"SELECT moved.id, :now, {_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
-    )
-    written = "(SELECT count(*) FROM appended) = CAST(:entries AS bigint)"
-    if payments:
-        source = _source("paid_", payments_table, PAYMENT_COLUMNS)
-        appended += (
-            f", paid AS (INSERT INTO payments (project_id, {_PAYMENT_NAMES}) "
-            f"SELECT moved.id, {_PAYMENT_NAMES} FROM moved CROSS JOIN {source} RETURNING 1)"
-        )
-        written += " AND (SELECT count(*) FROM paid) = CAST(:payments AS bigint)"
-    return text(
-        f"WITH moved AS ({_MOVE} RETURNING id), {appended} "
-        f"SELECT id, 1 / CASE WHEN {written} THEN 1 ELSE 0 END FROM moved"
-    )
+    return {f"{prefix}{name}": [row[at] for row in rows] for at, name in enumerate(names)}
 
 
 def _source(prefix: str, table: Table, names: Sequence[str]) -> str:
     """Return the rows that are given as arrays, as SQL. `prefix`: of the parameters' names."""
-    types = {name: table.c[name].type.compile(_DIALECT) for name in names}
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    types = {name: table.c[name].type.compile(dialect) for name in names}
     arrays = (f"CAST(:{prefix}{name} AS {type}[])" for name, type in types.items())
     return f"unnest({', '.join(arrays)}) AS given ({', '.join(names)})"
 
 
-_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+# The statement commits by itself, so it must fail as a whole if a part of it was ignored.
+_CHARGE = text(
+    f"""WITH moved AS ({_MOVE} RETURNING id),
+    appended AS (
+        INSERT INTO charges (project_id, created_at, {_NAMES})
+        SELECT moved.id, :now, {_NAMES}
+        FROM moved CROSS JOIN {_source("", charges, APPENDED_COLUMNS)} RETURNING 1
+    ),
+    paid AS (
+        INSERT INTO payments (project_id, {_PAYMENT_NAMES})
+        SELECT moved.id, {_PAYMENT_NAMES}
+        FROM moved CROSS JOIN {_source("paid_", payments, PAYMENT_COLUMNS)} RETURNING 1
+    )
+    SELECT id, 1 / CASE WHEN (SELECT count(*) FROM appended) = CAST(:entries AS bigint)
+        AND (SELECT count(*) FROM paid) = CAST(:payments AS bigint) THEN 1 ELSE 0 END
+    FROM moved
+    """
+)
 
 
 SERVICE = Actor("service")
 """Publishes figures when they are due, whoever asked last."""
-
-
-class StaleRecord(Exception):  # noqa: N818 - not an error: it is tried again
-    """Other charges came in between; nothing was written."""
 
 
 def charge(
@@ -313,7 +301,7 @@ def charge(
 ) -> tuple[ProjectRecord, list[ChargedBatch | ServiceError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
-    See `Ledger.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
+    See `Ledger.charge_group`. Raises ConcurrentUpdate if the project is no longer as in `record`. A
     project with a tally must be locked: its tally is read and written separately from its balance.
     One whose units have accounts is paid for only together with what was `cast`, in one
     transaction. `payers`: by batch, the id of the token that asks.
@@ -330,7 +318,7 @@ def charge(
         accounts.check_cast(project, len(entries), cast)
     results = _with_hashes(admission.results, entries)
     answers: list[ChargedBatch | ServiceError] = []
-    payments: list[Payment] = []
+    new_payments: list[Payment] = []
     for batch, payer in zip(batches, payers or [None] * len(batches), strict=True):
         of_batch = list(islice(results, len(batch)))
         if not batch:
@@ -341,16 +329,16 @@ def charge(
             answers.append(ChargedBatch(of_batch, after))
         paid = [result.seq for result in of_batch if result.seq and not result.replayed]
         if paid and payer is not None:
-            payments.append(Payment(paid[0], paid[-1], payer))
-    if entries and not append(tx, project, after, entries, payments):
-        raise StaleRecord
+            new_payments.append(Payment(paid[0], paid[-1], payer))
+    if entries and not append(tx, project, after, entries, new_payments):
+        raise ConcurrentUpdate
     if entries and tally is not None:
-        accounts.save_tally(tx.connection, tx.seals, project, tally, after.charges)
+        accounts.save_tally(tx, after, tally)
     if entries and cast is not None:
         accounts.save_unit_accounts(tx, after, cast.accounts)
         accounts.save_shadow_accounts(tx, after, cast.shadows)
     for publication in after.published[len(project.published) :]:
-        record_log(
+        log.record(
             replace(tx, by=SERVICE),
             Action.FIGURE_PUBLISHED,
             project.name,
@@ -453,9 +441,9 @@ def look_up(
     by_input: dict[bytes, Result] = {}
     ends: set[tuple[int, bytes]] = set()
     for entry in found:
-        if entry.kind == rows.LAST:
+        if entry.kind == rows.LAST_CHARGE:
             ends.add((entry.seq, entry.hash))
-        elif entry.kind == rows.QUERY:
+        elif entry.kind == rows.BY_QUERY:
             by_query[entry.query_digest] = paid.result(entry)
         else:
             by_input[entry.input_digest] = paid.result(entry)

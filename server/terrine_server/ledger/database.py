@@ -191,7 +191,7 @@ are moved at once."""
 CACHE_KIB = 16 * 1024
 """SQLite: what each connection keeps of the file."""
 _WRITE = "BEGIN IMMEDIATE"
-BEGIN = "begin"
+BEGIN_STATEMENT = "begin"
 """In the `info` of a connection to SQLite: the statement that begins its next transaction."""
 # SQLite has no queue for writers; they retry until one succeeds. Those of a process queue here.
 _WRITE_LOCKS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
@@ -239,7 +239,7 @@ def _transaction(
     try:
         with replies, engine.connect() as connection:
             if engine.dialect.name == "sqlite":
-                connection.info[BEGIN] = _WRITE if writes else "BEGIN"
+                connection.info[BEGIN_STATEMENT] = _WRITE if writes else "BEGIN"
                 if rebuilds:  # which cannot be said within a transaction
                     _enforce_foreign_keys(connection, False)
             elif level is not None:
@@ -390,7 +390,7 @@ class _Dialect(SQLiteDialect_pysqlite):
                 "Put it back, or restart the server.",
                 info["path"],
             )
-        dbapi_connection.execute(info.pop(BEGIN, "BEGIN"))
+        dbapi_connection.execute(info.pop(BEGIN_STATEMENT, "BEGIN"))
 
 
 registry.register(f"sqlite.{_Dialect.driver}", __name__, _Dialect.__name__)
@@ -508,7 +508,7 @@ def _words(error: SQLAlchemyError) -> str:
 
 MAX_LOCK_SECONDS = 300
 """How long PostgreSQL lets a process that hangs keep a project's lock."""
-LOCKS = 0x7E221E
+LOCK_NAMESPACE = 0x7E221E
 """The first of the two numbers of these advisory locks; the second is the project's."""
 _LEDGER_LOCK = 0
 """The second number where only one process may act for the whole ledger. No project has it."""
@@ -516,9 +516,9 @@ _LOCK_PROJECT = text(
     "SELECT set_config('idle_in_transaction_session_timeout', :most, true), "
     "pg_advisory_xact_lock(:locks, :project)"
 )
-_LOCK_TREE = text(f"SELECT pg_advisory_xact_lock({LOCKS}, -1)")
-_TRY_LOCK = text(f"SELECT pg_try_advisory_lock({LOCKS}, {_LEDGER_LOCK})")
-_UNLOCK = text(f"SELECT pg_advisory_unlock({LOCKS}, {_LEDGER_LOCK})")
+_LOCK_TREE = text(f"SELECT pg_advisory_xact_lock({LOCK_NAMESPACE}, -1)")
+_TRY_LOCK = text(f"SELECT pg_try_advisory_lock({LOCK_NAMESPACE}, {_LEDGER_LOCK})")
+_UNLOCK = text(f"SELECT pg_advisory_unlock({LOCK_NAMESPACE}, {_LEDGER_LOCK})")
 _POLL_SECONDS = 0.02
 
 
@@ -543,7 +543,7 @@ def project_lock(engine: Engine, project_id: int) -> Iterator[None]:
 
 @contextmanager
 def _lock_in_postgresql(engine: Engine, project_id: int) -> Iterator[None]:
-    given = {"most": f"{MAX_LOCK_SECONDS}s", "locks": LOCKS, "project": project_id}
+    given = {"most": f"{MAX_LOCK_SECONDS}s", "locks": LOCK_NAMESPACE, "project": project_id}
     with writing(engine) as connection:
         connection.execute(_LOCK_PROJECT, given)
         yield

@@ -17,7 +17,7 @@ from terrine_server.privacy import Cap
 
 DEFAULT_POPULATION = "people"
 """The name of a ledger's first population, if its owner gives it none."""
-_LARGEST = 2**63 - 1
+_MAX_AMOUNT = 2**63 - 1
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
@@ -141,5 +141,5 @@ def check_delta(what: str, delta: float, units: int) -> None:
 def check_sizes(**amounts: int) -> None:
     """Raise InvalidTerms for an amount that a column cannot hold."""
     for name, amount in amounts.items():
-        if not 0 <= amount <= _LARGEST:
+        if not 0 <= amount <= _MAX_AMOUNT:
             raise InvalidTerms(f"{name} = {amount} is outside what the ledger can count.")

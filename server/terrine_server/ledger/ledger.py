@@ -321,7 +321,7 @@ class Ledger:
         """
         spent: dict[int, int] = {}
         with reading(self._engine) as connection:
-            for row in connection.execute(rows.SPENT):
+            for row in connection.execute(rows.SELECT_SPENT):
                 with log.readable(f"The account of project {row.name!r}", str(row.name)):
                     self._seals.check("projects", row._mapping)
                 spent[row.population_id] = spent.get(row.population_id, 0) + row.cap_spent
@@ -556,13 +556,13 @@ class Ledger:
         """Pay for the batches of several requests, in order, in one transaction.
 
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
-        refused one does not affect the others. `record`: what
-        `look_up` returned for them; it is looked up again only if it is out of date. `cast`: for a
-        project of `neighbours`, the accounts that belong to its proposals; with `record`, and never
-        looked up again: ConcurrentUpdate if the project has moved. `payers`: by batch, the id of
-        the token that asks, which is stored with what it pays for. Raises what
-        concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate, DatabaseUnavailable
-        (also if the project is not the one in `record`).
+        refused one does not affect the others. `record`: what `look_up` returned for them; it is
+        looked up again only if it is out of date. `cast`: for a project of `neighbours`, the
+        accounts that belong to its proposals; with `record`, which is never looked up again then.
+        `payers`: by batch, the id of the token that asks, which is stored with what it pays for.
+        Raises what concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate (accounts
+        were cast, and the project has moved), DatabaseUnavailable (also if the project is not the
+        one in `record`).
         """
         if cast is not None and record is not None:
             return self._charge_cast(batches, record, cast, payers)
@@ -593,7 +593,7 @@ class Ledger:
         if record.project.terms.schedule is None or not pays:  # a tally must be locked first
             # If the record is stale, or contradicts the ledger, look it up again under the lock.
             # What pays for nothing waits for nobody who writes.
-            with suppress(charging.StaleRecord, LedgerCorrupted):
+            with suppress(ConcurrentUpdate, LedgerCorrupted):
                 with (appending if pays else reading)(self._engine) as connection:
                     tx = Transaction(connection, self._seals, now(), None)
                     tried = charging.charge(tx, record, batches, payers=payers)
@@ -604,7 +604,7 @@ class Ledger:
                 record = look_up(tx.connection)
                 try:
                     paid = charging.charge(tx, record, batches, payers=payers)
-                except charging.StaleRecord:  # nobody can have moved it: it is locked
+                except ConcurrentUpdate:  # nobody can have moved it: it is locked
                     raise LedgerCorrupted(
                         "The database ignored what was written to it.", record.project.name
                     ) from None
@@ -621,12 +621,9 @@ class Ledger:
     ) -> list[ChargedBatch | ServiceError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id
-        try:
-            with self._writing(None) as tx:
-                tx.connection.execute(rows.LOCK_PROJECT, {"id": id})
-                project, answers = charging.charge(tx, record, batches, cast, payers)
-        except charging.StaleRecord:
-            raise ConcurrentUpdate from None
+        with self._writing(None) as tx:
+            tx.connection.execute(rows.LOCK_PROJECT, {"id": id})
+            project, answers = charging.charge(tx, record, batches, cast, payers)
         self._charged[id] = project.charges
         return answers
 
@@ -721,7 +718,7 @@ class Ledger:
             return rows.load_history(connection, self._project(connection, project))
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Yield a project's account, then the entries that it counts, in the format of `archive`.
+        """Yield a project's account, then the entries that it counts, as lines of an export.
 
         In constant memory. Raises NotFound.
         """
@@ -794,7 +791,9 @@ class Ledger:
                 return found
             revoked = tx.change(tokens, id, {"revoked_at": tx.now})
             log.record_row(tx, Action.TOKEN_REVOKED, id, {**revoked, "project": found.project})
-            return rows.token_record(tx.connection.execute(rows.TOKEN, {"id": id}).one(), tx.seals)
+            return rows.token_record(
+                tx.connection.execute(rows.SELECT_TOKEN, {"id": id}).one(), tx.seals
+            )
 
     # ------------------------------------------------------------------------------------- Requests
 
@@ -962,7 +961,7 @@ class Ledger:
             return log.load_verified_entries(connection, self._seals, seq, hash)
 
     def export_log(self) -> Iterator[dict[str, Any]]:
-        """Yield the end of the administrative log, then its entries, in the format of `archive`.
+        """Yield the end of the administrative log, then its entries, as lines of an export.
 
         In constant memory. Raises LedgerCorrupted if the log does not end where it should.
         """

@@ -19,7 +19,7 @@ from sqlalchemy import Column, Connection, LargeBinary, Row, Select, insert, or_
 from terrine_protocol import LogEntry, ProjectStatus
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger.chain import (
-    ABOUT,
+    ACTIONS_ABOUT,
     LOG_START,
     Action,
     canonical_json,
@@ -125,7 +125,7 @@ def select_log() -> Select[Any]:
 def last_detail(kind: str, subject: Any) -> Any:
     """Return a subquery for what the last entry about a subject says; NULL if there is none."""
     # Not IN, whose values SQLAlchemy writes into the statement anew at each execution.
-    about = or_(*(administrative_log.c.action == action for action in ABOUT[kind]))
+    about = or_(*(administrative_log.c.action == action for action in ACTIONS_ABOUT[kind]))
     return (
         select(administrative_log.c.detail)
         .where(administrative_log.c.subject == subject, about)
@@ -138,7 +138,9 @@ def last_detail(kind: str, subject: Any) -> Any:
 def load_last_details(connection: Connection, kind: str) -> dict[str, str]:
     """Return what the last entry about each subject of a kind says, except what is gone."""
     log = administrative_log.c
-    query = select(log.subject, log.detail).where(log.action.in_(ABOUT[kind])).order_by(log.seq)
+    query = (
+        select(log.subject, log.detail).where(log.action.in_(ACTIONS_ABOUT[kind])).order_by(log.seq)
+    )
     said = {row.subject: row.detail for row in connection.execute(query)}
     return {subject: detail for subject, detail in said.items() if detail != GONE}
 
@@ -157,7 +159,7 @@ def load_maintenance(connection: Connection) -> list[LogEntry]:
             begun = row.seq
     if not begun:
         return []
-    about_it = or_(log.action.in_(ABOUT["project"]), log.subject == MAINTENANCE)
+    about_it = or_(log.action.in_(ACTIONS_ABOUT["project"]), log.subject == MAINTENANCE)
     since = select_log().where(log.seq >= begun, about_it)
     return [log_entry(row) for row in connection.execute(since)]
 

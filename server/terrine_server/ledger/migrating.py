@@ -478,7 +478,7 @@ def _migrations() -> Path:
     return installed if installed.is_dir() else here.parents[3] / "migrations"
 
 
-CHANGES: dict[str, tuple[str, ...]] = {
+CHANGED_COLUMNS: dict[str, tuple[str, ...]] = {
     "administrative_log": (),
     "charges": (),
     "populations": ("reserved", "delta_reserved", "seal"),
@@ -513,12 +513,12 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
     "alembic_version": {"SELECT": ()},
     **{
         table: {"SELECT": (), "INSERT": ()} | ({"UPDATE": changes} if changes else {})
-        for table, changes in CHANGES.items()
+        for table, changes in CHANGED_COLUMNS.items()
     },
 }
 """By table and right: the columns, or () for all of them."""
 SEQUENCES = ("populations_id_seq", "ensembles_id_seq", "projects_id_seq")
-HISTORY = ("UPDATE", "DELETE", "TRUNCATE", "TRIGGER")
+HISTORY_RIGHTS = ("UPDATE", "DELETE", "TRUNCATE", "TRIGGER")
 """With any of these rights on charges, one can change what was paid, or disable its protection."""
 
 
@@ -587,4 +587,8 @@ def check_rights(engine: Engine) -> None:
 def excess_rights(connection: Connection) -> list[str]:
     """Return the rights of this database account that could change what was charged."""
     query = text("SELECT has_table_privilege('charges', :right)")
-    return [right for right in HISTORY if connection.execute(query, {"right": right}).scalar_one()]
+    return [
+        right
+        for right in HISTORY_RIGHTS
+        if connection.execute(query, {"right": right}).scalar_one()
+    ]

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from terrine_protocol import LogEntry, ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted
 from terrine_server.ledger import accounts, log, rows
-from terrine_server.ledger.chain import ABOUT, Action, canonical_json, genesis
+from terrine_server.ledger.chain import ACTIONS_ABOUT, Action, canonical_json, genesis
 from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
 from terrine_server.ledger.records import (
@@ -24,7 +24,7 @@ from terrine_server.ledger.records import (
 from terrine_server.ledger.schema import ensembles, populations, projects
 from terrine_server.privacy import ParameterError, Terms, build_mechanism
 
-_CHANGES = {
+_ACTION_OF_STATUS = {
     ProjectStatus.ACTIVE: Action.PROJECT_RESUMED,
     ProjectStatus.PAUSED: Action.PROJECT_PAUSED,
     ProjectStatus.CLOSED: Action.PROJECT_CLOSED,
@@ -68,7 +68,9 @@ def change_status(tx: Transaction, project: ProjectRecord, status: ProjectStatus
     """Change the status of a locked project, and record it in the log."""
     closed_at = tx.now if status is ProjectStatus.CLOSED else None
     row = tx.change(projects, project.id, {"status": str(status), "closed_at": closed_at})
-    log.record_row(tx, _CHANGES[status], project.name, {**row, "ensemble": project.ensemble.name})
+    log.record_row(
+        tx, _ACTION_OF_STATUS[status], project.name, {**row, "ensemble": project.ensemble.name}
+    )
 
 
 def end_maintenance(tx: Transaction, resumed: Sequence[str]) -> None:
@@ -89,7 +91,7 @@ def maintenance_of(entries: Sequence[LogEntry]) -> Maintenance | None:
     for entry in entries:
         if entry.action == Action.MAINTENANCE_BEGUN:
             paused |= {*entry.detail["paused"]}
-        elif entry.action in ABOUT["project"]:
+        elif entry.action in ACTIONS_ABOUT["project"]:
             paused -= {entry.subject}
     return Maintenance(entries[0].created_at, entries[0].actor, sorted(paused))
 
@@ -138,7 +140,7 @@ def insert_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     log.record_row(tx, Action.PROJECT_OPENED, name, opened)
     project = rows.fetch_project(tx.connection, tx.seals, f"called {name}", name=name)
     if terms.schedule is not None:
-        accounts.open_tally(tx.connection, tx.seals, project)
+        accounts.open_tally(tx, project)
     if terms.allowance is not None:
         accounts.open_accounts(tx, project)
     return project

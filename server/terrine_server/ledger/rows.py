@@ -81,11 +81,14 @@ from terrine_server.privacy import Terms
 # ruff: noqa: S608 - statements are made of constants
 
 
-QUERY, INPUT, LAST = range(3)
-"""Kinds of rows found: a charge, by its query digest; a charge, by its input digest; the last
-charge that the account counts, or a later one."""
+BY_QUERY = 0
+"""A row that was found: a charge, by its query digest."""
+BY_INPUT = 1
+"""A charge, by its input digest."""
+LAST_CHARGE = 2
+"""The last charge that the account counts, or a later one."""
 
-ACCOUNT = (*SEALED["projects"], "seal")
+ACCOUNT_COLUMNS = (*SEALED["projects"], "seal")
 """The columns of a project that may change, and those that identify it."""
 _FOUND = {
     "kind": "int",
@@ -99,11 +102,11 @@ _FOUND = {
     "counts": "text",
     "previous": "bytea",
 }
-FOUND = tuple(_FOUND)
+FOUND_COLUMNS = tuple(_FOUND)
 """Columns of the rows found. Of the last charge, only number and hash are looked up. `previous`:
 the hash before."""
 
-_ACCOUNT = [projects.c[name] for name in ACCOUNT]
+_ACCOUNT = [projects.c[name] for name in ACCOUNT_COLUMNS]
 _MAX_DIGESTS = 5000  # in a statement of SQLite, which has at most 32,766 parameters
 
 _By = Literal["id", "name"]
@@ -112,7 +115,7 @@ _By = Literal["id", "name"]
 def find_charges(
     connection: Connection, project: str | int, digests: Sequence[QueryDigest]
 ) -> tuple[Any, Sequence[Any]]:
-    """Return the `ACCOUNT` of the project with this name or id, and rows of `FOUND`.
+    """Return the account of the project with this name or id, and the rows found.
 
     Everything is as of one moment. The account is None if there is no such project.
     """
@@ -150,13 +153,13 @@ def _account_and_found(by: _By) -> Executable:
 
     One statement reads one snapshot.
     """
-    account = ", ".join(f"projects.{name}" for name in ACCOUNT)
-    found = f"({_search(sqlite=False)}) AS found ({', '.join(FOUND)})"
+    account = ", ".join(f"projects.{name}" for name in ACCOUNT_COLUMNS)
+    found = f"({_search(sqlite=False)}) AS found ({', '.join(FOUND_COLUMNS)})"
     query = text(
         f"SELECT {account}, found.* FROM projects LEFT JOIN LATERAL {found} ON true "
         f"WHERE projects.{by} = :project"
     )
-    return query.columns(*_ACCOUNT, *map(column, FOUND))
+    return query.columns(*_ACCOUNT, *map(column, FOUND_COLUMNS))
 
 
 @cache
@@ -185,22 +188,23 @@ def _search(sqlite: bool) -> str:
         "(SELECT hash FROM charges AS before WHERE before.project_id = charges.project_id "
         "AND before.seq < charges.seq ORDER BY before.seq DESC LIMIT 1)"
     )
-    charge = {name: name for name in FOUND[1:-1]} | {"previous": previous}
-    by_query, by_input = _columns(QUERY, charge), _columns(INPUT, charge)
+    charge = {name: name for name in FOUND_COLUMNS[1:-1]} | {"previous": previous}
+    by_query, by_input = _columns(BY_QUERY, charge), _columns(BY_INPUT, charge)
+    last_columns = _columns(LAST_CHARGE, {"seq": "seq", "hash": "hash"})
     answered = f"AND outcome = '{Outcome.ANSWERED}'"
     each = partial(_each, sqlite, project)
     parts = [
         each(by_query, "queries", "query_digest"),
         each(by_input, "inputs", "input_digest", answered),
         # Two rows are already wrong. Without LIMIT, PostgreSQL expects a third of all charges.
-        f"SELECT * FROM (SELECT {_columns(LAST, {'seq': 'seq', 'hash': 'hash'})} FROM charges "
+        f"SELECT * FROM (SELECT {last_columns} FROM charges "
         f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
     ]
     return " UNION ALL ".join(parts)
 
 
 def _columns(kind: int, given: dict[str, str]) -> str:
-    """Return the columns `FOUND`, in order. PostgreSQL would take an untyped NULL for text."""
+    """Return `FOUND_COLUMNS`, in order. PostgreSQL would take an untyped NULL for text."""
     values = {name: f"CAST(NULL AS {type})" for name, type in _FOUND.items()}
     values |= {"kind": str(kind)} | given
     return ", ".join(f"{value} AS {name}" for name, value in values.items())
@@ -224,14 +228,18 @@ def _each(
     return f"SELECT found.* FROM {given} CROSS JOIN LATERAL ({found}) AS found"
 
 
-SUBJECT = ensembles.c.name.concat("/").concat(cast(editions.c.number, String))
+EDITION_SUBJECT = ensembles.c.name.concat("/").concat(cast(editions.c.number, String))
 """What the administrative log calls an edition."""
 
 
 def select_editions() -> Select[Any]:
     """Select all editions but the first of each ensemble, in order, each with its `subject`."""
     return (
-        select(editions, SUBJECT.label("subject"), last_detail("edition", SUBJECT).label("logged"))
+        select(
+            editions,
+            EDITION_SUBJECT.label("subject"),
+            last_detail("edition", EDITION_SUBJECT).label("logged"),
+        )
         .outerjoin(ensembles, editions.c.ensemble_id == ensembles.c.id)
         .order_by(editions.c.ensemble_id, editions.c.number)
     )
@@ -311,7 +319,8 @@ def _edition(row: Any, seals: Seals, ensemble: EnsembleRecord) -> Edition:
 
 # The tables have columns of the same names, so those of an ensemble and its population get a
 # prefix. Those of the cap have the names that they have in a project's terms.
-_ENSEMBLE, _POPULATION = "ensemble__", "population__"
+_ENSEMBLE = "ensemble__"
+_POPULATION = "population__"
 _CAP = {"epsilon", "delta", "rdp_order", "cap", "delta_cap"}
 _population_labels = {
     column.name: f"{_ENSEMBLE if column.name in _CAP else _POPULATION}{column.name}"
@@ -523,7 +532,7 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
 
     Raises LedgerCorrupted unless its terms and its ensemble are those that it was opened with, its
     balance is possible for its number of charges, its seal is right, the administrative log says
-    the same, and its last charge is as `check_end` requires.
+    the same, and its last charge is as `check_last_charge` requires.
     """
     with readable(f"The account of project {row.name!r}", str(row.name)):
         fields = dict(row._mapping)
@@ -593,7 +602,7 @@ def _published(text: str) -> list[Publication]:
     return publications(entries)
 
 
-SPENT = select(ensembles.c.population_id, *_ACCOUNT).outerjoin(
+SELECT_SPENT = select(ensembles.c.population_id, *_ACCOUNT).outerjoin(
     ensembles, projects.c.ensemble_id == ensembles.c.id
 )
 """Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`."""
@@ -692,7 +701,7 @@ def select_tokens() -> Select[Any]:
     )
 
 
-TOKEN = select_tokens().where(tokens.c.id == bindparam("id")).order_by(None)
+SELECT_TOKEN = select_tokens().where(tokens.c.id == bindparam("id")).order_by(None)
 """Selects one token. Built once, since every request needs it."""
 
 

@@ -27,7 +27,7 @@ from terrine_server.ledger.schema import (
     requests,
     tokens,
 )
-from terrine_server.ledger.verifying import TABLES, rows_of, verify_log, verify_project
+from terrine_server.ledger.verifying import TABLE_OF_KIND, rows_of, verify_log, verify_project
 
 _ADOPTED = {
     "population": Action.POPULATION_ADOPTED,
@@ -120,7 +120,7 @@ def _adopt(tx: Transaction) -> dict[str, list[str]]:
     """Seal every row, and record those about which the log says something else, or nothing."""
     seal_rows(tx.connection, tx.seals)
     adopted: dict[str, list[str]] = {}
-    for kind in TABLES:
+    for kind in TABLE_OF_KIND:
         said = log.load_last_details(tx.connection, kind)
         changed = [
             row._mapping

@@ -56,12 +56,14 @@ def insert_token(tx: Transaction, new: NewToken) -> TokenRecord:
     except IntegrityError as error:
         raise Conflict(f"The token id {new.id} is taken.") from error
     log.record_row(tx, Action.TOKEN_CREATED, new.id, {**row, "project": new.project})
-    return rows.token_record(tx.connection.execute(rows.TOKEN, {"id": new.id}).one(), tx.seals)
+    return rows.token_record(
+        tx.connection.execute(rows.SELECT_TOKEN, {"id": new.id}).one(), tx.seals
+    )
 
 
 def fetch_token(connection: Connection, seals: Seals, id: str) -> TokenRecord | None:
     """Return the token with this id, or None."""
-    row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
+    row = connection.execute(rows.SELECT_TOKEN, {"id": id}).one_or_none()
     return None if row is None else rows.token_record(row, seals)
 
 

@@ -22,8 +22,8 @@ from terrine_protocol.transparency import (
     Policy,
     Tile,
     Tiles,
-    bundle_of,
     commitment,
+    join_bundle,
 )
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger.chain import LOG_START
@@ -39,7 +39,7 @@ from terrine_server.ledger.schema import (
 
 MAX_NEW_LEAVES = 1000
 """Leaves appended in one transaction. On SQLite, charges wait for it."""
-LOG = 0
+LOG_SOURCE = 0
 """The source of entries of the administrative log. A project's id is larger."""
 
 
@@ -98,7 +98,7 @@ def count_leaves(connection: Connection) -> int:
 
 def load_sources(connection: Connection, with_news: bool = True) -> list[EntrySource]:
     """Return the administrative log and the projects, or those `with_news` for the tree."""
-    found = [EntrySource(LOG, LOG_START, _logged(connection, LOG))]
+    found = [EntrySource(LOG_SOURCE, LOG_START, _logged(connection, LOG_SOURCE))]
     logged = (
         select(func.coalesce(func.max(tree_leaves.c.seq), 0))
         .where(tree_leaves.c.source == projects.c.id)
@@ -184,7 +184,7 @@ def _entries_after(source: EntrySource) -> Select[Any]:
 
 def _select_entries(source: int) -> Select[Any]:
     """Select number, hash and time of a source's entries, in order."""
-    if source == LOG:
+    if source == LOG_SOURCE:
         entry = administrative_log.c
         return select(entry.seq, entry.hash, entry.created_at).order_by(entry.seq)
     entry = charges.c
@@ -215,7 +215,7 @@ def _completed(connection: Connection, start: int, hashes: Sequence[bytes]) -> l
 
 def root_of(connection: Connection, leaves: int) -> bytes:
     """Return the root over the first so many leaves."""
-    return transparency.subtree(0, leaves, tiles_of(connection, leaves).perfect)
+    return transparency.subtree_root(0, leaves, tiles_of(connection, leaves).perfect)
 
 
 def tiles_of(connection: Connection, leaves: int) -> Tiles:
@@ -226,7 +226,7 @@ def tiles_of(connection: Connection, leaves: int) -> Tiles:
 def load_tile(connection: Connection, tile: Tile) -> bytes:
     """Return a tile, or a bundle of entries; shorter than its width if the tree is too small."""
     if tile.level is None:
-        return bundle_of(_load_entries_of_tile(connection, tile))
+        return join_bundle(_load_entries_of_tile(connection, tile))
     return b"".join(_hashes(connection, tile))
 
 
@@ -252,7 +252,7 @@ def _load_range(
 def load_source(connection: Connection, project: str | None) -> EntrySource:
     """Return a project as a source, or the administrative log for None. Raises NotFound."""
     if project is None:
-        return EntrySource(LOG, LOG_START, 0)
+        return EntrySource(LOG_SOURCE, LOG_START, 0)
     query = select(projects.c.id, projects.c.genesis).where(projects.c.name == project)
     row = connection.execute(query).one_or_none()
     if row is None:
@@ -266,7 +266,7 @@ def _logged(connection: Connection, source: int) -> int:
 
 
 _PAGE_LEAVES = 5000
-SLACK = timedelta(minutes=5)
+MAX_CLOCK_DIFFERENCE = timedelta(minutes=5)
 """How far the clocks of owner and witnesses may differ, and how long a charge may take to commit.
 An entry that is older than a cosignature by more should be in the tree that was cosigned."""
 
@@ -332,7 +332,7 @@ def _checkpoints(
     policy: Policy, current: str, earlier: Mapping[str, str], found: LogCheck
 ) -> Iterator[_KnownCheckpoint]:
     try:
-        opened = policy.opened(Note.parse(current))
+        opened = policy.open(Note.parse(current))
         found.cosigned = opened.cosigned
         yield _KnownCheckpoint("the last checkpoint", opened.checkpoint, _first(opened.cosigned))
     except NoteError as error:
@@ -362,13 +362,13 @@ def _walk(
     """Compare every leaf with its entry; return the roots at the sizes of checkpoints."""
     wanted = {each.checkpoint.size for each in seen}
     starts = {source.number: source.start for source in load_sources(connection, with_news=False)}
-    named = {LOG: "the administrative log"}
+    named = {LOG_SOURCE: "the administrative log"}
     named |= {
         row.id: row.name for row in connection.execute(select(projects.c.id, projects.c.name))
     }
     last: dict[int, int] = {}
     nodes, grown = _Nodes(connection), transparency.Frontier()
-    roots = {0: transparency.EMPTY} if 0 in wanted else {}
+    roots = {0: transparency.EMPTY_ROOT} if 0 in wanted else {}
     while page := load_leaves(connection, grown.size):
         entries = _load_entries_of_page(connection, page)
         for row in page:
@@ -408,12 +408,12 @@ def _out_of_time(
         if each.cosigned is None:
             continue
         logged = position < each.checkpoint.size
-        if not logged and created_at + SLACK < each.cosigned:
+        if not logged and created_at + MAX_CLOCK_DIFFERENCE < each.cosigned:
             yield (
                 f"{where} has the time {created_at:%Y-%m-%d %H:%M:%S}, but {each.what} was "
                 "cosigned without it later: it is back-dated"
             )
-        if logged and created_at - SLACK > each.cosigned:
+        if logged and created_at - MAX_CLOCK_DIFFERENCE > each.cosigned:
             yield (
                 f"{where} has the time {created_at:%Y-%m-%d %H:%M:%S}, but {each.what} was "
                 "cosigned with it before"

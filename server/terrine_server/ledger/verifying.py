@@ -25,11 +25,11 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
 from terrine_protocol.errors import TerrineError
-from terrine_protocol.files import opened as opened_file
+from terrine_protocol.files import open_regular_file
 from terrine_server.errors import LedgerCorrupted, NotFound, NotSealed
 from terrine_server.ledger import accounts, log, rows
 from terrine_server.ledger.chain import (
-    ABOUT,
+    ACTIONS_ABOUT,
     CHARGE_FIELDS,
     KIND_FIELDS,
     LOG_START,
@@ -69,13 +69,13 @@ Raw = Mapping[str, Any]
 
 
 def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
-    """Check that the terms are those that the project was opened with."""
+    """Check that the terms are those that the project was open_regular_file with."""
     try:
         start = genesis(project)
     except (TypeError, ValueError):
         start = None  # a value of a type that is never written
     if start != project["genesis"]:
-        yield "terms: their hash is not the one the project was opened with"
+        yield "terms: their hash is not the one the project was open_regular_file with"
     stated = (terms.budget, terms.delta_budget, terms.cap_budget)
     if stated != tuple(project[name] for name in ("budget", "delta_budget", "cap_budget")):
         yield "terms: the project's budgets are not those of its terms"
@@ -102,7 +102,7 @@ class TermsChecker:
         return self.terms.schedule is None
 
     def add(self, entry: Raw, times: int) -> None:
-        """Add equal entries, `times` of them, to the account of `steady` rules."""
+        """Add equal entries, `times` of them, to the account of a `steady` checker."""
         self.outcomes[entry["outcome"]] += times
         added = replace(
             self.account,
@@ -144,7 +144,11 @@ class TermsChecker:
 
 
 def check_balance(
-    project: Raw, rules: TermsChecker, last: int, head: bytes, published: Sequence[tuple[int, ...]]
+    project: Raw,
+    checker: TermsChecker,
+    last: int,
+    head: bytes,
+    published: Sequence[tuple[int, ...]],
 ) -> Iterator[str]:
     """Check that the account follows from its entries and is within its budget.
 
@@ -152,10 +156,10 @@ def check_balance(
     """
     if head != project["head"]:
         yield f"head: the project's last hash is not that of its last entry, {last}"
-    if list(published) != rules.published:
+    if list(published) != checker.published:
         yield "balance: the figures that the project shows are not those of its entries"
     for name in ("charges", "spent", "delta_spent", "cap_spent"):
-        recomputed = getattr(rules.account, name)
+        recomputed = getattr(checker.account, name)
         if project[name] != recomputed:
             yield f"balance: {name} is {project[name]}, but the entries make {recomputed}"
     for name in ("spent", "delta_spent", "cap_spent"):
@@ -164,16 +168,16 @@ def check_balance(
             yield f"balance: {name} {project[name]} exceeds {budget} {project[budget]}"
 
 
-def check_entry(project: Raw, rules: TermsChecker, classes: int, entry: Raw) -> Iterator[str]:
+def check_entry(project: Raw, checker: TermsChecker, classes: int, entry: Raw) -> Iterator[str]:
     """Check that the terms allow an entry, by its `chain.KIND_FIELDS`."""
     outcome, label = entry["outcome"], entry["label"]
-    price = rules.prices.get(outcome)
+    price = checker.prices.get(outcome)
     if price is None:
         yield f"outcome {outcome!r} is not on the project's price list"
         return
-    baseline = rules.baseline(entry)
+    baseline = checker.baseline(entry)
     if outcome != Outcome.PUBLISHED:
-        price = rules.terms.price(VoteOutcome(outcome), baseline)
+        price = checker.terms.price(VoteOutcome(outcome), baseline)
     what = repr(outcome) + (f" with a baseline of {baseline}" if baseline else "")
     if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
         price.cost,
@@ -190,18 +194,18 @@ def check_entry(project: Raw, rules: TermsChecker, classes: int, entry: Raw) -> 
         yield f"{outcome}, yet has a figure"
     if entry["mechanism"] != project["mechanism"]:
         yield "mechanism is not the project's"
-    if _parsed(entry["event"]) != entry_event(rules.events, outcome, baseline):
+    if _parsed(entry["event"]) != entry_event(checker.events, outcome, baseline):
         yield f"cost event is not that of {what}"
 
 
 def check_counted(
-    rules: TermsChecker, classes: int, entry: Raw, counts: str | None
+    checker: TermsChecker, classes: int, entry: Raw, counts: str | None
 ) -> Iterator[str]:
     """An entry has noisy counts if it was charged for them, and its label is that of the largest.
 
     `entry`: its `chain.KIND_FIELDS`.
     """
-    due = classes if entry["outcome"] in rules.counted else None
+    due = classes if entry["outcome"] in checker.counted else None
     try:
         check_counts(counts_from_text(counts), entry["label"], due)
     except READ_ERRORS as error:
@@ -209,13 +213,13 @@ def check_counted(
 
 
 def check_secrets(
-    connection: Connection, seals: Seals, project: Raw, rules: TermsChecker
+    connection: Connection, seals: Seals, project: Raw, checker: TermsChecker
 ) -> Iterator[str]:
     """Check that a tally, or the accounts of units, can be those of the charges.
 
     The votes that they follow from are not stored.
     """
-    if rules.terms.schedule is None and rules.terms.allowance is None:
+    if checker.terms.schedule is None and checker.terms.allowance is None:
         return
     try:
         record = rows.fetch_project(connection, seals, "at all", id=project["id"])
@@ -223,12 +227,14 @@ def check_secrets(
         return  # the account itself is wrong, which another check reports
     try:
         tally = accounts.load_tally(connection, seals, record)
-        outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
+        outcomes = {
+            VoteOutcome(o): n for o, n in checker.outcomes.items() if o != Outcome.PUBLISHED
+        }
         if tally is not None and not tally.counts(outcomes):
             yield "tally: it does not count as many queries as were charged"
     except LedgerCorrupted as error:
         yield f"tally: {error.found}"
-    if rules.terms.allowance is None:
+    if checker.terms.allowance is None:
         return
     for what, load in [
         ("accounts", accounts.load_unit_accounts),
@@ -294,9 +300,9 @@ def _parsed(text: object) -> object:
         return None
 
 
-COLUMNS = (*CHARGE_FIELDS[1:], "counts", "hash")
+ENTRY_COLUMNS = (*CHARGE_FIELDS[1:], "counts", "hash")
 """The columns in an entry's tuple. `created_at` is text in the format of `chain.iso`."""
-KIND = slice(len(COLUMNS) - 2 - len(KIND_FIELDS), len(COLUMNS) - 2)
+KIND_POSITIONS = slice(len(ENTRY_COLUMNS) - 2 - len(KIND_FIELDS), len(ENTRY_COLUMNS) - 2)
 """The positions of the `KIND_FIELDS` in it."""
 PAGE_ENTRIES = 1000
 
@@ -316,7 +322,7 @@ def load_stored_pages(connection: Connection, project_id: int) -> Pages:
     The project is written into the query, since the two drivers mark parameters differently.
     """
     on_postgresql = connection.dialect.name == "postgresql"
-    columns = ", ".join(COLUMNS)
+    columns = ", ".join(ENTRY_COLUMNS)
     if on_postgresql:
         columns = columns.replace("created_at", _POSTGRESQL_ISO)
     wanted = f"project_id = {int(project_id)}"
@@ -365,7 +371,7 @@ ACCOUNT_FIELDS = (
 )
 _DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
 _TIMES = {"opened_at", "closed_at"}
-_FIELDS = {"project", "project_id", *COLUMNS} - {"counts"}
+_FIELDS = {"project", "project_id", *ENTRY_COLUMNS} - {"counts"}
 """The fields of every entry. One with noisy counts has `counts`, too."""
 
 
@@ -411,7 +417,7 @@ def open_export(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEnt
 
     Raises OSError, and ArchiveError if the file is not an export, or a line not an entry.
     """
-    with io.TextIOWrapper(opened_file(path), "utf-8", "surrogateescape") as lines:
+    with io.TextIOWrapper(open_regular_file(path), "utf-8", "surrogateescape") as lines:
         try:
             first = json.loads(next(lines, ""))
             if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
@@ -456,7 +462,7 @@ def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
     for name in ("mechanism", "event"):
         entry[name] = canonical_json(entry[name])
     entry["counts"] = counts_as_text(whole_numbers(entry["counts"]) if "counts" in entry else None)
-    return tuple(entry[name] for name in COLUMNS)
+    return tuple(entry[name] for name in ENTRY_COLUMNS)
 
 
 def _stored(name: str, value: Any) -> Any:
@@ -487,12 +493,12 @@ def verify_project(
         raise NotFound(f"There is no project called {name}.")
     project = dict(row._mapping)
 
-    def check_rest(rules: TermsChecker) -> Iterator[str]:
-        yield from check_secrets(connection, seals, project, rules)
+    def check_rest(checker: TermsChecker) -> Iterator[str]:
+        yield from check_secrets(connection, seals, project, checker)
         yield from check_payments(connection, seals, project)
         yield from check_reservation(connection, project)
 
-    found = _LedgerWalk(project, progress).verified(
+    found = _LedgerWalk(project, progress).verify(
         load_stored_pages(connection, project["id"]), check_rest
     )
     if found.ok:
@@ -511,7 +517,7 @@ def verify_export(path: Path, progress: Progress | None = None) -> Verification:
     Raises ArchiveError when the file is not an export.
     """
     with open_export(path) as (project, entries):
-        return _LedgerWalk(project, progress).verified(group_pages(entries), lambda _: ())
+        return _LedgerWalk(project, progress).verify(group_pages(entries), lambda _: ())
 
 
 class _SharedFields:
@@ -533,19 +539,19 @@ class _LedgerWalk:
     def __init__(self, project: Raw, progress: Progress | None) -> None:
         self._project, self._progress = project, progress
 
-    def verified(
+    def verify(
         self, pages: Pages, check_rest: Callable[[TermsChecker], Iterable[str]]
     ) -> Verification:
         """Check the entries of `pages`, then call `check_rest` for what is stored outside them."""
         project, found = self._project, list[str]()
         try:
             terms = Terms.from_json(json.loads(project["terms"]))
-            rules = TermsChecker(terms, json.loads(project["events"]))
+            checker = TermsChecker(terms, json.loads(project["events"]))
             published = [tuple(pair) for pair in json.loads(project["published"])]
         except READ_ERRORS:
             found.append("terms: they cannot be read")
         else:
-            findings = self._findings(pages, terms, rules, published, check_rest)
+            findings = self._findings(pages, terms, checker, published, check_rest)
             try:
                 found.extend(islice(findings, MAX_PROBLEMS))
             except READ_ERRORS as error:
@@ -562,35 +568,35 @@ class _LedgerWalk:
         self,
         pages: Pages,
         terms: Terms,
-        rules: TermsChecker,
+        checker: TermsChecker,
         published: Sequence[tuple[int, ...]],
         check_rest: Callable[[TermsChecker], Iterable[str]],
     ) -> Iterator[str]:
         yield from check_terms(self._project, terms)
-        last = yield from self._check_entries(rules, self._counted(pages))
-        yield from check_balance(self._project, rules, *last, published)
-        yield from check_rest(rules)
+        last = yield from self._check_entries(checker, self._with_progress(pages))
+        yield from check_balance(self._project, checker, *last, published)
+        yield from check_rest(checker)
 
     def _check_entries(
-        self, rules: TermsChecker, entries: Iterator[StoredEntry]
+        self, checker: TermsChecker, entries: Iterator[StoredEntry]
     ) -> Generator[str, None, tuple[int, bytes]]:
         """Yield what is wrong; return the last entry's number and hash."""
         project = self._project
         last, head = 0, project["genesis"]
         classes = len(json.loads(project["ensemble__info"])["classes"])
-        hashed, steady = hasher(project["id"]), rules.steady
+        hashed, steady = hasher(project["id"]), checker.steady
         kinds: dict[Sequence[Any], _SharedFields] = {}
         for entry in entries:
             seq, created_at, query, input = entry[:4]
-            shared, counts, hash = entry[KIND], entry[-2], entry[-1]
+            shared, counts, hash = entry[KIND_POSITIONS], entry[-2], entry[-1]
             if seq != last + 1:
                 yield _misnumbered(seq, last)
             kind = kinds.get(shared)
             if kind is None:
                 if len(kinds) == _MAX_KINDS:
-                    _count(rules, kinds)
+                    _count(checker, kinds)
                 kind = kinds[shared] = _SharedFields(shared)
-                kind.problems = list(check_entry(project, rules, classes, kind.fields))
+                kind.problems = list(check_entry(project, checker, classes, kind.fields))
             kind.count += 1
             try:
                 intact = (
@@ -613,18 +619,18 @@ class _LedgerWalk:
                 yield f"entry {seq}: altered, or not the one that followed the entry before it"
             problems = kind.problems
             if not steady:
-                problems = [*problems, *rules.apply({**kind.fields, "seq": seq})]
+                problems = [*problems, *checker.apply({**kind.fields, "seq": seq})]
             for problem in problems:
                 yield f"entry {seq}: {problem}"
-            if counts is not None or kind.fields["outcome"] in rules.counted:
-                for problem in check_counted(rules, classes, kind.fields, counts):
+            if counts is not None or kind.fields["outcome"] in checker.counted:
+                for problem in check_counted(checker, classes, kind.fields, counts):
                     yield f"entry {seq}: {problem}"
             head, last = hash, seq
         if steady:
-            _count(rules, kinds)
+            _count(checker, kinds)
         return last, head
 
-    def _counted(self, pages: Pages) -> Iterator[StoredEntry]:
+    def _with_progress(self, pages: Pages) -> Iterator[StoredEntry]:
         done, total = 0, self._project["charges"]
         for page in pages:
             yield from page
@@ -633,9 +639,9 @@ class _LedgerWalk:
                 self._progress(done, total)
 
 
-def _count(rules: TermsChecker, kinds: dict[Sequence[Any], _SharedFields]) -> None:
+def _count(checker: TermsChecker, kinds: dict[Sequence[Any], _SharedFields]) -> None:
     for kind in kinds.values():
-        rules.add(kind.fields, kind.count)
+        checker.add(kind.fields, kind.count)
     kinds.clear()
 
 
@@ -647,7 +653,7 @@ def _misnumbered(seq: int, last: int) -> str:
     return f"entries {last + 1} to {seq - 1}: missing"
 
 
-TABLES = {
+TABLE_OF_KIND = {
     "population": populations,
     "ensemble": ensembles,
     "edition": editions,
@@ -655,7 +661,7 @@ TABLES = {
     "token": tokens,
     "request": requests,
 }
-_KIND = {action: kind for kind, actions in ABOUT.items() for action in actions}
+_KIND = {action: kind for kind, actions in ACTIONS_ABOUT.items() for action in actions}
 
 
 def rows_of(kind: str) -> Select[Any]:
@@ -719,7 +725,7 @@ class _LogWalk:
 
     def __init__(self) -> None:
         self.last, self.head = 0, LOG_START
-        self.said: dict[str, dict[str, str]] = {kind: {} for kind in ABOUT}
+        self.said: dict[str, dict[str, str]] = {kind: {} for kind in ACTIONS_ABOUT}
 
     def apply(self, entry: Mapping[Any, Any]) -> Iterator[str]:
         """Check the next entry."""
@@ -753,7 +759,7 @@ def _check_rows(
         else:
             yield from (f"{what}: {found}" for found in _differences(kind, row._mapping, detail))
         try:
-            seals.check(TABLES[kind].name, row._mapping)
+            seals.check(TABLE_OF_KIND[kind].name, row._mapping)
         except READ_ERRORS:
             yield f"{what}: its row was edited; its seal does not match"
     yield from (f"{kind} {subject}: the log says it is there, but it is gone" for subject in left)

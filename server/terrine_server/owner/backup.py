@@ -36,9 +36,9 @@ from sqlalchemy import Engine
 
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import (
-    LARGEST_DOCUMENT,
+    MAX_DOCUMENT_BYTES,
     new_directory,
-    opened,
+    open_regular_file,
     read,
     sync_directory,
     write_atomically,
@@ -60,13 +60,13 @@ FORMAT: Literal["terrine-backup-1"] = "terrine-backup-1"
 MANIFEST = "backup.json"
 LEDGER = "ledger.sqlite"
 ENSEMBLES = "ensembles"
-KEPT = ("records.key", "checkpoint.key*", "checkpoint.signed*", "policy", "dossier.toml")
+KEPT_PATTERNS = ("records.key", "checkpoint.key*", "checkpoint.signed*", "policy", "dossier.toml")
 """Files of the data directory, beside the ensembles, that nothing else could bring back."""
 PLAN = "plan.json"
 PLACED = "placed"
 """In the scratch directory of a restore: what it decided, and what will be placed."""
-_ENSEMBLE = re.compile(r"[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?")
-_BLOCK = 2**20
+_ENSEMBLE_NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?")
+_BLOCK_BYTES = 2**20
 
 
 class BackupError(TerrineError):
@@ -134,19 +134,19 @@ def back_up(settings: Settings, out: Path) -> Backup:
     engine = connect(settings.database, settings.database_password(), copies.COPY_SECONDS)
     files: dict[str, StoredFile] = {}
     with new_directory(out) as work, ExitStack() as stack:
-        for directory in _ensembles(settings.ensembles_dir):
+        for directory in _ensemble_directories(settings.ensembles_dir):
             stack.enter_context(directory_lock(directory))
         # Before the ledger: a checkpoint of entries that came after its copy would belie it.
-        for pattern in KEPT:
+        for pattern in KEPT_PATTERNS:
             for path in sorted(settings.data_dir.glob(pattern)):
                 files[path.name] = _copy(path, work / path.name)
         revision = copies.copy_to_file(engine, work / LEDGER)
-        entries, charges, projects = _verified(work / LEDGER, key)
-        files[LEDGER] = _stored(work / LEDGER)
+        entries, charges, projects = _verify_copy(work / LEDGER, key)
+        files[LEDGER] = _describe_file(work / LEDGER)
         registered = copies.registrations(copies.file_engine(work / LEDGER))
         newest = {Path(each.path).parts[1]: settings.data_dir / each.path for each in registered}
-        for directory in _ensembles(settings.ensembles_dir):
-            for path in _files(newest.get(directory.name, directory)):
+        for directory in _ensemble_directories(settings.ensembles_dir):
+            for path in _ensemble_files(newest.get(directory.name, directory)):
                 name = str(path.relative_to(settings.data_dir))
                 files[name] = _copy(path, work / name)
         gone = _check_ensembles(work, registered)
@@ -158,7 +158,7 @@ def back_up(settings: Settings, out: Path) -> Backup:
             projects=projects,
             charges=charges,
             ensembles=tuple(sorted({n.split("/")[1] for n in files if n.startswith(ENSEMBLES)})),
-            left_out=_left_out(settings, gone),
+            left_out=_list_omissions(settings, gone),
             files=files,
             seal="",
         )
@@ -174,7 +174,7 @@ def check(directory: Path, key: bytes) -> Backup:
 
     Raises BackupError, NotSealed for another key, and OSError.
     """
-    data = read(directory / MANIFEST, LARGEST_DOCUMENT)
+    data = read(directory / MANIFEST, MAX_DOCUMENT_BYTES)
     try:
         found = Backup.model_validate_json(data)
     except ValidationError as error:
@@ -195,7 +195,7 @@ def check(directory: Path, key: bytes) -> Backup:
         what = "missing" if name in found.files else "not of this backup"
         raise BackupError(f"{directory / name} is {what}. Restore another backup.")
     for name, expected in found.files.items():
-        if _stored(directory / name) != expected:
+        if _describe_file(directory / name) != expected:
             raise BackupError(f"{directory / name} was altered. Restore another backup.")
     return found
 
@@ -222,7 +222,7 @@ def restore(settings: Settings, backup: Path, *, replace: bool = False) -> Resto
             shutil.rmtree(left)
         _check_target(engine, replace)
         _stage(settings, backup, found, key)
-    plan = _Plan.model_validate_json(read(staged / PLAN))
+    plan = _RestorePlan.model_validate_json(read(staged / PLAN))
     if plan.seal != found.seal:
         raise BackupError(
             f"The restore of the backup of {plan.made_at:%Y-%m-%d %H:%M} UTC was interrupted. Run "
@@ -243,7 +243,7 @@ def restore(settings: Settings, backup: Path, *, replace: bool = False) -> Resto
     )
 
 
-class _Plan(Record):
+class _RestorePlan(Record):
     """What a restore decided before it touched anything."""
 
     seal: str
@@ -280,7 +280,7 @@ def _check_target(engine: Engine, replace: bool) -> None:
         except DatabaseUnavailable:  # damaged, which is what backups are for
             missed = True
         engine.dispose()
-        _check_alone(path)
+        _check_unused(path)
     if missed and not replace:
         raise Conflict(
             "There is a ledger with entries. To put the backup in its place, say --replace: what "
@@ -288,7 +288,7 @@ def _check_target(engine: Engine, replace: bool) -> None:
         )
 
 
-def _check_alone(path: Path) -> None:
+def _check_unused(path: Path) -> None:
     """Raise Conflict if another process has a SQLite file open. Its write-ahead log is emptied."""
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, timeout=1, isolation_level=None)) as connection:
@@ -308,7 +308,7 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
     work = Path(mkdtemp(prefix=f".{RESTORING}.", dir=data))
     try:
         ledger_file = work / LEDGER
-        placed, stayed = _to_be_placed(data, backup, found)
+        placed, stayed = _choose_files(data, backup, found)
         for name in (LEDGER, *placed):
             copy = ledger_file if name == LEDGER else work / PLACED / name
             if _copy(backup / name, copy) != found.files[name]:
@@ -323,13 +323,13 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
         detail = {"made_at": iso(found.made_at), "entries": found.entries}
         ledger.record_action(Action.LEDGER_RESTORED, "ledger", detail)
         copies.settle(engine)
-        plan = _Plan(
+        plan = _RestorePlan(
             seal=found.seal,
             made_at=found.made_at,
             aside=f"before-restore-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}",
             paused=tuple(done.paused),
             filled=tuple(done.filled),
-            lost=_lost(settings.signed_checkpoint_path, backup, found),
+            lost=_count_lost_entries(settings.signed_checkpoint_path, backup, found),
             stayed=tuple(stayed),
         )
         _write(work / PLAN, plan.model_dump_json())
@@ -340,7 +340,7 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _to_be_placed(data: Path, backup: Path, found: Backup) -> tuple[list[str], list[str]]:
+def _choose_files(data: Path, backup: Path, found: Backup) -> tuple[list[str], list[str]]:
     """Return which files are to be placed, and which of the data directory's differ and stay.
 
     A log that has ended here is not begun again, and what was signed is not forgotten.
@@ -352,12 +352,12 @@ def _to_be_placed(data: Path, backup: Path, found: Backup) -> tuple[list[str], l
     new_log = key_file in found.files and read(backup / key_file) not in known_keys
     for name, expected in found.files.items():
         here = data / name
-        if name == LEDGER or "/" in name or (here.exists() and _stored(here) == expected):
+        if name == LEDGER or "/" in name or (here.exists() and _describe_file(here) == expected):
             continue
         if name == key_file:
             wanted = new_log
         elif name == signed_file:
-            ours, theirs = _checkpoint(here), _checkpoint(backup / name)
+            ours, theirs = _read_checkpoint(here), _read_checkpoint(backup / name)
             if ours is None or theirs is None:
                 wanted = True
             elif ours.origin == theirs.origin:
@@ -370,13 +370,13 @@ def _to_be_placed(data: Path, backup: Path, found: Backup) -> tuple[list[str], l
     for ensemble in found.ensembles:
         within = f"{ENSEMBLES}/{ensemble}/"
         of_it = {name: each for name, each in found.files.items() if name.startswith(within)}
-        there = _files(data / within, editions=True)
-        if {str(path.relative_to(data)): _stored(path) for path in there} != of_it:
+        there = _ensemble_files(data / within, editions=True)
+        if {str(path.relative_to(data)): _describe_file(path) for path in there} != of_it:
             placed += of_it
     return placed, stayed
 
 
-def _place_files(data: Path, staged: Path, plan: _Plan) -> None:
+def _place_files(data: Path, staged: Path, plan: _RestorePlan) -> None:
     """Place files and ensembles; what is there gives way. Done again, it does what is left."""
     files = staged / PLACED
     aside = data / plan.aside
@@ -391,7 +391,7 @@ def _place_files(data: Path, staged: Path, plan: _Plan) -> None:
         sync_directory((data / name).parent)
 
 
-def _place_ledger(data: Path, engine: Engine, staged: Path, plan: _Plan, key: bytes) -> None:
+def _place_ledger(data: Path, engine: Engine, staged: Path, plan: _RestorePlan, key: bytes) -> None:
     """Place the ledger; done again, it does what is left."""
     new, file = staged / LEDGER, sqlite_path(engine)
     if not new.exists():  # it was placed before this was interrupted
@@ -422,7 +422,7 @@ def _place_ledger(data: Path, engine: Engine, staged: Path, plan: _Plan, key: by
     upgrade(engine, key)  # it is of this version: this only sets how SQLite writes
 
 
-def _verified(file: Path, key: bytes) -> tuple[int, int, int]:
+def _verify_copy(file: Path, key: bytes) -> tuple[int, int, int]:
     """Return how many entries, charges and projects a copy has, once it verifies.
 
     One of an earlier version is verified as it will be after its migration.
@@ -486,7 +486,7 @@ def _check_ensembles(root: Path, registered: list[copies.Registration]) -> list[
     return gone
 
 
-def _left_out(settings: Settings, gone: list[str]) -> dict[str, str]:
+def _list_omissions(settings: Settings, gone: list[str]) -> dict[str, str]:
     """Return what is not in a backup, and why."""
     secrets = {
         settings.secret_key_path: "the secret key, without which the backup is of no use",
@@ -500,15 +500,15 @@ def _left_out(settings: Settings, gone: list[str]) -> dict[str, str]:
     }
 
 
-def _lost(signed: Path, backup: Path, found: Backup) -> int:
+def _count_lost_entries(signed: Path, backup: Path, found: Backup) -> int:
     """Return how many entries that were signed, as far as is known here, are not in a backup."""
-    ours, theirs = _checkpoint(signed), _checkpoint(backup / "checkpoint.signed")
+    ours, theirs = _read_checkpoint(signed), _read_checkpoint(backup / "checkpoint.signed")
     if ours is None or (theirs is not None and theirs.origin != ours.origin):
         return 0
     return max(0, ours.size - found.entries)
 
 
-def _checkpoint(path: Path) -> Checkpoint | None:
+def _read_checkpoint(path: Path) -> Checkpoint | None:
     """Return what a file says was signed; None if it is not there or cannot be read."""
     try:
         return Checkpoint.parse(Note.parse(read(path)).text)
@@ -516,10 +516,12 @@ def _checkpoint(path: Path) -> Checkpoint | None:
         return None
 
 
-def _ensembles(directory: Path) -> list[Path]:
+def _ensemble_directories(directory: Path) -> list[Path]:
     """Return the directories of ensembles; others are scratch of whoever makes one."""
     return [
-        path for path in _children(directory) if path.is_dir() and _ENSEMBLE.fullmatch(path.name)
+        path
+        for path in _children(directory)
+        if path.is_dir() and _ENSEMBLE_NAME.fullmatch(path.name)
     ]
 
 
@@ -527,12 +529,12 @@ def _children(directory: Path) -> list[Path]:
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
-def _files(directory: Path, editions: bool = False) -> Iterator[Path]:
+def _ensemble_files(directory: Path, editions: bool = False) -> Iterator[Path]:
     """Yield the files of an ensemble; `editions`: and those of all that is below it."""
     for path in _children(directory):
         if path.is_dir():
             if editions:
-                yield from _files(path, editions)
+                yield from _ensemble_files(path, editions)
         elif not path.name.startswith(".") or editions:
             yield path
 
@@ -542,8 +544,8 @@ def _copy(source: Path, target: Path) -> StoredFile:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as copy, opened(source) as file:
-        while block := file.read(_BLOCK):
+    with os.fdopen(handle, "wb") as copy, open_regular_file(source) as file:
+        while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             size += len(block)
             copy.write(block)
@@ -552,9 +554,9 @@ def _copy(source: Path, target: Path) -> StoredFile:
     return StoredFile(size=size, sha256=digest.hexdigest())
 
 
-def _stored(path: Path) -> StoredFile:
+def _describe_file(path: Path) -> StoredFile:
     """Return what a file holds."""
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(size=file.tell(), sha256=digest)
 

@@ -25,10 +25,10 @@ from terrine_protocol import LogState
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically, write_secret
 from terrine_protocol.transparency import (
-    LARGEST,
-    NONE,
+    MAX_NOTE_BYTES,
+    NO_QUORUM,
     Checkpoint,
-    Kind,
+    KeyKind,
     Note,
     NoteError,
     Party,
@@ -37,7 +37,7 @@ from terrine_protocol.transparency import (
     Signature,
     SignerKey,
     VerifierKey,
-    number,
+    parse_decimal,
 )
 from terrine_server.errors import LedgerRestored, LogNotSigned, ServiceError
 from terrine_server.ledger import Ledger
@@ -78,7 +78,7 @@ def make_checkpoint_key(path: Path, origin: str | None = None) -> bool:
     Return False if there is one. Raises NoteError for a name that no key may have.
     """
     name = origin or f"terrine.invalid/{secrets.token_hex(8)}"
-    key = SignerKey(name, Kind.ED25519, secrets.token_bytes(32))
+    key = SignerKey(name, KeyKind.ED25519, secrets.token_bytes(32))
     SignerKey.parse(key.secret)  # refuses a name that is none
     return write_secret(path, key.secret + "\n")
 
@@ -88,13 +88,13 @@ def load_checkpoint_key(path: Path) -> SignerKey | None:
     if not path.exists():
         return None
     try:
-        key = SignerKey.parse(read(path, LARGEST).decode())
+        key = SignerKey.parse(read(path, MAX_NOTE_BYTES).decode())
     except (NoteError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{path} is not a key for checkpoints ({error}). Put the key back, or move the file "
             "away and run `terrine init` to begin a new log, which everybody will see."
         ) from None
-    if key.kind is not Kind.ED25519:
+    if key.kind is not KeyKind.ED25519:
         raise CheckpointError(f"{path} is the key of a witness, not of a log.")
     return key
 
@@ -104,7 +104,7 @@ def load_policy(path: Path | None) -> Policy | None:
     if path is None:
         return None
     try:
-        return Policy.parse(read(path, LARGEST))
+        return Policy.parse(read(path, MAX_NOTE_BYTES))
     except NoteError as error:
         raise CheckpointError(f"{path} is not a policy: {error}. See docs/ledger.md.") from None
 
@@ -118,7 +118,7 @@ def own_policy(settings: Settings) -> Policy | None:
     if policy is not None:
         return policy
     key = load_checkpoint_key(settings.checkpoint_key_path)
-    return None if key is None else Policy((Party(key.verifier),), {}, {}, NONE)
+    return None if key is None else Policy((Party(key.verifier),), {}, {}, NO_QUORUM)
 
 
 def log_state(note: str | None, policy: Policy | None) -> LogState | None:
@@ -215,7 +215,7 @@ class SignedHistory:
         before, filed = self._last, None
         try:
             if self._file is not None and self._file.exists():
-                filed = self._own(read(self._file, LARGEST))
+                filed = self._own(read(self._file, MAX_NOTE_BYTES))
         except (OSError, NoteError) as error:
             raise LogNotSigned(f"{self._file}: {error}") from None
         try:
@@ -292,13 +292,13 @@ def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
     name, slash, number_text = key.name.rpartition("/")
     numbered = bool(slash) and number_text.isdecimal()
     following = f"{name}/{int(number_text) + 1}" if numbered else f"{key.name}/2"
-    new = SignerKey(origin or following, Kind.ED25519, secrets.token_bytes(32))
+    new = SignerKey(origin or following, KeyKind.ED25519, secrets.token_bytes(32))
     SignerKey.parse(new.secret)  # refuses a name that is none
     if new.name == key.name:
         raise CheckpointError(f"The log that ends is called {key.name}: name another --origin.")
     ended = f".{key.verifier.key_id.hex()}"
     if signed.exists():
-        write_atomically(signed.with_name(signed.name + ended), read(signed, LARGEST))
+        write_atomically(signed.with_name(signed.name + ended), read(signed, MAX_NOTE_BYTES))
     try:
         write_secret(path.with_name(path.name + ended), f"{key.secret}\n")
         scratch = path.with_name(f".{path.name}.new")
@@ -498,7 +498,7 @@ class _Witness:
                 )
             status, kind, answer = self._post(_request_body(self._seen, ledger, note, size))
             if status == 409 and kind.startswith(SIZE_TYPE):
-                self._seen = number(answer.removesuffix("\n"))
+                self._seen = parse_decimal(answer.removesuffix("\n"))
                 continue
             if status == 409:
                 raise NoteError(f"the witness has cosigned another tree of {size} leaves")
@@ -521,7 +521,7 @@ class _Witness:
             answer, due = bytearray(), time.monotonic() + WITNESS_SECONDS
             for part in response.iter_bytes():
                 answer += part
-                if len(answer) > LARGEST or time.monotonic() > due:
+                if len(answer) > MAX_NOTE_BYTES or time.monotonic() > due:
                     raise NoteError("the answer is too long, or comes too slowly")
             kind = response.headers.get("content-type", "")
             return response.status_code, kind, answer.decode("utf-8", "replace")

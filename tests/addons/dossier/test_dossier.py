@@ -38,7 +38,7 @@ from terrine_addons.dossier import facts as registry
 from terrine_addons.dossier.assessment import unchecked
 from terrine_addons.dossier.facts import Facts, TrainingFacts, _trained, gather, read_audit
 from terrine_addons.dossier.words import QUESTIONS, UNWRITTEN, DossierError
-from terrine_protocol.transparency import Checkpoint, Kind, Note, NoteError, SignerKey
+from terrine_protocol.transparency import Checkpoint, KeyKind, Note, NoteError, SignerKey
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
@@ -337,7 +337,7 @@ def test_a_dossier_is_signed_and_its_check_finds_every_change(
     note = (out / "dossier.note").read_text()
     (out / "dossier.note").write_text(note.replace("2", "3", 1))
     holds(terrine("dossier", "--check", out).refused, "signature", "log.example/1")
-    other = SignerKey("log.example/2", Kind.ED25519, bytes(32))
+    other = SignerKey("log.example/2", KeyKind.ED25519, bytes(32))
     policy.write_text(f"log {other.verifier}\nquorum none\n")
     (out / "dossier.note").write_text(note)
     refused = terrine("dossier", "--check", out, "--policy", policy).refused

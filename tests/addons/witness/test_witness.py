@@ -26,11 +26,11 @@ from refusals import refuses
 
 from terrine_addons.witness.service import Witness, WitnessError
 from terrine_protocol import transparency
-from terrine_protocol.transparency import Checkpoint, Kind, Note, Signature, SignerKey
+from terrine_protocol.transparency import Checkpoint, KeyKind, Note, Signature, SignerKey
 
 ONE, OTHER = History("one", 40, shared=10), History("other", 40, shared=10)
 KEY = witness_key("w")
-ANOTHER = SignerKey(LOG.name, Kind.ED25519, b"x" * 32)
+ANOTHER = SignerKey(LOG.name, KeyKind.ED25519, b"x" * 32)
 PROVEN = ONE.body(5, 8).partition(b"\n\n")[0] + b"\n\n"
 """A request up to its checkpoint, proven for eight leaves."""
 
@@ -120,7 +120,7 @@ def test_of_two_histories_one_is_cosigned(witness: Witness) -> None:
 
 
 def test_only_the_logs_signature_is_kept(witness: Witness) -> None:
-    more = SignerKey("stranger", Kind.ED25519, b"s" * 32).sign("anything")
+    more = SignerKey("stranger", KeyKind.ED25519, b"s" * 32).sign("anything")
     body = ONE.body(0, 8) + (str(more) * 50).encode()
     assert witness.add(body).status is HTTPStatus.OK
     assert witness.path(LOG.name).read_text() == ONE.note(8)

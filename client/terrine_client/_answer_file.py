@@ -1,4 +1,4 @@
-"""A student's queries and their answers, on disk: `answers.npz`."""
+"""A student's queries and their answers on disk, in `answers.npz`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from terrine_client._labels import NO_COUNT, Labels
 from terrine_client.errors import ConfigurationError
 from terrine_protocol import ProjectInfo
 
-FILE = "answers.npz"
+FILE_NAME = "answers.npz"
 
 
 @dataclass(eq=False)
-class Notebook:
-    """One row for each of N public inputs. Saved before every request and after every reply."""
+class AnswerFile:
+    """A row for each of N public inputs, saved before every request and after every reply."""
 
     path: Path
     about: str
@@ -32,7 +32,7 @@ class Notebook:
     """[N], -1 where there is none."""
     planned: npt.NDArray[np.bool_]
     """[N], True where the input was about to be sent when this was saved."""
-    beliefs: npt.NDArray[np.float64]
+    probabilities: npt.NDArray[np.float64]
     """[N, m], probabilities sent with the inputs, for interactive projects. Saved so that a query
     that is sent again is the same query."""
     spending: npt.NDArray[np.float64]
@@ -45,14 +45,14 @@ class Notebook:
     """The standard deviation of their noise, in votes."""
 
     @classmethod
-    def open(cls, directory: Path, project: ProjectInfo, public: npt.NDArray[Any]) -> Notebook:
-        """Open the notebook in `directory`, or start a new one. Raises ConfigurationError."""
+    def open(cls, directory: Path, project: ProjectInfo, public: npt.NDArray[Any]) -> AnswerFile:
+        """Open the file in `directory`, or start a new one. Raises ConfigurationError."""
         digest = hashlib.sha256(f"{project.name} {project.ensemble.manifest_sha256} ".encode())
         digest.update(f"{project.opened_at.isoformat()} {public.dtype.str}{public.shape}".encode())
         digest.update(np.ascontiguousarray(public).tobytes())
         about = digest.hexdigest()
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / FILE
+        path = directory / FILE_NAME
         if not path.exists():
             rows, classes = len(public), len(project.ensemble.classes)
             return cls(
@@ -66,11 +66,12 @@ class Notebook:
             )
         try:
             with np.load(path, allow_pickle=False) as file:
-                kept = cls(path, **{name: file[name] for name in file.files})
+                fields = {name: file[name] for name in file.files}
+                kept = cls(path, probabilities=fields.pop("beliefs"), **fields)
                 kept.about, kept.rounds = str(kept.about), str(kept.rounds)
                 if kept.noise_sigma is not None:
                     kept.noise_sigma = float(kept.noise_sigma)
-        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ConfigurationError(
                 f"{path} is damaged ({error}). Remove it: sending the inputs again is free."
             ) from None
@@ -87,15 +88,17 @@ class Notebook:
         asked: npt.NDArray[np.bool_] = self.outcomes != ""
         return asked
 
-    def plan(self, rows: npt.NDArray[np.int64], beliefs: npt.NDArray[np.float64] | None) -> None:
+    def save_planned(
+        self, rows: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64] | None
+    ) -> None:
         """Save what is about to be sent."""
         self.planned[:] = False
         self.planned[rows] = True
-        if beliefs is not None:
-            self.beliefs[rows] = beliefs
+        if probabilities is not None:
+            self.probabilities[rows] = probabilities
         self._save()
 
-    def record(self, rows: npt.NDArray[np.int64], answers: Labels) -> None:
+    def save_answers(self, rows: npt.NDArray[np.int64], answers: Labels) -> None:
         """Save the answers for `rows`. Refused ones stay without an answer."""
         settled = answers.outcomes != "refused"
         self.outcomes[rows[settled]] = answers.outcomes[settled]
@@ -111,7 +114,7 @@ class Notebook:
         self.spending = np.vstack([self.spending, after])
         self._save()
 
-    def conclude(self, rounds: str) -> None:
+    def save_rounds(self, rounds: str) -> None:
         """Save the rounds so far."""
         self.rounds = rounds
         self._save()
@@ -120,7 +123,7 @@ class Notebook:
         counted: dict[str, Any] = {}
         if self.noisy_counts is not None:
             counted = {"noisy_counts": self.noisy_counts, "noise_sigma": self.noise_sigma}
-        scratch = self.path.with_name(f".{FILE}.{os.getpid()}.tmp")
+        scratch = self.path.with_name(f".{FILE_NAME}.{os.getpid()}.tmp")
         try:
             with scratch.open("wb") as file:
                 np.savez_compressed(
@@ -129,7 +132,7 @@ class Notebook:
                     outcomes=self.outcomes,
                     labels=self.labels,
                     planned=self.planned,
-                    beliefs=self.beliefs,
+                    beliefs=self.probabilities,
                     spending=self.spending,
                     rounds=self.rounds,
                     **counted,
