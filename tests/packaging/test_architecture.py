@@ -72,7 +72,7 @@ def test_every_file_of_the_promise_is_one_that_answers_depend_on() -> None:
 
 
 CAUGHT = {
-    "_Missing": "in the client's reading of tiles",
+    "_NeedTile": "in the client's reading of tiles",
     "StaleRecord": "by the ledger, which charges again",
     "InferenceError": "where owners and aggregators reply to each other",
     "ReplyTooLarge": "where an owner's reply is read",
