@@ -79,7 +79,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
+class AdultData:
     """Private records, the public pool, and its true labels, for the comparison alone."""
 
     private: Dataset
@@ -117,7 +117,7 @@ def main() -> None:
     print(REPORTED)
 
 
-def load(directory: Path, *, tune: bool) -> Material:
+def load(directory: Path, *, tune: bool) -> AdultData:
     """Raises SystemExit if the files are missing."""
     files = []
     for name in ("adult.data", "adult.test"):
@@ -132,14 +132,14 @@ def load(directory: Path, *, tune: bool) -> Material:
         third = len(private) // 3
         private, pool = part(private, order[third:]), part(private, order[:third])
     folds = np.random.default_rng(0).permutation(len(pool)) % FOLDS
-    return Material(private, pool, folds)
+    return AdultData(private, pool, folds)
 
 
 def part(data: Dataset, rows: Ints) -> Dataset:
     return replace(data, inputs=data.inputs[rows], labels=data.labels[rows])
 
 
-def without_privacy(material: Material) -> None:
+def without_privacy(material: AdultData) -> None:
     """Print models of the same kinds, trained on the true labels of the pool."""
     pool = material.pool
     inputs, labels = pool.inputs, pool.labels
@@ -162,7 +162,7 @@ def without_privacy(material: Material) -> None:
         print(f"{name + ', true labels of the pool':44} {right:7.2%}   {took(started)}", flush=True)
 
 
-def voted(material: Material, teachers: int) -> Ints:
+def voted(material: AdultData, teachers: int) -> Ints:
     """Train teachers on the private records, and return their counts [N, 2] on the pool."""
     public = PublicData.declare("pool", material.pool.inputs)
     started = time.perf_counter()
@@ -178,7 +178,7 @@ def voted(material: Material, teachers: int) -> Ints:
     return counts
 
 
-def counted(material: Material, counts: Ints, epsilon: float, seeds: int) -> None:
+def counted(material: AdultData, counts: Ints, epsilon: float, seeds: int) -> None:
     """Print the accuracy of students from noisy counts of every row."""
     pool, teachers = material.pool, int(counts[0].sum())
     sigma = sigma_for_rows(len(pool), teachers, CLASSES, epsilon, DELTA)
@@ -195,14 +195,14 @@ def counted(material: Material, counts: Ints, epsilon: float, seeds: int) -> Non
     print(f"    the last: {why}", flush=True)
 
 
-def without_noise(material: Material, counts: Ints) -> None:
+def without_noise(material: AdultData, counts: Ints) -> None:
     """Print what the same student learns from exact counts, which is not private."""
     started = time.perf_counter()
     right, _ = of_counts(material, counts, int(counts[0].sum()), MIN_SIGMA)
     print(f"{'the student of counts without noise':44} {right:7.2%}   {took(started)}", flush=True)
 
 
-def of_counts(material: Material, counts: Ints, teachers: int, sigma: float) -> tuple[float, str]:
+def of_counts(material: AdultData, counts: Ints, teachers: int, sigma: float) -> tuple[float, str]:
     """Return the accuracy of students of counts [N, 2], and why the last is as it is."""
     pool, reasons = material.pool, []
 
@@ -218,7 +218,7 @@ def of_counts(material: Material, counts: Ints, teachers: int, sigma: float) -> 
     return right, reasons[-1]
 
 
-def bought(material: Material, counts: Ints, epsilon: float, seeds: int) -> None:
+def bought(material: AdultData, counts: Ints, epsilon: float, seeds: int) -> None:
     """Print the accuracy of students from labels that confident_gnmax sells for as much."""
     pool, teachers = material.pool, int(counts[0].sum())
     mechanism = most_answers(teachers, epsilon)

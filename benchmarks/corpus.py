@@ -42,7 +42,7 @@ PATCH = 8
 
 
 @dataclass(frozen=True)
-class Material:
+class DealtFiles:
     """Three files in the working directory, and what quickstart is told of them."""
 
     private: Path
@@ -66,7 +66,7 @@ class TableSource:
         """All rows that have a label, without what gives it away."""
         return self.load().drop(columns=list(self.without)).dropna(subset=[self.label])
 
-    def deal(self, name: str, place: Path, random: np.random.Generator) -> Material:
+    def deal(self, name: str, place: Path, random: np.random.Generator) -> DealtFiles:
         """Write at most MOST_ROWS of its rows, drawn by `random`, to three CSV files."""
         frame = self.frame()
         drawn = frame.iloc[random.permutation(len(frame))[:MOST_ROWS]]
@@ -77,7 +77,7 @@ class TableSource:
         for part, path in paths.items():
             drawn[parts == part].to_csv(path, index=False)
         options = ("--label", self.label, *(("--group", self.group) if self.group else ()))
-        return Material(paths["private"], paths["pool"], paths["tested"], options)
+        return DealtFiles(paths["private"], paths["pool"], paths["tested"], options)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class PictureSource:
     package: str
     load: Callable[[], tuple[NDArray[np.uint8], NDArray[Any]]]
 
-    def deal(self, name: str, place: Path, random: np.random.Generator) -> Material:
+    def deal(self, name: str, place: Path, random: np.random.Generator) -> DealtFiles:
         """Write them to three `.npz` files."""
         x, labels = self.load()
         classes, y = np.unique(labels.astype(str), return_inverse=True)
@@ -96,7 +96,7 @@ class PictureSource:
         paths["private"] = place / f"{name}.npz"
         for part, path in paths.items():
             _save(path, x[parts == part], y[parts == part].astype(np.int64), classes)
-        return Material(paths["private"], paths["pool"], paths["tested"], ())
+        return DealtFiles(paths["private"], paths["pool"], paths["tested"], ())
 
 
 Source = TableSource | PictureSource
@@ -112,13 +112,13 @@ def parts_of(units: Sequence[str], random: np.random.Generator) -> NDArray[np.st
 
 def halve(
     place: Path, private: Path, public: Dataset, asked: float, random: np.random.Generator
-) -> Material:
+) -> DealtFiles:
     """Write a share of public pictures as the pool, and the others to test students."""
     order, pool = random.permutation(len(public)), round(len(public) * asked)
     for name, rows in (("pool", order[:pool]), ("tested", order[pool:])):
         path, classes = place / f"{name}.npz", np.array(public.classes)
         _save(path, public.inputs[rows], public.labels[rows], classes)
-    return Material(private, place / "pool.npz", place / "tested.npz", ())
+    return DealtFiles(private, place / "pool.npz", place / "tested.npz", ())
 
 
 def _save(

@@ -199,7 +199,7 @@ def query_rate(
     end = start + seconds
 
     def ask(client: int) -> float:
-        connection, answered = Connection(urls[client % len(urls)], token), 0.0
+        connection, answered = LabelConnection(urls[client % len(urls)], token), 0.0
         while (sent := time.perf_counter()) < end:
             connection.label(perturbed(images, batch, sources[client]))
             done = time.perf_counter()
@@ -220,8 +220,8 @@ def latency(home: Path, rounds: Sequence[float], database_url: str | None) -> No
         nothing = stack.enter_context(served(noop, settings, "noop.log"))
         url = stack.enter_context(served(SERVE, settings, "server.log"))
         clients = {
-            "no-op FastAPI route": Connection(nothing, token),
-            "POST /label": Connection(url, token),
+            "no-op FastAPI route": LabelConnection(nothing, token),
+            "POST /label": LabelConnection(url, token),
         }
         spent = Stages(url, auditor)
         for client in clients.values():
@@ -248,7 +248,7 @@ def latency(home: Path, rounds: Sequence[float], database_url: str | None) -> No
 
 
 def single_query_times(
-    client: Connection, images: NDArray[np.uint8], seconds: float, source: np.random.Generator
+    client: LabelConnection, images: NDArray[np.uint8], seconds: float, source: np.random.Generator
 ) -> NDArray[np.float64]:
     """Milliseconds of each single query, one after another for the given time."""
     took: list[float] = []
@@ -274,7 +274,7 @@ def table() -> Material:
     return Material("digits as a table", private, public, rows, drawn.labels)
 
 
-class Connection:
+class LabelConnection:
     """One client that keeps its connection."""
 
     def __init__(self, url: str, token: str) -> None:

@@ -3,10 +3,6 @@
 All prices are worst case. Counts: as `noisy_votes` is priced on an ensemble whose cap adds
 up in Gaussian DP. Answer: what `terrine project open` finds on
 one whose cap adds up in Rényi DP.
-
-Cited, from an analysis made beside this one: `reserve`, a filter in Gaussian DP that keeps part of
-the budget back, of which only σ = 5 is certified; and `limit`, exact composition of ties of two
-classes, asked without adapting: no accountant can sell more.
 """
 
 from __future__ import annotations
@@ -20,12 +16,6 @@ from terrine_server.privacy import ParameterError, Rule, build_mechanism, cap_or
 DELTA = 1e-5
 EPSILONS = (0.3, 1.0, 2.0)
 SIGMAS = (5.0, 20.0, 40.0, 100.0, 300.0)
-CITED = {  # reserve, limit
-    20.0: ((1, 5), (17, 24), (70, 81)),
-    40.0: ((7, 11), (80, 92), (299, 319)),
-    100.0: ((54, 63), (542, 566), (1927, 1977)),
-    300.0: ((537, 561), (4980, 5080), (17476, 17782)),
-}
 
 
 def opened(sigma: float, epsilon: float, cap_rule: Rule, name: str) -> Quote | None:
@@ -56,10 +46,10 @@ def timed(sigma: float, order: float) -> tuple[float, float]:
 
 if __name__ == "__main__":
     print(f"answers for a budget, delta = {DELTA:g}")
-    print("sigma  epsilon   counts   answer  gain     order   share  reserve    limit   opened in")
+    print("sigma  epsilon   counts   answer  gain     order   share  opened in")
     in_rdp, in_gdp = Rule("rdp", cap_order(8.0, DELTA)), Rule("gdp")
     for sigma in SIGMAS:
-        for place, epsilon in enumerate(EPSILONS):
+        for epsilon in EPSILONS:
             old = opened(sigma, epsilon, in_gdp, "noisy_votes")
             start = time.perf_counter()
             new = opened(sigma, epsilon, in_rdp, "gnmax")
@@ -70,13 +60,12 @@ if __name__ == "__main__":
             if new and order:
                 (event,) = new.mechanism.events().values()
                 share = float(rdp(event, order)) / (order / sigma**2)
-            cited = CITED[sigma][place] if sigma in CITED else ("", "")
             print(
                 f"{sigma:<5g}  {epsilon:<7g}  {before:>7,}  {now:>7,}"
                 f"  {f'{now / before:.2f}' if before else '':>4}"
                 f"  {f'{order:.2f}' if order else 'gdp':>8}"
                 f"  {f'{share:.4f}' if order else '':>6}"
-                f"  {cited[0]:>7}  {cited[1]:>7}  {seconds * 1e3:>7.0f} ms"
+                f"  {seconds * 1e3:>7.0f} ms"
             )
     print("\nsigma  first price  at another order")
     for sigma in (*SIGMAS, 10_000.0):

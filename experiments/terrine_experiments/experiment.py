@@ -27,7 +27,7 @@ from terrine_client.errors import BudgetExhausted
 from terrine_experiments.lesson import Bought, Lesson
 from terrine_experiments.owner import open_books, open_study, trained
 from terrine_experiments.papers_accountant import ORDERS, converted, papers_epsilon
-from terrine_experiments.results import Result
+from terrine_experiments.results import ExperimentResult
 from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
 from terrine_models.storage.manifests import manifest_digest
@@ -74,7 +74,7 @@ class Experiment:
         self.public = public_part(source)
         self.parts = parts(protocol, source, queries)
 
-    def run(self) -> list[Result]:
+    def run(self) -> list[ExperimentResult]:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
         began = time.monotonic()
         source, rows = self.source, len(self.pool)
@@ -107,7 +107,7 @@ class Experiment:
         plurality = [self._plurality(run, tested) for run in runs]
         seconds = time.monotonic() - began
         return [
-            Result(
+            ExperimentResult(
                 data=source.name,
                 title=source.title,
                 protocol=setup.protocol,

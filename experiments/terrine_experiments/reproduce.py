@@ -33,7 +33,7 @@ class Protocol(StrEnum):
     REST = "rest"
 
 
-class Mechanism(StrEnum):
+class MechanismChoice(StrEnum):
     """How answers are sold."""
 
     NOISY_VOTES = "noisy_votes"
@@ -42,7 +42,7 @@ class Mechanism(StrEnum):
     NEIGHBOURS = "neighbours"
 
 
-class Kind(StrEnum):
+class TeacherChoice(StrEnum):
     """Kind of teacher."""
 
     HEADS = "heads"
@@ -93,20 +93,20 @@ def reproduce(
     ] = 3,
     teachers: Annotated[int | None, typer.Option(min=2, help="Number of teachers.")] = None,
     kind: Annotated[
-        Kind | None,
+        TeacherChoice | None,
         typer.Option(
             help="heads, the default, or forest: the papers' choice on tables, which takes 250."
         ),
     ] = None,
     mechanism: Annotated[
-        Mechanism,
+        MechanismChoice,
         typer.Option(
             help="noisy_votes: the counts of every public input once. confident_gnmax: labels, "
             "until the budget refuses. lnmax: labels with Laplace noise, γ = 0.05, as in P17. "
             "neighbours: the counts of every public input once, of records instead of teachers; "
             "no server is asked."
         ),
-    ] = Mechanism.NOISY_VOTES,
+    ] = MechanismChoice.NOISY_VOTES,
     method: Annotated[
         str | None, typer.Option(help="As for `terrine student train`. Default: auto.")
     ] = None,
@@ -146,7 +146,7 @@ def reproduce(
 
     if queries is not None and protocol is not Protocol.REST:
         fail("--queries is for --protocol rest; other protocols ask all that is public.")
-    if mechanism is Mechanism.NEIGHBOURS and (teachers or kind or data.value not in NEAR):
+    if mechanism is MechanismChoice.NEIGHBOURS and (teachers or kind or data.value not in NEAR):
         fail(f"neighbours have no teachers to choose, and are for {', '.join(NEAR)}.")
     logs.configure("error")
     source = _suited(load(data.value, path), teachers, kind, method, quick)
@@ -163,7 +163,7 @@ def reproduce(
         )
         for budget in epsilon or [0.3]
     ]
-    kind_of = NeighbourExperiment if mechanism is Mechanism.NEIGHBOURS else Experiment
+    kind_of = NeighbourExperiment if mechanism is MechanismChoice.NEIGHBOURS else Experiment
     alike: dict[int, list[Setup]] = {}
     for setup in setups:
         same = 0 if kind_of is Experiment else near(source.name, setup.epsilon)
@@ -189,7 +189,7 @@ def reproduce(
 def _suited(
     source: Source,
     teachers: int | None,
-    kind: Kind | None,
+    kind: TeacherChoice | None,
     method: str | None,
     quick: bool,
 ) -> Source:
@@ -199,7 +199,7 @@ def _suited(
 
     importlib.import_module("terrine_experiments.students")  # registers its methods
     training = source.training
-    if kind is Kind.FOREST:
+    if kind is TeacherChoice.FOREST:
         source = replace(source, config=Forests(match_prior=False), teachers=FORESTS)
     if method is not None:
         training = replace(training, method=method)

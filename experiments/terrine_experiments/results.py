@@ -35,7 +35,7 @@ PAPER_MARKERS = "*^hp"
 
 
 @dataclass(frozen=True)
-class Result:
+class ExperimentResult:
     """What an experiment measured. Accuracies are shares of one, on `tested` inputs."""
 
     data: str
@@ -97,10 +97,14 @@ class Result:
         return self.data, self.protocol, name, self.kind, self.teachers, self.epsilon, self.delta
 
 
-def keep(results: Sequence[Result], out: Path) -> list[Result]:
+def keep(results: Sequence[ExperimentResult], out: Path) -> list[ExperimentResult]:
     """Add results of one data set and protocol to `results.json`; return all of these, by ε."""
     file, first = out / FILE, results[0]
-    kept = [Result(**each) for each in json.loads(file.read_bytes())] if file.exists() else []
+    kept = (
+        [ExperimentResult(**each) for each in json.loads(file.read_bytes())]
+        if file.exists()
+        else []
+    )
     new = {each.key for each in results}
     kept = [*(each for each in kept if each.key not in new), *results]
     text = json.dumps([asdict(each) for each in kept], indent=2, ensure_ascii=False)
@@ -109,7 +113,7 @@ def keep(results: Sequence[Result], out: Path) -> list[Result]:
     return sorted(alike, key=lambda each: each.epsilon)
 
 
-def table(result: Result) -> Table:
+def table(result: ExperimentResult) -> Table:
     """Return a result beside what it is to be compared with."""
     rows = Table(title=f"{result.title}, {result.protocol}, δ = {result.delta:g}")
     rows.add_column("what")
@@ -161,13 +165,13 @@ def _kinds(chosen: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(chosen.items()))
 
 
-def draw(results: Sequence[Result], path: Path) -> None:
+def draw(results: Sequence[ExperimentResult], path: Path) -> None:
     """Draw accuracy against ε, with the papers' points, as a PNG of 1200 x 1050 pixels."""
     figure = picture(results)
     figure.savefig(path, metadata={"Software": None})
 
 
-def picture(results: Sequence[Result]) -> Figure:
+def picture(results: Sequence[ExperimentResult]) -> Figure:
     """Students, plain students and those of true labels against ε, with the papers' points.
 
     Accuracies are on a scale of the errors' logarithm, so that baselines far below remain in sight.
@@ -241,17 +245,17 @@ def picture(results: Sequence[Result]) -> Figure:
     return figure
 
 
-def _bar(result: Result) -> tuple[float, float]:
+def _bar(result: ExperimentResult) -> tuple[float, float]:
     """How far its bar reaches down and up, in percent: not beyond what can be."""
     half = half_width(result.accuracies, result.tested) or 0.0
     return 100 * min(half, result.mean), 100 * min(half, 1 - result.mean)
 
 
-def _interval(results: Sequence[Result]) -> str:
+def _interval(results: Sequence[ExperimentResult]) -> str:
     runs = sorted({len(each.accuracies) for each in results})
     many = " or ".join(str(number) for number in runs)
     return f"{many} runs; bars: a new run, 95 %" if runs != [1] else "one run"
 
 
-def _group(result: Result) -> tuple[str, str, int]:
+def _group(result: ExperimentResult) -> tuple[str, str, int]:
     return str(result.mechanism["name"]), result.kind, result.teachers

@@ -20,7 +20,7 @@ from terrine_experiments.interval import half_width
 from terrine_experiments.lesson import Lesson
 from terrine_experiments.owner import trained
 from terrine_experiments.papers import PAPERS
-from terrine_experiments.results import FILE, Result, draw, keep, picture, table
+from terrine_experiments.results import FILE, ExperimentResult, draw, keep, picture, table
 from terrine_experiments.setup import parts, pool_size, public_part
 from terrine_experiments.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, check, load
 from terrine_models.data.arrays import DataError
@@ -284,8 +284,8 @@ def test_teachers_and_students_have_the_defaults_of_the_commands(name: str) -> N
     assert config == (Heads(augmentations=0) if name == "glyph" else Heads())
 
 
-def example(epsilon: float, accuracies: list[float]) -> Result:
-    return Result(
+def example(epsilon: float, accuracies: list[float]) -> ExperimentResult:
+    return ExperimentResult(
         data="mnist",
         title="MNIST",
         protocol="folds",

@@ -15,7 +15,7 @@ from simulated import CHANCES, simulate
 from sqlalchemy import Connection, Engine
 
 from terrine_server import errors
-from terrine_server.ledger import accounts, charging, database, rows
+from terrine_server.ledger import accounts, charging, database
 from terrine_server.ledger.records import RecordedCharges, Result
 
 
@@ -54,7 +54,7 @@ def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
         with suppress(errors.DatabaseUnavailable):
             transaction.__exit__(None, None, None)
 
-    patch.setattr(rows, "appending", careless)
+    patch.setattr("terrine_server.ledger.ledger.appending", careless)
     patch.setitem(CHANCES, "error", 0.02)  # a commit must fail for it to matter
 
 

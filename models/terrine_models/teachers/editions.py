@@ -47,7 +47,7 @@ from terrine_models.teachers.people import (
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
 from terrine_protocol.files import new_directory, write_atomically
 
-Records = dict[str, NDArray[np.generic]]
+RecordArrays = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
@@ -154,22 +154,22 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
     return SavedEdition(saved, (), len(came), int((slots < 0).sum()))
 
 
-def _load_records(stored: StoredEnsemble) -> Records:
+def _load_records(stored: StoredEnsemble) -> RecordArrays:
     return {name: each.numpy() for name, each in stored.tensors(RECORDS_FILE).items()}
 
 
-def _tensors(records: Records) -> dict[str, Trained]:
+def _tensors(records: RecordArrays) -> dict[str, Trained]:
     return {RECORDS_FILE: {name: torch.from_numpy(values) for name, values in records.items()}}
 
 
-def _find_repeated(new: Records, records: Records) -> NDArray[np.bool_]:
+def _find_repeated(new: RecordArrays, records: RecordArrays) -> NDArray[np.bool_]:
     """Which records that come their own person has already, [n]: with the same point and label.
 
     So whoever adds a file twice adds nothing, and nobody's records decide about another's.
     """
     names = [name for name in records if name != "since"]
 
-    def keys(of: Records) -> list[bytes]:
+    def keys(of: RecordArrays) -> list[bytes]:
         parts = zip(*(of[name] for name in names), strict=True)
         return [b"".join(part.tobytes() for part in record) for record in parts]
 
