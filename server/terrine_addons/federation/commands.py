@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_addons.federation.aggregator import OWNERS, SERVICE, Aggregator, ReleaseCounter
+from terrine_addons.federation.aggregator import make as make_aggregator
+from terrine_addons.federation.federations import Federation, Peer, load_federation, read_token
+from terrine_addons.federation.gathering import create_federation
 from terrine_addons.federation.serving import serve_over_tls
-from terrine_protocol.files import read
+from terrine_addons.federation.teacher import AGGREGATOR_SECONDS, LIMITS, AgreedAggregator, Teacher
+from terrine_addons.federation.voters import (
+    AggregatorTerms,
+    ask_terms,
+    make_client,
+    probe,
+    probe_aggregator,
+    read_terms,
+)
+from terrine_models.teachers.kinds import load_manifest
+from terrine_protocol.files import read, write_atomically
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.plan import ensemble_directory
+from terrine_server.ledger.ensembles import check_name
+from terrine_server.settings import Settings, SmallServer, TeacherServer
 
-if TYPE_CHECKING:
-    from terrine_addons.federation.federations import Federation
-    from terrine_addons.federation.teacher import AgreedAggregator
-    from terrine_addons.federation.voters import AggregatorTerms
-    from terrine_server.settings import TeacherServer
-
-
-owners = typer.Typer(no_args_is_help=True, help="Let owners vote who keep their teachers.")
-teacher = typer.Typer(no_args_is_help=True, help="Be one of these owners.")
+owners = typer.Typer()
+teacher = typer.Typer()
 
 
 @owners.command()
@@ -37,13 +46,9 @@ def gather(
 
     [bold]Example[/bold]: terrine owners gather owners.toml --name wards
     """
-    from terrine_addons.federation.gathering import create_federation as gathered
-    from terrine_server.ledger.ensembles import check_name
-    from terrine_server.settings import Settings
-
     check_name("an ensemble", name)
     directory = Settings().ensembles_dir / name
-    federation = gathered(file, name, directory)
+    federation = create_federation(file, name, directory)
     absent, aggregator = _asked(directory, federation)
     console.print(f"{len(federation.owners)} owners, quorum {federation.quorum}: {directory}")
     if absent or aggregator:
@@ -68,8 +73,6 @@ def check(
 
     [bold]Example[/bold]: terrine owners check wards
     """
-    from terrine_addons.federation.federations import load_federation
-
     directory = ensemble_directory(ensemble)
     federation = load_federation(directory)
     absent, aggregator = _asked(directory, federation)
@@ -97,11 +100,6 @@ def serve_teacher(
 
     [bold]Example[/bold]: TERRINE_TEACHER_TOKEN_FILE=wards.token terrine teacher serve wards
     """
-    from terrine_addons.federation.teacher import LIMITS, Teacher
-    from terrine_models.teachers.kinds import load_manifest
-    from terrine_protocol.files import write_atomically
-    from terrine_server.settings import TeacherServer
-
     settings = TeacherServer()
     directory = ensemble_directory(ensemble)
     name = settings.teacher_model or load_manifest(directory).name
@@ -129,10 +127,6 @@ def serve_teacher(
 
 def _agreed(settings: TeacherServer) -> AgreedAggregator | None:
     """Return the aggregator with which votes are shared, once it has the terms of the file."""
-    from terrine_addons.federation.federations import Peer, read_token
-    from terrine_addons.federation.teacher import AGGREGATOR_SECONDS, AgreedAggregator
-    from terrine_addons.federation.voters import ask_terms, make_client, read_terms
-
     url, file = settings.aggregator_url, settings.aggregator_terms_file
     if url is None or file is None or settings.aggregator_token_file is None:
         return None
@@ -166,8 +160,6 @@ def _difference(there: AggregatorTerms, here: AggregatorTerms) -> str:
 def _asked(directory: Path, federation: Federation) -> tuple[int, str | None]:
     """Ask everybody, print what they say; return how many owners are absent, and what is wrong
     with the aggregator."""
-    from terrine_addons.federation.voters import probe, probe_aggregator
-
     found = probe(directory, federation)
     table = Table("owner", "model", "at", "answers")
     for owner, wrong in zip(federation.owners, found, strict=True):
@@ -182,9 +174,7 @@ def _asked(directory: Path, federation: Federation) -> tuple[int, str | None]:
     return sum(wrong is not None for wrong in found), aggregator
 
 
-aggregator_app = typer.Typer(
-    no_args_is_help=True, help="Be the second of two servers that add up votes neither sees."
-)
+aggregator_app = typer.Typer()
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="Made by `terrine aggregator make`.")
 ]
@@ -203,14 +193,11 @@ def make(
 
     [bold]Example[/bold]: terrine aggregator make aggregator.toml districts
     """
-    from terrine_addons.federation import aggregator
-    from terrine_addons.federation.voters import read_terms
-
-    aggregator.make(read_terms(file), directory)
+    make_aggregator(read_terms(file), directory)
     _show(directory)
     console.print(
-        f"Give {directory / aggregator.SERVICE} to the service, and each file in "
-        f"{directory / aggregator.OWNERS} to its owner, with your certificate and {file}, and on "
+        f"Give {directory / SERVICE} to the service, and each file in "
+        f"{directory / OWNERS} to its owner, with your certificate and {file}, and on "
         "ways on which the service does not see, or change, what owners get.",
         soft_wrap=True,
     )
@@ -236,16 +223,11 @@ def serve_aggregator(
 
     [bold]Example[/bold]: TERRINE_PORT=8300 terrine aggregator serve districts
     """
-    from terrine_addons.federation.aggregator import Aggregator
-    from terrine_server.settings import SmallServer
-
     settings, aggregator = SmallServer(), Aggregator(directory)
     serve_over_tls(aggregator.app(), "Aggregator", settings, aggregator.limits)
 
 
 def _show(directory: Path) -> None:
-    from terrine_addons.federation.aggregator import ReleaseCounter
-
     count = ReleaseCounter(directory)
     terms, released = count.terms, count.released
     table = Table(show_header=False)

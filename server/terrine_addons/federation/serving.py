@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from starlette.applications import Starlette
 
 from terrine_server.cli.console import console
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
-    from terrine_server.serving import Limits
-    from terrine_server.settings import SmallServer
+from terrine_server.serving import Limits, listening
+from terrine_server.settings import SmallServer
 
 
 def serve_over_tls(app: Starlette, what: str, settings: SmallServer, limits: Limits) -> None:
     """Serve until interrupted. Raises CannotListen."""
-    from terrine_server.serving import listening
-
     certificate, key = settings.certificate_file, settings.certificate_key_file
     sockets = listening.bind(settings.host, settings.port)
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
 import typer
 
+from terrine_addons.onnx.teachers import Declaration, import_ensemble
+from terrine_models.data.arrays import InputSpec, RecordSource, load_inputs
+from terrine_models.tables.loading import Table, encoded_input, is_table, read_schema
+from terrine_models.teachers.manifests import Manifest
+from terrine_models.teachers.shards import PARTITION_FILE, read_partition, split
+from terrine_protocol.tables.encoding import encode_table
 from terrine_server.cli import reading as arrays
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.reading import note, parse_classes
 from terrine_server.progress import stages_bar
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from terrine_addons.onnx.teachers import Declaration
-    from terrine_models.data.arrays import InputSpec, RecordSource
-    from terrine_models.teachers.manifests import Manifest
+from terrine_server.settings import Settings
 
 
 def import_(
@@ -78,9 +79,6 @@ def import_(
       terrine ensemble import models/*.onnx --name ward --input shards/partition.json
           --disjoint-by "terrine ensemble split by patient; model i knows shard i alone"
     """
-    from terrine_addons.onnx.teachers import import_ensemble
-    from terrine_server.settings import Settings
-
     if not disjoint_by.strip():
         fail("--disjoint-by is empty. Say how no person's records came to train two teachers.")
     declared = _declared(disjoint_by.strip(), inputs, classes, units, len(models), output)
@@ -113,9 +111,6 @@ def split_(
     [bold]Example[/bold]: terrine ensemble split patients.csv --teachers 250 --schema schema.json
     --out shards
     """
-    from terrine_models.tables.loading import Table
-    from terrine_models.teachers.shards import PARTITION_FILE, split
-
     table = arrays.private_schema(data, schema, classes, images)
     with stages_bar(console, f"Reading {data.name}", "Writing shards") as (reading, writing):
         private: RecordSource
@@ -139,8 +134,6 @@ def split_(
 
 def parse_input(text: str) -> InputSpec:
     """Parse DTYPE:SHAPE[:LOW..HIGH]. Only bytes have a range by themselves, 0 to 255."""
-    from terrine_models.data.arrays import InputSpec
-
     found = re.fullmatch(r"(uint8|float32):(\d+(?:x\d+)*)(?::([^:]+)\.\.([^:]+))?", text)
     try:
         if found is None:
@@ -165,10 +158,6 @@ def _declared(
     models: int,
     output: str | None,
 ) -> Declaration:
-    from terrine_addons.onnx.teachers import Declaration
-    from terrine_models.tables.loading import encoded_input, read_schema
-    from terrine_models.teachers.shards import PARTITION_FILE
-
     path = Path(inputs)
     if path.suffix.lower() == ".json":
         if classes:
@@ -193,9 +182,6 @@ def _declared(
 def _of_shards(
     partition: Path, models: int, units: int | None, disjoint_by: str, output: str | None
 ) -> Declaration:
-    from terrine_addons.onnx.teachers import Declaration
-    from terrine_models.teachers.shards import read_partition
-
     if units:
         fail(f"{partition} says the number of units; drop --units.")
     sharded = read_partition(partition)
@@ -216,10 +202,6 @@ def _of_shards(
 
 
 def _public(path: Path, declared: Declaration) -> np.ndarray:
-    from terrine_models.data.arrays import load_inputs
-    from terrine_models.tables.loading import is_table
-    from terrine_protocol.tables.encoding import encode_table
-
     if not is_table(path):
         return load_inputs(path)
     if declared.encoding is None:

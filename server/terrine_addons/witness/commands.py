@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from terrine_addons.witness.service import LIMITS, Witness, serve_app
+from terrine_protocol.files import read, write_secret
+from terrine_protocol.transparency import MAX_NOTE_BYTES, KeyKind, SignerKey, VerifierKey
+from terrine_server import logs
 from terrine_server.cli.console import console, fail
+from terrine_server.serving import listening
 
-if TYPE_CHECKING:
-    from terrine_protocol.transparency import SignerKey
-
-
-app = typer.Typer(
-    no_args_is_help=True, help="Cosign the checkpoints of a transparency log that is not yours."
-)
+app = typer.Typer()
 
 KEY = "witness.key"
 
@@ -34,11 +34,6 @@ def init(
     ] = Path("terrine-witness"),
 ) -> None:
     """Make the key of a witness, and print the line for policies. An existing key is kept."""
-    import secrets
-
-    from terrine_protocol.files import write_secret
-    from terrine_protocol.transparency import KeyKind, SignerKey
-
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = SignerKey(name, KeyKind.COSIGNATURE, secrets.token_bytes(32))
     SignerKey.parse(key.secret)  # refuses a name that is none
@@ -66,11 +61,6 @@ def serve(
 
     The state in its directory says what was cosigned. Never restore an older one.
     """
-    from terrine_addons.witness.service import LIMITS, Witness, serve_app
-    from terrine_protocol.transparency import KeyKind, VerifierKey
-    from terrine_server import logs
-    from terrine_server.serving import listening
-
     keys = [VerifierKey.parse(key) for key in log]
     if any(key.kind is not KeyKind.ED25519 for key in keys):
         fail("--log is the key of a log, not of a witness.")
@@ -90,9 +80,6 @@ def serve(
 
 
 def _key(directory: Path) -> SignerKey:
-    from terrine_protocol.files import read
-    from terrine_protocol.transparency import MAX_NOTE_BYTES, KeyKind, SignerKey
-
     try:
         key = SignerKey.parse(read(directory / KEY, MAX_NOTE_BYTES).decode())
     except FileNotFoundError:
