@@ -14,6 +14,7 @@ from terrine_client.client import AsyncClient, Client
 from terrine_client.errors import (
     BudgetExhausted,
     CapExceeded,
+    ClientError,
     ConfigurationError,
     Conflict,
     ConnectionFailed,
@@ -38,13 +39,13 @@ from terrine_client.errors import (
     RateLimited,
     ReplyError,
     RequestTimeout,
-    TerrineError,
     TimedOut,
     Unauthorized,
     UnexpectedReply,
     UnsupportedMediaType,
 )
 from terrine_protocol import Budget, Outcome
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.tables import ClippedError, DataError
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "BudgetExhausted",
     "CapExceeded",
     "Client",
+    "ClientError",
     "ClippedError",
     "ConfigurationError",
     "Conflict",

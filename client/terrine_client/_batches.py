@@ -13,12 +13,7 @@ import numpy.typing as npt
 
 from terrine_client._calls import Call
 from terrine_client._labels import Labels
-from terrine_client.errors import (
-    BudgetExhausted,
-    PayloadTooLarge,
-    TerrineError,
-    UnexpectedReply,
-)
+from terrine_client.errors import BudgetExhausted, ClientError, PayloadTooLarge, UnexpectedReply
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome, UsedUp
 
 Array = npt.NDArray[Any]
@@ -67,7 +62,7 @@ def request_labels(
                 reason = f"{len(reply.results)} results for {size} inputs."
                 raise UnexpectedReply(200, reason)
             _check_counts(reply, results)
-        except TerrineError as error:
+        except ClientError as error:
             if isinstance(error, PayloadTooLarge) and size > 1:
                 rows = size // 2
                 continue
@@ -135,7 +130,7 @@ def _count_query_charges(account: Budget) -> int:
 
 
 def _attach_partial(
-    error: TerrineError,
+    error: ClientError,
     results: list[LabelResult],
     last: LabelResponse | None,
     total: int,

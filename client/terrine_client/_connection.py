@@ -16,16 +16,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
 import stamina
-from stamina.instrumentation import (
-    RetryDetails,
-    RetryHook,
-    get_on_retry_hooks,
-    set_on_retry_hooks,
-)
+from stamina.instrumentation import RetryDetails, RetryHook, get_on_retry_hooks, set_on_retry_hooks
 
 from terrine_client._calls import Call, Page, Plan, transport_errors
 from terrine_client._receipts import Receipts
-from terrine_client.errors import ConfigurationError, TerrineError
+from terrine_client.errors import ClientError, ConfigurationError
 
 _log = logging.getLogger("terrine_client")
 
@@ -163,7 +158,7 @@ class BlockingConnection(Connection[httpx.Client]):
                 while True:
                     try:
                         reply = self._send(call)
-                    except TerrineError as error:
+                    except ClientError as error:
                         call = plan.throw(error)
                     else:
                         call = plan.send(reply)
@@ -211,7 +206,7 @@ class AsyncConnection(Connection[httpx.AsyncClient]):
                 while True:
                     try:
                         reply = await self._send(call)
-                    except TerrineError as error:
+                    except ClientError as error:
                         call = plan.throw(error)
                     else:
                         call = plan.send(reply)
@@ -305,12 +300,12 @@ def _log_retries_as_sentences() -> None:
 
     def skip_ours(hook: RetryHook) -> RetryHook:
         def call(details: RetryDetails) -> AbstractContextManager[None] | None:
-            return None if isinstance(details.caused_by, TerrineError) else hook(details)
+            return None if isinstance(details.caused_by, ClientError) else hook(details)
 
         return call
 
     def log(details: RetryDetails) -> None:
-        if isinstance(details.caused_by, TerrineError):
+        if isinstance(details.caused_by, ClientError):
             level = logging.WARNING if details.retry_num == 1 else logging.INFO
             _log.log(level, "%s Trying again in %.1f s.", details.caused_by, details.wait_for)
 

@@ -86,7 +86,7 @@ class _Methods(Connection[Any]):
         Inputs are sent in batches, in order. Those that the budget does not cover come back
         `refused`. Raises BudgetExhausted when it covers none, ValueError when x is not an array
         of numbers with one row per input, DataError when a table does not fit the schema, and
-        TerrineError otherwise. An error after the first
+        ClientError otherwise. An error after the first
         batch carries the answers until then in `partial`; sending the inputs again returns them
         at no cost.
         """
@@ -296,7 +296,7 @@ class Client(_Methods, BlockingConnection):
     batch_size: inputs per request; larger arrays are split.
     insecure: allow plain http to another machine; anyone on the network path can read the token.
 
-    The constructor raises ConfigurationError; every method may raise any TerrineError.
+    The constructor raises ConfigurationError; every method may raise any ClientError.
     """
 
 

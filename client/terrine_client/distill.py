@@ -32,7 +32,7 @@ from terrine_client._report import (
     format_round,
 )
 from terrine_client.client import Client
-from terrine_client.errors import BudgetExhausted, TerrineError
+from terrine_client.errors import BudgetExhausted, ClientError
 from terrine_protocol import ProjectInfo
 from terrine_protocol.mechanisms import COUNTED
 
@@ -60,7 +60,7 @@ MAX_CLASS_SHARE = 0.9
 """With a larger share of the labels in one class there is a warning."""
 
 
-class DistillError(TerrineError):
+class DistillError(ClientError):
     """The data do not fit the project, or nothing was learned; the message says what to do."""
 
 
@@ -278,7 +278,7 @@ class Distillation:
                 answers = self.client.label(self.task.x[chunk], sent)
             except BudgetExhausted:
                 return True
-            except TerrineError as error:
+            except ClientError as error:
                 if error.partial is not None:
                     self.answer_file.save_answers(chunk[: len(error.partial)], error.partial)
                 raise

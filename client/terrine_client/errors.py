@@ -1,6 +1,6 @@
 """What can go wrong, and what to do about it::
 
-    TerrineError                      base of all; `partial` holds the answers so far
+    ClientError                       base of all; `partial` holds the answers so far
     ├── ConfigurationError            the URL, token or key cannot be used (also a ValueError)
     ├── DistillError                  the data do not fit the project (in `distill`)
     ├── ConnectionFailed              no reply, after every retry
@@ -44,13 +44,14 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar
 
 from terrine_protocol import PROBLEMS, Problem
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.problems import slug_of
 
 if TYPE_CHECKING:
     from terrine_client._labels import Labels
 
 
-class TerrineError(Exception):
+class ClientError(TerrineError):
     """Base of every error that the client raises about the service.
 
     When `label` fails half-way, `partial` holds the answers to the first `len(partial)` inputs.
@@ -59,11 +60,11 @@ class TerrineError(Exception):
     partial: Labels | None = None
 
 
-class ConfigurationError(TerrineError, ValueError):
+class ConfigurationError(ClientError, ValueError):
     """The client was given a URL or token that cannot be used."""
 
 
-class ConnectionFailed(TerrineError):
+class ConnectionFailed(ClientError):
     """The server could not be reached, or closed the connection before it replied."""
 
 
@@ -71,7 +72,7 @@ class TimedOut(ConnectionFailed):
     """The server did not reply in time."""
 
 
-class ReplyError(TerrineError):
+class ReplyError(ClientError):
     """The server replied, but not with what the call expects."""
 
     status: int

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
+from terrine_protocol.errors import TerrineError
+
 DASH = "\N{EM DASH}"
 MAX_SIGNATURES = 100
 """A note with more signatures is refused."""
@@ -27,7 +29,7 @@ MAX_POSIX_SECONDS = 253_402_300_799
 PRIVATE_KEY_PREFIX = "PRIVATE+KEY+"
 
 
-class NoteError(ValueError):
+class NoteError(TerrineError, ValueError):
     """A note, a key or a note's text is malformed, or a signature is wrong."""
 
 
@@ -260,7 +262,7 @@ EMPTY_ROOT = hashlib.sha256(b"").digest()
 _LEAF, _NODE = b"\x00", b"\x01"
 
 
-class ProofError(ValueError):
+class ProofError(TerrineError, ValueError):
     """A proof does not prove what it should."""
 
 

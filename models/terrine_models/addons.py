@@ -22,8 +22,9 @@ GROUP = "terrine.addons"
 class Addon:
     """What an add-on adds. Every text is a `module:attribute`, unless it says otherwise."""
 
-    commands: Mapping[str, str] = field(default_factory=dict)
-    """By name, as `audit` or `ensemble import`: functions, or groups of commands (`Typer`)."""
+    commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By what is typed, as `audit` or `ensemble import`: a function, or a group of commands
+    (`Typer`), and the line that help has of it."""
     teachers: str | None = None
     """A module that makes kinds of teacher known (`teacher_kind`)."""
     backbones: str | None = None

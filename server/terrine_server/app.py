@@ -29,7 +29,7 @@ from terrine_server.api.services import (
     bearer_check,
     known_parameters,
 )
-from terrine_server.errors import TerrineError
+from terrine_server.errors import ServiceError
 from terrine_server.labeling.any_voters import AnyVoters
 from terrine_server.labeling.pipeline import Labeling, Queue
 from terrine_server.ledger import Ledger, connect
@@ -166,7 +166,7 @@ def _warm_up(services: Services) -> None:
             log.info("ensemble ready", ensemble=record.name)
         for found in services.ledger.verify_log().problems:
             log.error("not as logged", found=found)
-    except TerrineError as error:
+    except ServiceError as error:
         log.error("not ready", problem=error.problem, cause=str(error))
 
 

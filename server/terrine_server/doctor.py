@@ -24,7 +24,7 @@ from terrine_server.errors import (
     LogNotSigned,
     NotSealed,
     SchemaMismatch,
-    TerrineError,
+    ServiceError,
 )
 from terrine_server.ledger import Ledger, check_schema, connect
 from terrine_server.ledger.copies import Registration, registrations
@@ -398,7 +398,7 @@ def check_balances(ledger: Ledger) -> Iterator[Finding]:
             if project.terms.allowance is not None:
                 with suppress(ConcurrentUpdate):  # a server has just read and written them
                     ledger.unit_accounts(project)
-        except TerrineError as error:
+        except ServiceError as error:
             yield Finding("books", Severity.PROBLEM, str(error), f"terrine ledger verify {name}")
             continue
         whole += 1

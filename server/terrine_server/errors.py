@@ -1,6 +1,6 @@
 """Every error that the server reports, as one tree.
 
-    TerrineError
+    ServiceError
     ├── InvalidQuery            inputs do not match the ensemble
     ├── InvalidTerms            terms of a project or cap that cannot be proved or make no sense
     ├── UnsupportedMediaType
@@ -10,7 +10,7 @@
     ├── Forbidden               a valid token that may not do that
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
-    │   └── ConcurrentUpdate           accounts of people moved meanwhile; it is voted on again
+    │   └── ConcurrentUpdate    accounts of people moved meanwhile; it is voted on again
     ├── CapExceeded             the population's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
     ├── ProjectPaused
@@ -22,9 +22,9 @@
         ├── DatabaseStarting    PostgreSQL does not accept connections yet
         ├── SchemaMismatch      the database is not at this version's schema
         ├── NotSealed           its rows are sealed with another secret key
-        ├── LedgerCorrupted         a balance, number or hash does not match its charges
-        ├── LedgerRestored          it is older than what was signed of it
-        └── LogNotSigned            nothing can be signed of it any more
+        ├── LedgerCorrupted     a balance, number or hash does not match its charges
+        ├── LedgerRestored      it is older than what was signed of it
+        └── LogNotSigned        nothing can be signed of it any more
 
 Those named after an entry of `terrine_protocol.PROBLEMS` are documented there. The API turns any of
 them into an RFC 9457 problem in one place, and the command line into one line on stderr.
@@ -36,11 +36,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.problems import PROBLEMS, slug_of
 
 
-class TerrineError(Exception):
-    """An error that its reader can act on.
+class ServiceError(TerrineError):
+    """An error of the service that its reader can act on.
 
     `detail` says what is wrong, what was expected and what to do; `extras` are further public
     members of the problem document. Neither ever holds anything computed from votes.
@@ -60,19 +61,19 @@ class TerrineError(Exception):
         self.extras = extras
 
 
-class InvalidQuery(TerrineError): ...
+class InvalidQuery(ServiceError): ...
 
 
-class InvalidTerms(TerrineError): ...
+class InvalidTerms(ServiceError): ...
 
 
-class UnsupportedMediaType(TerrineError): ...
+class UnsupportedMediaType(ServiceError): ...
 
 
-class PayloadTooLarge(TerrineError): ...
+class PayloadTooLarge(ServiceError): ...
 
 
-class Unauthorized(TerrineError): ...
+class Unauthorized(ServiceError): ...
 
 
 class TokenChanged(Unauthorized):
@@ -83,13 +84,13 @@ class TokenChanged(Unauthorized):
         self.tokens = tokens
 
 
-class Forbidden(TerrineError): ...
+class Forbidden(ServiceError): ...
 
 
-class NotFound(TerrineError): ...
+class NotFound(ServiceError): ...
 
 
-class Conflict(TerrineError): ...
+class Conflict(ServiceError): ...
 
 
 class ConcurrentUpdate(Conflict):
@@ -99,28 +100,28 @@ class ConcurrentUpdate(Conflict):
         super().__init__(detail)
 
 
-class CapExceeded(TerrineError): ...
+class CapExceeded(ServiceError): ...
 
 
-class BudgetExhausted(TerrineError): ...
+class BudgetExhausted(ServiceError): ...
 
 
-class ProjectPaused(TerrineError): ...
+class ProjectPaused(ServiceError): ...
 
 
-class ProjectClosed(TerrineError): ...
+class ProjectClosed(ServiceError): ...
 
 
-class RateLimited(TerrineError): ...
+class RateLimited(ServiceError): ...
 
 
-class Overloaded(TerrineError): ...
+class Overloaded(ServiceError): ...
 
 
-class EnsembleUnavailable(TerrineError): ...
+class EnsembleUnavailable(ServiceError): ...
 
 
-class DatabaseUnavailable(TerrineError):
+class DatabaseUnavailable(ServiceError):
     """The ledger cannot be reached, or cannot be trusted.
 
     `detail` is public; `str(error)` adds the database's own message, for the server's operator.
@@ -147,7 +148,7 @@ class NotSealed(DatabaseUnavailable):
 
 
 class LedgerCorrupted(DatabaseUnavailable):
-    """What the ledger holds contradicts itself; no more queries are answered.
+    """The ledger is inconsistent, and no more queries are answered.
 
     `found` is a sentence that anyone may read: it names what does not agree, and quotes no label,
     no path and no text of the database. `project` is the one to verify, where one is known.

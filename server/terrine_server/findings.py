@@ -33,7 +33,7 @@ class AuditFinding:
 
     @property
     def passed(self) -> bool:
-        """Whether the verdict is what it should be."""
+        """Return whether the verdict is what it should be."""
         return self.verdict in ("holds", "claim refuted", "nothing there")
 
     @classmethod
@@ -55,10 +55,12 @@ class AuditFinding:
             verdict = "claim refuted" if exceeded else "claim not refuted"
         return cls(part, subject, verdict, evidence, unit, measured, price, exact)
 
-    def not_of_its_law(self) -> AuditFinding:
-        """Return the finding that what is released has another law than the mechanism."""
+    def with_wrong_distribution(self) -> AuditFinding:
+        """Return the finding that the released answers do not have the mechanism's distribution."""
         return replace(
-            self, verdict="exceeded", evidence=f"not by the mechanism's law: {self.evidence}"
+            self,
+            verdict="exceeded",
+            evidence=f"not distributed as the mechanism says: {self.evidence}",
         )
 
 
@@ -76,7 +78,7 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every finding passed."""
+        """Return whether every finding passed."""
         return all(finding.passed for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:

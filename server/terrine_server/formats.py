@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 
-def when(at: datetime | None) -> str:
+def format_time(at: datetime | None) -> str:
     """Return an instant in UTC as an element."""
     if at is None:
         return "–"
@@ -19,28 +19,28 @@ def when(at: datetime | None) -> str:
     return Markup('<time datetime="{}">{}</time>').format(f"{at:%Y-%m-%dT%H:%M:%SZ}", shown)
 
 
-def share(part: float, whole: float) -> str:
+def format_share(part: float, whole: float) -> str:
     """Return a part of a whole in percent."""
     return f"{part / whole:.1%}" if whole else "–"
 
 
-def number(value: int | None) -> str:
+def format_count(value: int | None) -> str:
     """Return a whole number in groups of three digits."""
     return "–" if value is None else f"{value:,}"
 
 
-def figure(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with four digits that count."""
     return f"{value:.4g}"
 
 
-def parameters(spec: Mapping[str, Any]) -> str:
+def describe_parameters(spec: Mapping[str, Any]) -> str:
     """Return a mechanism's parameters in one line."""
     shown = ((key.replace("_", " "), value) for key, value in spec.items() if key != "name")
     return ", ".join(f"{key} {value}" for key, value in shown if value is not None)
 
 
-def coded(text: str) -> Markup:
+def mark_code(text: str) -> Markup:
     """Return a text, escaped, in which what is between backticks is code."""
     parts = text.split("`")
     return Markup("").join(
@@ -49,17 +49,17 @@ def coded(text: str) -> Markup:
     )
 
 
-def at_most(share: float) -> str:
+def format_bound(share: float) -> str:
     """Return a bound in percent, rounded up to a tenth."""
     return f"{ceil(1000 * share) / 10:.1f} %"
 
 
 FILTERS = {
-    "when": when,
-    "number": number,
-    "figure": figure,
-    "parameters": parameters,
-    "coded": coded,
-    "at_most": at_most,
+    "when": format_time,
+    "number": format_count,
+    "figure": format_number,
+    "parameters": describe_parameters,
+    "coded": mark_code,
+    "at_most": format_bound,
 }
 """By their names in templates."""

@@ -17,15 +17,15 @@ from types import TracebackType
 
 import structlog
 
-FRAMES = 12
+MAX_FRAMES = 12
 """Number of innermost frames of a traceback that are logged."""
-ALIKE = 10
+MAX_REPEATED_LINES = 10
 """Lines of libraries with the same text in `ALIKE_SECONDS`; what they say more is counted."""
-ALIKE_SECONDS = 60.0
+REPETITION_SECONDS = 60.0
 
 
 def is_text(chosen: str = "auto") -> bool:
-    """Whether the log is text, for people: by default at a terminal. `chosen`: auto, json, text."""
+    """Return whether the log is text: by default at a terminal. `chosen`: auto, json or text."""
     return chosen == "text" or (chosen != "json" and sys.stderr.isatty())
 
 
@@ -37,7 +37,7 @@ def configure(level: str, chosen: str = "auto") -> None:
     text = is_text(chosen)
     dated: list[structlog.typing.Processor] = [
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _process,
+        _add_process_id,
     ]
     if text:  # people at a terminal need the time of day alone
         dated = [structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)]
@@ -45,7 +45,7 @@ def configure(level: str, chosen: str = "auto") -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         *dated,
-        _exception,
+        _add_exception,
     ]
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer(ensure_ascii=False)
     if text:
@@ -72,12 +72,12 @@ def configure(level: str, chosen: str = "auto") -> None:
     root.setLevel(level.upper())
     for library in ("alembic", "httpx"):  # a line for each step, or for each request to an owner
         logging.getLogger(library).setLevel(logging.WARNING)
-    if text:  # what it says of its start and end, people are told in words
+    if text:  # its start and end are printed
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.captureWarnings(True)
 
 
-def say(level: str, event: str, *, chosen: str = "auto", **fields: str) -> None:
+def write_early(level: str, event: str, *, chosen: str = "auto", **fields: str) -> None:
     """Write one line, before the log is configured. `chosen`: see `is_text`."""
     if is_text(chosen):
         said = ": ".join([level.capitalize(), event, *filter(None, [fields.get("cause")])])
@@ -85,7 +85,7 @@ def say(level: str, event: str, *, chosen: str = "auto", **fields: str) -> None:
         sys.stderr.write(f"{said}{setting}\n")
         return
     entry: structlog.typing.EventDict = {"event": event, "level": level, **fields}
-    for process in (structlog.processors.TimeStamper(fmt="iso", utc=True), _process):
+    for process in (structlog.processors.TimeStamper(fmt="iso", utc=True), _add_process_id):
         entry = process(None, level, entry)
     line = structlog.processors.JSONRenderer(ensure_ascii=False)(None, level, entry)
     sys.stderr.write(f"{line!s}\n")
@@ -103,31 +103,35 @@ class RepetitionFilter(logging.Filter):
         """Count a line. The first one of a period says how many there were of it in the last."""
         if record.name == "terrine":
             return True
-        if time.monotonic() - self._since > ALIKE_SECONDS:
+        if time.monotonic() - self._since > REPETITION_SECONDS:
             self._since, before, self._seen = time.monotonic(), self._seen, Counter()
             for (name, text), count in before.items():
-                if count > ALIKE:
-                    left_out = count - ALIKE
+                if count > MAX_REPEATED_LINES:
+                    left_out = count - MAX_REPEATED_LINES
                     logging.getLogger(name).warning("%s (left out: %d more)", text, left_out)
         alike = record.name, str(record.msg).partition("\n")[0]
         self._seen[alike] += 1
-        return self._seen[alike] <= ALIKE
+        return self._seen[alike] <= MAX_REPEATED_LINES
 
 
-def frames(trace: TracebackType | None) -> list[str]:
+def list_frames(trace: TracebackType | None) -> list[str]:
     """Return the places in a traceback, without the values that its text may quote."""
-    found = traceback.extract_tb(trace)[-FRAMES:]
+    found = traceback.extract_tb(trace)[-MAX_FRAMES:]
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in found]
 
 
-def _process(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _add_process_id(
+    _: object, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
     """Add the process id, as several servers may write to one stderr."""
     event["pid"] = os.getpid()
     return event
 
 
-def _exception(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _add_exception(
+    _: object, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
     raised = event.pop("exc_info", None)
     if isinstance(raised, tuple) and raised[0] is not None:
-        event["exception"], event["where"] = raised[0].__name__, frames(raised[2])
+        event["exception"], event["where"] = raised[0].__name__, list_frames(raised[2])
     return event

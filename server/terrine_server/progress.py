@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def teachers_bar(console: Console, teachers: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar with the time left; yields `on_trained` for `train_ensemble`."""
+    """Show a progress bar with the time left; yields `on_trained` for `train_ensemble`."""
     bar = _bar(console, "Training teachers", MofNCompleteColumn())
     task = bar.add_task("", total=teachers)
 
@@ -28,7 +28,7 @@ def teachers_bar(console: Console, teachers: int) -> Iterator[Callable[[int], No
 
 @contextmanager
 def entries_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar over a ledger's entries, on terminals only; yields its callback."""
+    """Show a progress bar over a ledger's entries, on terminals only; yields its callback."""
     shown = console.is_terminal
     with _bar(console, name, MofNCompleteColumn(), transient=True, disable=not shown) as bar:
         task = bar.add_task(name, total=None)
@@ -37,7 +37,7 @@ def entries_bar(console: Console, name: str) -> Iterator[Callable[[int, int], No
 
 @contextmanager
 def stages_bar(console: Console, *titles: str) -> Iterator[tuple[Callable[[int, int], None], ...]]:
-    """A progress bar for each of some stages, on terminals only; yields their callbacks."""
+    """Show a progress bar for each stage, on terminals only; yields their callbacks."""
     disable = not console.is_terminal
     with _bar(console, "{task.description}", transient=True, disable=disable) as bar:
 

@@ -19,14 +19,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from terrine_protocol.base import VISIBLE_LINE
 from terrine_protocol.files import read
-from terrine_server.serving.bounds import Limits
+from terrine_server.serving import Limits
 
-MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
+MAYBE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @lru_cache(maxsize=1024)
-def _meant(name: str, names: frozenset[str]) -> str | None:
+def _nearest_name(name: str, names: frozenset[str]) -> str | None:
     """Return which of these names a misspelt one comes close to, if any."""
     return next(iter(get_close_matches(name, names, n=1, cutoff=0.9)), None)
 
@@ -45,13 +45,13 @@ class Variables(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_setting_is_misspelt_or_empty(cls, given: Any) -> Any:
-        """A misspelt or an empty variable must not turn into a default."""
+    def _check_variable_names(cls, given: Any) -> Any:
+        """Refuse a misspelt or an empty variable, which would silently become a default."""
         names = frozenset(f"TERRINE_{field.upper()}" for field in cls.model_fields)
         for name in os.environ:
-            if name not in names and (meant := _meant(name, names)):
+            if name not in names and (meant := _nearest_name(name, names)):
                 raise ValueError(f"There is no setting {name}. Did you mean {meant}?")
-            if name in names - MAY_BE_EMPTY and not os.environ[name]:
+            if name in names - MAYBE_EMPTY and not os.environ[name]:
                 raise ValueError(f"{name} is empty. Give it a value or leave it out.")
         return given
 
@@ -290,8 +290,8 @@ class Settings(Variables):
     ] = "auto"
 
     @model_validator(mode="after")
-    def _a_sign_in_is_complete(self) -> Settings:
-        """An issuer without all that a sign-in needs would refuse everybody, or admit too many."""
+    def _check_sign_in(self) -> Settings:
+        """Refuse an issuer without all that a sign-in needs: it would admit nobody, or too many."""
         if self.oidc_issuer is None:
             return self
         for name in ("client_id", "public_url"):
@@ -299,7 +299,7 @@ class Settings(Variables):
                 raise ValueError(f"TERRINE_OIDC_ISSUER needs TERRINE_OIDC_{name.upper()}, too.")
         for name in ("issuer", "public_url"):
             url = getattr(self, f"oidc_{name}")
-            if not self.may_ask(url) or "?" in url or "#" in url:
+            if not self.allows_url(url) or "?" in url or "#" in url:
                 raise ValueError(f"TERRINE_OIDC_{name.upper()} must be an address of https.")
         if not (self.oidc_admins + self.oidc_auditors).strip(", "):
             raise ValueError(
@@ -310,8 +310,8 @@ class Settings(Variables):
             raise ValueError("TERRINE_OIDC_SCOPES must have `openid` among them.")
         return self
 
-    def may_ask(self, url: str) -> bool:
-        """Whether what an issuer says may come from there: over TLS, or from this machine."""
+    def allows_url(self, url: str) -> bool:
+        """Return whether an issuer may be asked at a URL: over TLS, or on this machine."""
         parts = urlsplit(url)
         plain = self.oidc_plain_http and parts.hostname in LOOPBACK
         return bool(parts.hostname) and (
@@ -356,7 +356,7 @@ class Settings(Variables):
 
     @property
     def limits(self) -> Limits:
-        """What connections and requests may take of this process."""
+        """The limits of connections and requests in this process."""
         return Limits(
             connections=self.max_connections,
             per_token=self.max_per_token,
@@ -391,7 +391,7 @@ class SmallServer(Variables):
     certificate_key_file: Annotated[Path | None, Field(description="Its private key (PEM).")] = None
 
     @model_validator(mode="after")
-    def _votes_cross_a_network_over_tls_alone(self) -> Self:
+    def _require_tls(self) -> Self:
         if (self.certificate_file is None) != (self.certificate_key_file is None):
             raise ValueError(
                 "TERRINE_CERTIFICATE_FILE and TERRINE_CERTIFICATE_KEY_FILE come together."
@@ -406,7 +406,7 @@ class SmallServer(Variables):
 
 
 class TeacherServer(SmallServer):
-    """What an owner's server takes besides its ensemble."""
+    """Settings of the server of an owner who keeps a teacher."""
 
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8100
     teacher_token_file: Annotated[
@@ -444,7 +444,7 @@ class TeacherServer(SmallServer):
     ] = None
 
     @model_validator(mode="after")
-    def _an_aggregator_is_complete(self) -> Self:
+    def _check_aggregator(self) -> Self:
         needed = ("aggregator_token_file", "aggregator_terms_file")
         if self.aggregator_url is None:
             for name in (*needed, "aggregator_certificate_file"):

@@ -40,8 +40,33 @@ main()
 
     assert "project" in light("--help").fine
     assert "0." in light("--version").fine
-    assert "PARAMETER=VALUE" in light("project", "open", "--help").fine
+    assert "register" in light("ensemble", "--help").fine
     holds(light("init").refused, "'.[server]'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        ("token list", "torch pyarrow sklearn"),
+        ("ensemble list", "torch pyarrow sklearn"),
+        ("ledger show", "torch pyarrow sklearn fastapi"),
+        ("student label", "torch pyarrow sklearn scipy sqlalchemy"),
+    ],
+)
+def test_a_command_imports_no_more_than_it_needs(words: str, heavy: str) -> None:
+    code = f"""
+import sys
+from terrine_server.cli import main
+sys.argv = ["terrine", *{words.split()!r}, "--help"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([each for each in {heavy.split()!r} if each in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow
@@ -249,7 +274,7 @@ def test_unusual_text_is_shown_verbatim_or_refused(terrine: Terrine) -> None:
 
 def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
     from terrine_protocol import MECHANISM_SPECS
-    from terrine_server.cli.console import mechanism_text, parse_mechanism
+    from terrine_server.cli.options import mechanism_text, parse_mechanism
     from terrine_server.privacy.mechanisms import MECHANISMS
 
     assert set(MECHANISM_SPECS) == set(MECHANISMS)

@@ -37,7 +37,7 @@ from terrine_server.api.decoding import (
     check_length,
 )
 from terrine_server.api.decoding import decode as decode_body
-from terrine_server.errors import InvalidQuery, PayloadTooLarge, TerrineError, UnsupportedMediaType
+from terrine_server.errors import InvalidQuery, PayloadTooLarge, ServiceError, UnsupportedMediaType
 
 LIMIT = 1 << 20
 ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)
@@ -255,7 +255,7 @@ def lying(body: bytes, declared: int) -> bytes:
         ),
     ],
 )
-def test_a_bomb_is_refused_before_it_is_unpacked(body: bytes, error: type[TerrineError]) -> None:
+def test_a_bomb_is_refused_before_it_is_unpacked(body: bytes, error: type[ServiceError]) -> None:
     """Of 4 MiB, its header is unpacked, though the limits allow twice as many."""
     expected, limits = expecting(4, classes=2), BodyLimits(body=2 * UNPACKED, batch=4096)
     assert len(body) < UNPACKED / 500
@@ -419,7 +419,7 @@ def test_other_content_types_are_refused(kind: str) -> None:
 def test_any_bytes_are_decoded_or_refused(kind: str, body: bytes) -> None:
     try:
         decoded = decode(kind, body, LIMIT)
-    except (TerrineError, RequestValidationError):
+    except (ServiceError, RequestValidationError):
         return
     assert isinstance(decoded, DecodedQueries)
 
@@ -435,7 +435,7 @@ def test_any_flipped_byte_is_decoded_or_refused(data: st.DataObject) -> None:
         flipped[at] ^= data.draw(st.integers(1, 255))
     try:
         decode(kind, bytes(flipped), LIMIT, expecting(4, classes=4))
-    except (TerrineError, RequestValidationError):
+    except (ServiceError, RequestValidationError):
         return
 
 
@@ -650,7 +650,7 @@ def test_no_rows_by_name_take_much_memory(name: str) -> None:
     body = (start + "".join(items) + end).encode()[:MAX_TEXT_BYTES]
 
     def decode_or_refuse() -> None:
-        with suppress(TerrineError, RequestValidationError):
+        with suppress(ServiceError, RequestValidationError):
             decode_rows(kind, body, batch=4096)
 
     assert most_memory(decode_or_refuse) < 64 << 20
@@ -692,7 +692,7 @@ def test_more_rows_by_name_than_allowed_are_refused() -> None:
     ],
 )
 def test_who_sends_rows_of_a_table_is_told_how(
-    content_type: str, body: bytes, error: type[TerrineError]
+    content_type: str, body: bytes, error: type[ServiceError]
 ) -> None:
     limits = BodyLimits(LIMIT, 100)
     with pytest.raises(error) as told:
@@ -750,7 +750,7 @@ def answered_or_refused(kind: str, body: bytes) -> None:
     """What is decoded is in range; what is refused is so with text that a reply can hold."""
     try:
         decoded = decode_rows(kind, body)
-    except TerrineError as error:
+    except ServiceError as error:
         str(error).encode()
     except RequestValidationError as error:
         json.dumps(error.errors()).encode()

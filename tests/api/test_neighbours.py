@@ -26,7 +26,7 @@ from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_protocol import LabelResponse, Outcome
-from terrine_server.cli.student import summary
+from terrine_server.cli.distilling import summarize
 from terrine_server.labeling import voters
 from terrine_server.ledger import accounts as accounts_of
 from terrine_server.ledger import connect
@@ -332,7 +332,7 @@ def test_exhausted_inputs_are_told_apart_free_and_left_out_of_training(
     assert (made.answers.known == ~gone).all()
     holds(f"{labels!r}", gone.sum(), "exhausted")
     shown = Console(width=200, record=True, file=io.StringIO())
-    shown.print(summary(made.report, tmp_path))
+    shown.print(summarize(made.report, tmp_path))
     holds(shown.export_text(), "exhausted", gone.sum(), "free")
     assert people.server.ledger.verify("drained").problems == []
 

@@ -31,7 +31,7 @@ from terrine_protocol import (
 from terrine_server import views
 from terrine_server.api import students
 from terrine_server.api.services import LabelReply
-from terrine_server.errors import BudgetExhausted, TerrineError
+from terrine_server.errors import BudgetExhausted, ServiceError
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.ledger import (
     ChargedBatch,
@@ -190,7 +190,7 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
 
         def answer(
             self, project_name: str, asks: Sequence[CheckedRequest]
-        ) -> list[ChargedBatch | TerrineError]:
+        ) -> list[ChargedBatch | ServiceError]:
             return [good, bad, refused]
 
     ask = CheckedRequest(np.empty((0, 1)), None, None, [], "", None, notes=("other",))

@@ -17,13 +17,13 @@ import terrine_client
 from terrine_client import (
     AsyncClient,
     Client,
+    ClientError,
     ConfigurationError,
     ConnectionFailed,
     InternalError,
     NotFound,
     ProblemError,
     RateLimited,
-    TerrineError,
     UnexpectedReply,
 )
 from terrine_client._connection import _ssl_context
@@ -121,7 +121,7 @@ def test_the_token_is_never_printed(
     caplog.set_level("DEBUG")
     with Client(faulty.url, TOKEN, retries=1) as client:
         faulty.faults.extend([hangs_up, replies(500, b"?")])
-        with pytest.raises(TerrineError) as caught:
+        with pytest.raises(ClientError) as caught:
             client.budget()
         shown = [repr(client), str(vars(client)), *traceback.format_exception(caught.value)]
     printed = capsys.readouterr()
@@ -198,11 +198,11 @@ def test_every_problem_has_its_own_error_class(faulty: FaultyServer, slug: str) 
 
 
 def test_the_drawn_error_tree_is_complete() -> None:
-    def names(kind: type[TerrineError]) -> set[str]:
+    def names(kind: type[ClientError]) -> set[str]:
         return {kind.__name__}.union(*map(names, kind.__subclasses__()))
 
     drawing = terrine_client.errors.__doc__ or ""
-    assert [name for name in sorted(names(TerrineError)) if name not in drawing.split()] == []
+    assert [name for name in sorted(names(ClientError)) if name not in drawing.split()] == []
 
 
 def test_a_malformed_request_names_each_field(faulty: FaultyServer) -> None:

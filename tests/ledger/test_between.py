@@ -21,7 +21,7 @@ from terrine_server.errors import (
     LedgerCorrupted,
     ProjectClosed,
     ProjectPaused,
-    TerrineError,
+    ServiceError,
 )
 from terrine_server.ledger import (
     ChargedBatch,
@@ -50,10 +50,10 @@ class Two:
         self,
         proposals: Sequence[Proposal],
         record: ProjectSnapshot | None = None,
-    ) -> list[tuple[int | None, bool]] | TerrineError:
+    ) -> list[tuple[int | None, bool]] | ServiceError:
         """Number of each charge, and whether it was made before."""
         [fate] = self.ours.charge_group(self.project, [proposals], record)
-        if isinstance(fate, TerrineError):
+        if isinstance(fate, ServiceError):
             return fate
         return [(result.seq, result.replayed) for result in fate.results]
 
@@ -118,7 +118,7 @@ def test_a_budget_that_was_spent_between_pays_for_nothing(two: Two, when: str) -
     [(ProjectStatus.PAUSED, ProjectPaused), (ProjectStatus.CLOSED, ProjectClosed)],
 )
 def test_a_project_that_was_stopped_between_pays_nothing(
-    two: Two, when: str, status: ProjectStatus, refusal: type[TerrineError]
+    two: Two, when: str, status: ProjectStatus, refusal: type[ServiceError]
 ) -> None:
     record = two.look([answered(1)])
     WHEN[when](two, lambda: two.theirs.set_status("study", status))
@@ -162,7 +162,7 @@ def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
     def ask() -> None:
         try:
             [fate] = two.ours.charge_group(two.project, [[answered(1)]], record)
-        except TerrineError as error:
+        except ServiceError as error:
             fate = error
         if isinstance(fate, ChargedBatch):
             results.extend((r.seq, r.label, r.replayed) for r in fate.results)

@@ -12,7 +12,7 @@ from ledger_workers import open_projects
 from processes import in_processes
 
 from terrine_protocol import ProjectStatus
-from terrine_server.errors import ProjectClosed, TerrineError
+from terrine_server.errors import ProjectClosed, ServiceError
 
 
 def test_simultaneous_first_askings_are_paid_once(each_database_url: str) -> None:
@@ -58,7 +58,7 @@ def test_one_name_opened_at_once_is_opened_once(each_database_url: str) -> None:
     def attempt(_: int) -> str:
         try:
             return open_project(ledger, queries=2).name
-        except TerrineError as error:
+        except ServiceError as error:
             return error.problem
 
     assert sorted(at_once(6, attempt)) == ["conflict"] * 5 + ["study"]

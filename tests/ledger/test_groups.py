@@ -13,7 +13,7 @@ from terrine_server.errors import (
     BudgetExhausted,
     InvalidQuery,
     ProjectPaused,
-    TerrineError,
+    ServiceError,
 )
 from terrine_server.ledger import ChargedBatch, Ledger, Proposal
 
@@ -23,7 +23,7 @@ def ledger(each_database_url: str) -> Ledger:
     return open_ledger(each_database_url)
 
 
-def numbers(fate: ChargedBatch | TerrineError) -> list[int | None]:
+def numbers(fate: ChargedBatch | ServiceError) -> list[int | None]:
     assert isinstance(fate, ChargedBatch), fate
     return [result.seq for result in fate.results]
 
@@ -128,7 +128,7 @@ def test_grouping_changes_nothing(
         ledger = open_ledger(f"sqlite:///{directory / name}")
         return ledger, open_project(ledger, queries, CONFIDENT).id
 
-    def comparable(fate: ChargedBatch | TerrineError) -> object:
+    def comparable(fate: ChargedBatch | ServiceError) -> object:
         return list(fate.results) if isinstance(fate, ChargedBatch) else type(fate)
 
     alone, grouped = books("alone"), books("grouped")

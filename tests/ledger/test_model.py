@@ -33,7 +33,7 @@ from terrine_server import errors
 from terrine_server.ledger import Ledger, NewProject, Proposal, connect
 from terrine_server.privacy import VoteOutcome, cap
 
-REFUSALS: dict[type[errors.TerrineError], str] = {
+REFUSALS: dict[type[errors.ServiceError], str] = {
     errors.ProjectPaused: "paused",
     errors.ProjectClosed: "closed",
     errors.BudgetExhausted: "exhausted",

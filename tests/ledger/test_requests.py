@@ -20,7 +20,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import ProjectStatus, RequestStatus, Role
-from terrine_server.errors import CapExceeded, Conflict, NotFound, TerrineError
+from terrine_server.errors import CapExceeded, Conflict, NotFound, ServiceError
 from terrine_server.ledger import Ledger, NewProject, NewToken, RequestRecord, connect
 from terrine_server.ledger.tokens import MAX_OPEN_REQUESTS
 from terrine_server.privacy import Terms
@@ -157,7 +157,7 @@ def test_an_approval_that_opens_nothing_changes_nothing(ledger: Ledger) -> None:
     made = ask(ledger, 1)
     before = everything(ledger)
     large = replace(terms(2), cap_budget=ledger.ensemble("mnist").population.cap)
-    acts: list[tuple[type[TerrineError], Callable[[], object]]] = [
+    acts: list[tuple[type[ServiceError], Callable[[], object]]] = [
         (CapExceeded, lambda: approve(ledger, made.id, "large", large)),
         (Conflict, lambda: approve(ledger, made.id, "study")),
         (NotFound, lambda: approve(ledger, "f" * 16, "none")),

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import terrine_server
 from terrine_server.api.ledger import csv_lines
 from terrine_server.cli.ledger import app
-from terrine_server.cli.reading import save_labels
+from terrine_server.cli.student import save_labels
 from terrine_server.ledger import Ledger
 from terrine_server.ledger.verifying import verify_export
 from terrine_server.privacy import cap

@@ -64,7 +64,7 @@ from terrine_server.errors import (
     LedgerCorrupted,
     NotFound,
     NotSealed,
-    TerrineError,
+    ServiceError,
 )
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect, rows, verifying
@@ -365,7 +365,7 @@ def healthy(ledger: Ledger) -> bool:
     try:
         found = chain(doctor.check_log(ledger), doctor.check_balances(ledger))
         return all(each.state != "problem" for each in found)
-    except TerrineError:
+    except ServiceError:
         return False
 
 
@@ -390,7 +390,7 @@ def verified(world: World) -> bool:
         return ledger.verify_log().ok and all(
             ledger.verify(name).ok for name in ledger.project_names()
         )
-    except TerrineError:
+    except ServiceError:
         return False
 
 
@@ -614,7 +614,7 @@ def answers(world: Served, app: FastAPI, only: Collection[str] = ()) -> dict[str
             found[name] = ask()
         except RefusedError as refusal:
             found[name] = f"{REFUSED}{refusal}"
-        except TerrineError as refusal:
+        except ServiceError as refusal:
             found[name] = f"{REFUSED}{refusal.problem}"
         free = name not in ("new", "tally") or REFUSED in str(found[name])
         before, now = now, paid(world)
@@ -1030,7 +1030,7 @@ def test_another_secret_key_is_refused_at_the_start_and_changes_nothing(world: W
         lambda: other.open_project(NewProject("new", "mnist", GNMAX, terms(2))),
     )
     for act in acts:
-        with pytest.raises(TerrineError):
+        with pytest.raises(ServiceError):
             act()
     assert not other.verify_log().ok
     assert world.ledger().verify_log().ok, "nothing was changed"

@@ -17,7 +17,7 @@ from refusals import holds
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.teachers.kinds import load_manifest
-from terrine_server.cli.reading import split
+from terrine_server.cli.reading import split_names
 
 
 @pytest.fixture
@@ -340,4 +340,4 @@ def test_a_class_with_a_comma_is_declared_in_quotes_as_in_csv(
     said = terrine(*train, "--public", "pool.npy").refused
     told = re.search(r"--classes '(.*)'", " ".join(said.split()))
     assert told is not None, said
-    assert split(told[1]) == ["no", "yes, mild"]
+    assert split_names(told[1]) == ["no", "yes, mild"]

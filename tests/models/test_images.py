@@ -22,7 +22,7 @@ from terrine_models.data.images import (
 )
 from terrine_protocol.projects import ImageFormat
 from terrine_server.cli.console import CommandError
-from terrine_server.cli.reading import Arrays, load_array_data
+from terrine_server.cli.reading import load_private, load_public
 
 GREY = ImageFormat(height=4, width=6, grey=True)
 COLOUR = ImageFormat(height=4, width=6, grey=False)
@@ -71,10 +71,9 @@ def test_the_bits_of_deep_pictures_are_those_of_public_ones(
         save(folder / "1.png", deep)
     save(private / "b" / "1.png", np.full((4, 6), 65535, np.uint16))
     save(private / "b" / "2.png", plain)
-    options = Arrays(public=public, classes="a,b", images="4x6:grey")
-    records, shared, labelled = load_array_data(private, options)
+    records = load_private(private, classes="a,b", images="4x6:grey", public=public)
+    labelled = load_public(public, records).labelled
     assert records.image == GREY.model_copy(update={"bits": bits})
-    assert shared is not None
     assert labelled is not None
     assert np.abs(records.inputs[0].astype(int) - deep / 2 ** (bits - 8)).max() < 1
     assert np.array_equal(labelled.inputs[0], records.inputs[0])
@@ -91,14 +90,13 @@ def test_bits_may_be_declared_and_are_16_otherwise(tmp_path: Path, plain: np.nda
         ("4x6:grey", None, plain // 16),
         ("4x6:grey:12bit", 12, plain),
     ):
-        options = Arrays(public=public, classes="a,b", images=images)
-        records, _, _ = load_array_data(private, options)
+        records = load_private(private, classes="a,b", images=images, public=public)
         assert records.image == GREY.model_copy(update={"bits": bits})
         assert np.array_equal(records.inputs[0], kept)
     assert "bits" not in GREY.model_dump_json(), "manifests without stay as they are"
     for images in ("4x6:7bit", "4x6:17bit", "4x6:bit"):
         with refuses(CommandError, images):
-            load_array_data(private, Arrays(public=None, classes="a,b", images=images))
+            load_private(private, classes="a,b", images=images)
 
 
 def test_a_broken_public_picture_is_named_before_private_ones_are_read(tmp_path: Path) -> None:

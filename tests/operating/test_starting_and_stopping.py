@@ -149,7 +149,7 @@ def test_the_log_is_text_elsewhere_if_that_is_chosen(served_machine: Machine) ->
 
 def test_the_database_s_password_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
     url = "postgresql+psycopg://terrine:s3cret@database/terrine"
-    serve.tell_addresses("http://127.0.0.1:8000", Settings(database_url=url))
+    serve.show_addresses("http://127.0.0.1:8000", Settings(database_url=url))
     said = capsys.readouterr().err
     holds(said, "Ledger", "database/terrine")
     assert "s3cret" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import subprocess
 import sys
@@ -68,3 +69,31 @@ def test_every_file_of_the_promise_is_one_that_answers_depend_on() -> None:
     names = {".".join(m.with_suffix("").parts).removesuffix(".__init__") for m in modules}
     assert names - set(done.stdout.split()) == set()
     assert "terrine_server.planning" not in done.stdout
+
+
+CAUGHT = {
+    "_NeedTile": "in the client's reading of tiles",
+    "StaleRecord": "by the ledger, which charges again",
+    "InferenceError": "where owners and aggregators reply to each other",
+    "ReplyTooLarge": "where an owner's reply is read",
+}
+"""Exceptions that nobody outside sees, and where they are caught."""
+
+
+@pytest.mark.parametrize("room", ["client", "models", "server"])
+def test_an_error_that_a_user_may_see_has_the_root_that_commands_print(room: str) -> None:
+    """All others are called a bug."""
+    exceptions = {
+        name
+        for name, kind in vars(builtins).items()
+        if isinstance(kind, type) and issubclass(kind, BaseException)
+    }
+    roots = {
+        node.name
+        for file in (REPOSITORY / room).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and node.bases
+        and all(getattr(base, "id", "") in exceptions for base in node.bases)
+    }
+    assert roots - CAUGHT.keys() <= {"TerrineError", "ParameterError"}

@@ -6,7 +6,7 @@ import pytest
 from reference_pages import pages, walk
 from releasing import REPOSITORY
 
-from terrine_server.cli import command_line
+from terrine_server.cli import CommandGroup, LazyCommand, command_line, list_commands
 from terrine_server.settings import Settings, TeacherServer
 
 
@@ -14,6 +14,15 @@ from terrine_server.settings import Settings, TeacherServer
 def test_the_page_is_current(name: str) -> None:
     written = (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
     assert written == pages()[name], "run `make reference`"
+
+
+@pytest.mark.parametrize("path", list_commands())
+def test_help_lists_a_command_by_the_line_that_it_begins_with(path: str) -> None:
+    listed = LazyCommand(path, *list_commands()[path])
+    command = listed.load()
+    if not isinstance(command, CommandGroup):
+        line = (command.help or "").partition("\n\n")[0]
+        assert " ".join(line.split()) == listed.help
 
 
 def test_every_command_option_and_setting_is_on_its_page() -> None:

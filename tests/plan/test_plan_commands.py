@@ -69,7 +69,7 @@ def test_the_parameters_that_are_not_stated_are_searched_for(terrine: Terrine) -
 
 def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
     from terrine_protocol import ProjectOpen
-    from terrine_server.cli.console import parse_mechanism
+    from terrine_server.cli.options import parse_mechanism
     from terrine_server.cli.project import open_project as command
     from terrine_server.planning.opening import choose
     from terrine_server.privacy import Rule, build_mechanism, cap_order

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from refusals import holds, refuses
 
 from terrine_protocol import MechanismSpec, ProjectOpen
-from terrine_server.cli.ledger import _say_missing
+from terrine_server.cli.ledger import _note_missing_package
 from terrine_server.errors import EnsembleUnavailable, InvalidTerms
 from terrine_server.labeling import strategies
 from terrine_server.labeling.strategies import mechanism_of
@@ -85,11 +85,11 @@ def test_its_project_is_served_and_verified_and_verifies_without_it(
     wanted = ProjectOpen.model_validate({**terms, "mechanism": SPEC})
     record = open_project(ledger, wanted)
     assert mechanism_of(record).name == "acme.rounded"
-    _say_missing(ledger, "study")
+    _note_missing_package(ledger, "study")
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installed)])
     assert verify_project(ledger, "study").ok
-    _say_missing(ledger, "study")
+    _note_missing_package(ledger, "study")
     said = capsys.readouterr().out
     holds(said, "acme.rounded")
     holds(said, "answered")

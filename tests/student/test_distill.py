@@ -33,7 +33,7 @@ from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
-from terrine_server.cli.student import summary
+from terrine_server.cli.distilling import summarize
 from terrine_server.owner.operations import open_project, register_ensemble
 
 LITTLE = Training()
@@ -381,7 +381,7 @@ REPORT = Report(
 def test_the_report_says_what_its_figures_are(tmp_path: Path) -> None:
     def shown(**changed: Any) -> str:
         console = Console(width=400, record=True, file=io.StringIO())
-        console.print(summary(replace(REPORT, **changed), tmp_path))
+        console.print(summarize(replace(REPORT, **changed), tmp_path))
         return console.export_text()
 
     holds(shown().splitlines()[0], "accuracy", "93.00%", "86.3%", "96.6%")

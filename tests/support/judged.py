@@ -101,7 +101,7 @@ class Judge:
             assert seen[1:] in study.drawn[query], "an answer that nobody drew"
             self.replies["replayed" if result.replayed else "paid"] += 1
 
-    def refused(self, name: str, refusal: errors.TerrineError, began: int) -> None:
+    def refused(self, name: str, refusal: errors.ServiceError, began: int) -> None:
         study = self.studies[name]
         self.replies[type(refusal).__name__] += 1
         if isinstance(refusal, errors.BudgetExhausted):

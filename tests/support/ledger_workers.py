@@ -25,7 +25,7 @@ from processes import killed_before
 from sqlalchemy import Connection, event
 
 from terrine_protocol import ProjectStatus, Role
-from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
+from terrine_server.errors import BudgetExhausted, CapExceeded, ServiceError
 from terrine_server.ledger import (
     ChargedBatch,
     Ledger,
@@ -143,14 +143,14 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
             if of_people:
                 ask = labeling.check("people", np.stack([*map(numbered, queries)]))
                 (found,) = labeling.answer("people", [ask])
-                if isinstance(found, TerrineError):
+                if isinstance(found, ServiceError):
                     raise found
                 receipt = found
             else:
                 receipt = ledger.charge(project_id, batch)
         except BudgetExhausted:
             connection.send(None)
-        except TerrineError as error:
+        except ServiceError as error:
             connection.send(error.problem)
         else:
             connection.send(_results(receipt))

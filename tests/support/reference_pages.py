@@ -91,7 +91,7 @@ def walk(command: Any, path: Names = ("terrine",)) -> Iterator[tuple[Any, Names]
     yield command, path
     for name, below in getattr(command, "commands", {}).items():
         if not below.hidden:
-            yield from walk(below, (*path, name))
+            yield from walk(below.load() if hasattr(below, "load") else below, (*path, name))
 
 
 def section(command: Any, path: Names) -> Iterator[str]:

@@ -309,7 +309,7 @@ class World:
             except (Crash, errors.DatabaseUnavailable, errors.ConcurrentUpdate) as error:
                 self.say(name, queries, type(error).__name__)
                 continue
-            except errors.TerrineError as refusal:
+            except errors.ServiceError as refusal:
                 self.say(name, queries, type(refusal).__name__)
                 self.judge.refused(name, refusal, began)
             else:
@@ -328,7 +328,7 @@ class World:
             (found,) = labeling.answer(name, [ask])
         else:
             found = self.answer_by_chance(ledger, name, queries)
-        if isinstance(found, errors.TerrineError):
+        if isinstance(found, errors.ServiceError):
             raise found
         return found
 
@@ -354,6 +354,6 @@ def simulate(path: Path, seed: int, operations: int) -> World:
         world = World(path, seed, operations, patch)
         try:
             world.run()
-        except (AssertionError, errors.TerrineError, exc.SQLAlchemyError) as error:
+        except (AssertionError, errors.ServiceError, exc.SQLAlchemyError) as error:
             raise AssertionError(f"seed {seed}, {operations} operations: {error!r}") from error
         return world

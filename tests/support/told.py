@@ -11,7 +11,7 @@ from books import CLASSES, TEACHERS, open_ledger, terms
 
 from terrine_server.errors import (
     EnsembleUnavailable,
-    TerrineError,
+    ServiceError,
 )
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.labeling.voters import Voters
@@ -78,16 +78,16 @@ def study(path: Path, mechanism: Mapping[str, Any], queries: int) -> tuple[Label
     return Labeling(ledger, voters, Metrics(), MOST), voters, ledger
 
 
-def labels(answer: ChargedBatch | TerrineError) -> list[int | None]:
+def labels(answer: ChargedBatch | ServiceError) -> list[int | None]:
     assert isinstance(answer, ChargedBatch), answer
     return [result.label for result in answer.results]
 
 
-def seqs(answer: ChargedBatch | TerrineError) -> list[int | None]:
+def seqs(answer: ChargedBatch | ServiceError) -> list[int | None]:
     assert isinstance(answer, ChargedBatch), answer
     return [result.seq for result in answer.results]
 
 
-def one(service: Labeling, ask: CheckedRequest) -> ChargedBatch | TerrineError:
+def one(service: Labeling, ask: CheckedRequest) -> ChargedBatch | ServiceError:
     (answer,) = service.answer("study", [ask])
     return answer

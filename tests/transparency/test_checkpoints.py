@@ -26,7 +26,7 @@ from terrine_protocol.transparency import (
     SignerKey,
     open_checkpoint,
 )
-from terrine_server.errors import LedgerRestored, TerrineError
+from terrine_server.errors import LedgerRestored, ServiceError
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.schema import tree_head, tree_leaves, tree_nodes
 from terrine_server.owner import checkpoints
@@ -280,5 +280,5 @@ def test_what_is_wrong_is_raised_as_what_callers_know(ledger: Ledger, database_u
     with unguarded(database_url, with_key=False) as connection:
         connection.execute(text("DROP TABLE tree_nodes"))
     charge(ledger, *range(300))
-    with pytest.raises(TerrineError):
+    with pytest.raises(ServiceError):
         publisher(ledger).round()

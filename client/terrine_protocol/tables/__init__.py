@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from terrine_protocol.base import ShortRepr, absent, normalize
+from terrine_protocol.errors import TerrineError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -25,7 +26,7 @@ Commas = Literal["thousands", "decimal"]
 DatePart = Literal["days", "year", "month", "weekday", "hour"]
 
 
-class DataError(Exception):
+class DataError(TerrineError):
     """Data cannot be used; the message says which file, where in it, and what was expected."""
 
 

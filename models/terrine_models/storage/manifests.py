@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.tables import PublicSource, Record, Sha256, first_problem
 
@@ -44,7 +45,7 @@ FileName = Annotated[
 ]
 
 
-class StoreError(Exception):
+class StoreError(TerrineError):
     """An ensemble's files are missing, malformed or altered; the message names the file."""
 
 

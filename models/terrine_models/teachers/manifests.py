@@ -43,6 +43,7 @@ from terrine_models.storage.manifests import (
 )
 from terrine_models.teachers.shards import Shards
 from terrine_protocol.base import absent
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
@@ -77,7 +78,7 @@ VOTING_SECONDS = 60.0
 """How long foreign code may take for a block of inputs, unless told otherwise."""
 
 
-class VotingError(Exception):
+class VotingError(TerrineError):
     """Imported teachers did not vote within their limits; the message says which, and of whom."""
 
 

@@ -2,4 +2,11 @@
 
 from terrine_models.addons import Addon
 
-ADDON = Addon(commands={"audit": "terrine_addons.audit.commands:audit"})
+ADDON = Addon(
+    commands={
+        "audit": (
+            "terrine_addons.audit.commands:audit",
+            "Measure how much privacy is lost, and compare it with what was charged.",
+        )
+    }
+)

@@ -50,20 +50,9 @@ from terrine_protocol import EnsembleRegister, Outcome, ProjectOpen, Role, Token
 from terrine_server.app import serving
 from terrine_server.findings import AuditFinding
 from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.owner.operations import (
-    make_directories,
-    open_project,
-    register_ensemble,
-)
+from terrine_server.owner.operations import make_directories, open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens, load_secret_key, make_secret_key
-from terrine_server.privacy import (
-    Account,
-    NeighbourCounts,
-    Terms,
-    VoteOutcome,
-    gdp_squared,
-    quote,
-)
+from terrine_server.privacy import Account, NeighbourCounts, Terms, VoteOutcome, gdp_squared, quote
 from terrine_server.privacy.mechanisms import ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.settings import Settings
@@ -591,7 +580,7 @@ def _judge(strategy: Strategy, seen: Sequence[Attack], level: float) -> AuditFin
         promise.limit,
         exact=max(promise.loss(each.right, each.wrong) for each in transcripts.guesses()),
     )
-    return finding if lawful else finding.not_of_its_law()
+    return finding if lawful else finding.with_wrong_distribution()
 
 
 SIGMA, NORM, QUERIES = 0.7, 2, 3
@@ -724,4 +713,4 @@ def _judge_people(
         promise.limit,
         exact=promise.loss(*law),
     )
-    return finding if lawful else finding.not_of_its_law()
+    return finding if lawful else finding.with_wrong_distribution()

@@ -6,4 +6,11 @@ story       has the steps
 
 from terrine_models.addons import Addon
 
-ADDON = Addon(commands={"demo": "terrine_addons.demo.commands:demo"})
+ADDON = Addon(
+    commands={
+        "demo": (
+            "terrine_addons.demo.commands:demo",
+            "Run all of Terrine once: let records vote, serve, teach students, verify the ledger.",
+        )
+    }
+)

@@ -26,6 +26,7 @@ from rich.progress import (
 from stamina.instrumentation import RetryDetails, get_on_retry_hooks, set_on_retry_hooks
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import write_atomically
 
 TIMEOUT_SECONDS = (10.0, 20.0)
@@ -54,7 +55,7 @@ FILES = {
 """Size and SHA-256 of each file, unpacked, because mirrors compress them differently."""
 
 
-class FetchError(Exception):
+class FetchError(TerrineError):
     """MNIST cannot be downloaded; the message says from where and why."""
 
 

@@ -32,6 +32,7 @@ from terrine_models.students.settings import Training
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role
+from terrine_protocol.errors import TerrineError
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import LocalOwner, open_project, register_ensemble
 from terrine_server.planning.first_project import FirstProject, Setting, max_guess_accuracy
@@ -45,7 +46,7 @@ LOG_LINES = 15
 RUNNING = re.compile(rb"running on (http://\S+) ")
 
 
-class ServerError(Exception):
+class ServerError(TerrineError):
     """The server did not start; the message has the end of its log."""
 
 

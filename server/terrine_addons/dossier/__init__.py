@@ -15,7 +15,12 @@ Every figure is from the ledger or the code. What could not be checked is listed
 from terrine_models.addons import Addon
 
 ADDON = Addon(
-    commands={"dossier": "terrine_addons.dossier.commands:dossier"},
+    commands={
+        "dossier": (
+            "terrine_addons.dossier.commands:dossier",
+            "Write a signed dossier from the live ledger, which it verifies: HTML, JSON and PDF.",
+        )
+    },
     pages="terrine_addons.dossier.pages:router",
     templates="terrine_addons.dossier",
 )

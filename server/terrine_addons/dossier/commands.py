@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from terrine_server.cli.console import console, fail, opened_ledger
+from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
     from terrine_protocol.transparency import VerifierKey
@@ -66,6 +66,7 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
     from terrine_addons.dossier.assessment import unchecked
     from terrine_addons.dossier.facts import gather, read_audit
     from terrine_protocol.files import read
+    from terrine_server.cli.ledger import open_current_ledger
     from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
     from terrine_server.settings import Settings
 
@@ -78,7 +79,7 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
         )
     report = None if audit is None else read_audit(audit)
     facts = gather(
-        opened_ledger(),
+        open_current_ledger(),
         settings,
         project=project,
         policy=load_policy(policy),

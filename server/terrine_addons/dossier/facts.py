@@ -38,7 +38,7 @@ from terrine_protocol.files import read
 from terrine_protocol.transparency import Policy
 from terrine_server import views
 from terrine_server.findings import AuditReport
-from terrine_server.formats import parameters
+from terrine_server.formats import describe_parameters
 from terrine_server.ledger import Action, EnsembleRecord, Ledger, ProjectRecord
 from terrine_server.owner.checkpoints import load_checkpoint_key, log_state, own_policy
 from terrine_server.owner.operations import verify_log, verify_project
@@ -305,7 +305,7 @@ def gather(
     """Read everything, of one project or of all. `verify`: also recompute books, log and tree.
 
     `policy`: whose cosignatures the log needs; by default, that of the settings, or the log's key
-    alone. Raises NotFound, DossierError, CheckpointError or TerrineError.
+    alone. Raises NotFound, DossierError, CheckpointError or ServiceError.
     """
     signer = load_checkpoint_key(settings.checkpoint_key_path)
     records = [ledger.project(project)] if project else list(_every_project(ledger))
@@ -668,10 +668,10 @@ def _mechanisms(facts: Facts, project: Project) -> str:
     info, code = project.info, facts.code
     spec = info.mechanism.model_dump(mode="json")
     return (
-        f"{spec['name']} ({parameters(spec)}); docs/privacy/{spec['name']}.md has algorithm, proof "
-        f"and tests. Own implementation: Terrine {code.version}, Python {code.python}. Noise is "
-        "discrete, sampled exactly by inversion from 256 bits of the operating system's "
-        "randomness, so there is no floating-point noise. "
+        f"{spec['name']} ({describe_parameters(spec)}); docs/privacy/{spec['name']}.md has "
+        f"algorithm, proof and tests. Own implementation: Terrine {code.version}, Python "
+        f"{code.python}. Noise is discrete, sampled exactly by inversion from 256 bits of the "
+        "operating system's randomness, so there is no floating-point noise. "
         f"Timing: {words.SIDE_CHANNELS[0]} Platform: {words.SIDE_CHANNELS[1]} Security: bearer "
         "tokens by role, kept as keyed hashes; records, their copies and teachers stay on the "
         "owner's machine; each answer is paid in a hash-chained ledger before it is sent. Code: "

@@ -90,7 +90,7 @@ def write(facts: Facts, out: Path, key: SignerKey, *, audit: bytes | None = None
 def _page(facts: Facts) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from terrine_server.formats import FILTERS, share
+    from terrine_server.formats import FILTERS, format_share
 
     templates = Environment(
         loader=PackageLoader("terrine_addons.dossier"),
@@ -100,7 +100,7 @@ def _page(facts: Facts) -> str:
         lstrip_blocks=True,
     )
     templates.filters |= FILTERS
-    templates.globals |= {"share": share}
+    templates.globals |= {"share": format_share}
     style = (files("terrine_addons.dossier") / "templates" / "document.css").read_text("utf-8")
     return templates.get_template("document.html").render(**shown(facts), style=style)
 

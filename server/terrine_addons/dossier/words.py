@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read
 
 IN_ONE_SENTENCE = (
@@ -214,7 +215,7 @@ MAX_ANSWER_CHARACTERS = 20_000
 """Characters of an answer."""
 
 
-class DossierError(Exception):
+class DossierError(TerrineError):
     """A dossier that cannot be written, or does not hold. Says what to do."""
 
 

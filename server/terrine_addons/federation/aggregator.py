@@ -40,7 +40,8 @@ from terrine_models.storage.manifests import StoreError
 from terrine_protocol.files import write_atomically
 from terrine_server.privacy import Account
 from terrine_server.privacy.noise import discrete_gaussian
-from terrine_server.serving.bounds import Guard, Limits, limits_for
+from terrine_server.serving import Limits
+from terrine_server.serving.bounds import Guard, limits_for
 
 BOOKS, SERVICE, OWNERS = "aggregator.db", "service.token", "owners"
 MAX_WAITING_BYTES = 2**30

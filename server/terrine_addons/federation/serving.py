@@ -9,7 +9,7 @@ from terrine_server.cli.console import console
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from terrine_server.serving.bounds import Limits
+    from terrine_server.serving import Limits
     from terrine_server.settings import SmallServer
 
 

@@ -29,7 +29,8 @@ from terrine_addons.federation.voters import TERMS, AggregatorTerms, InferenceEr
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import VotingError
-from terrine_server.serving.bounds import Guard, Limits, limits_for
+from terrine_server.serving import Limits
+from terrine_server.serving.bounds import Guard, limits_for
 
 log = structlog.get_logger("terrine")
 

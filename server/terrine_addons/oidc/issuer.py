@@ -22,6 +22,7 @@ import structlog
 from pydantic import BaseModel, ValidationError
 
 from terrine_protocol import Role
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read
 from terrine_server.doctor import Finding, Severity, check_private_file
 from terrine_server.errors import Forbidden, Unauthorized
@@ -54,7 +55,7 @@ SUBJECT = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_NAME_CHARACTERS = 64
 
 
-class IssuerError(Exception):
+class IssuerError(TerrineError):
     """The issuer does not answer, or not as an issuer does. The message is public."""
 
 
@@ -136,7 +137,7 @@ class Issuer:
         if found.issuer != self.url:
             raise self._wrong("its discovery document names another issuer")
         for url in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
-            if not self._settings.may_ask(url):
+            if not self._settings.allows_url(url):
                 raise self._wrong("an address in its discovery document is not of https")
         if "S256" not in (found.code_challenge_methods_supported or ["S256"]):
             raise self._wrong("it does not take PKCE with S256")

@@ -10,7 +10,7 @@ import typer
 
 from terrine_server.cli import reading as arrays
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.reading import class_names, note, required_schema
+from terrine_server.cli.reading import note, parse_classes
 from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
@@ -113,22 +113,16 @@ def split_(
     [bold]Example[/bold]: terrine ensemble split patients.csv --teachers 250 --schema schema.json
     --out shards
     """
-    from terrine_models.tables.loading import Table, is_table
+    from terrine_models.tables.loading import Table
     from terrine_models.teachers.shards import PARTITION_FILE, split
 
-    if is_table(data):
-        if classes or images:
-            fail("--classes and --images are for images and arrays; a table has a schema.")
-        table = required_schema(data, schema)
-    elif schema:
-        fail("--schema is for tables only.")
+    table = arrays.private_schema(data, schema, classes, images)
     with stages_bar(console, f"Reading {data.name}", "Writing shards") as (reading, writing):
         private: RecordSource
-        if is_table(data):
+        if table is not None:
             private = Table(data, table, note, reading)
         else:
-            options = arrays.Arrays(None, classes, images)
-            private, _, _ = arrays.load_array_data(data, options)
+            private = arrays.load_private(data, None, classes, images)
         sharded = split(private, out, teachers, progress=writing)
     parts = sharded.partition
     unit = "people" if parts.recipe == "groups" else "records"
@@ -190,7 +184,7 @@ def _declared(
         label = next(column for column in known.columns if column.role == "label")
         spec = encoded_input(known)
         return Declaration(spec, label.values or (), units, disjoint_by, known, output)
-    names = class_names(classes) or []
+    names = parse_classes(classes) or []
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         fail(f"--classes takes two or more different names, or their number; not {classes!r}.")
     return Declaration(parse_input(inputs), tuple(names), units, disjoint_by, output=output)

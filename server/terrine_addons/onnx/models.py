@@ -33,6 +33,7 @@ from pydantic import Field
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
 from terrine_protocol.base import listed, normalize, numbered
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Record
 
@@ -54,7 +55,7 @@ Values = NDArray[Any]
 Ints = NDArray[np.int64]
 
 
-class ModelError(Exception):
+class ModelError(TerrineError):
     """A model cannot be used; the message says why and what to do, and does not name the file."""
 
 

@@ -36,6 +36,7 @@ from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import versions
 from terrine_models.teachers.manifests import ShardTeachers, Trained
 from terrine_models.teachers.shards import Shards, TrainingError
+from terrine_protocol.errors import TerrineError
 
 if TYPE_CHECKING:
     from terrine_models.teachers.training import Trainer
@@ -54,7 +55,7 @@ _joined = 0
 _directories: list[str] = []
 
 
-class ClusterError(Exception):
+class ClusterError(TerrineError):
     """A Ray cluster cannot be used; the message says why and what to do."""
 
 

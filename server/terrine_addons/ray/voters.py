@@ -41,7 +41,7 @@ from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import FileStamp, LocalVoters, check_manifest, stamp
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import EnsembleRecord
-from terrine_server.logs import frames
+from terrine_server.logs import list_frames
 from terrine_server.settings import Settings, VotersKind
 
 log = structlog.get_logger("terrine")
@@ -81,7 +81,7 @@ class ActorDefect(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, error: Exception) -> ActorDefect:
         """Describe an exception that was caught."""
-        return cls(type(error).__name__, frames(error.__traceback__))
+        return cls(type(error).__name__, list_frames(error.__traceback__))
 
     def fail(self) -> NoReturn:
         """Log it here, and raise a RuntimeError that says no more than whose defect it is."""

@@ -2,4 +2,11 @@
 
 from terrine_models.addons import Addon
 
-ADDON = Addon(commands={"witness": "terrine_addons.witness.commands:app"})
+ADDON = Addon(
+    commands={
+        "witness": (
+            "terrine_addons.witness.commands:app",
+            "Cosign the checkpoints of a transparency log that is not yours.",
+        )
+    }
+)

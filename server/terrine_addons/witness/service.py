@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.transparency import (
     EMPTY_ROOT,
@@ -42,7 +43,8 @@ from terrine_protocol.transparency import (
     open_checkpoint,
     parse_decimal,
 )
-from terrine_server.serving.bounds import Guard, Limits
+from terrine_server.serving import Limits
+from terrine_server.serving.bounds import Guard
 
 MOST_PROOF_LINES = 63
 LIMITS = Limits(
@@ -59,7 +61,7 @@ TEXT, SIZE = "text/plain; charset=utf-8", "text/x.tlog.size"
 logger = structlog.get_logger("terrine")
 
 
-class WitnessError(Exception):
+class WitnessError(TerrineError):
     """A key or a state that cannot be used. The message says what to do."""
 
 

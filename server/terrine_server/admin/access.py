@@ -26,7 +26,7 @@ from terrine_server.api.services import PRINCIPAL_KEY, Services, ServicesDep
 from terrine_server.errors import (
     Forbidden,
     InvalidQuery,
-    TerrineError,
+    ServiceError,
     Unauthorized,
     UnsupportedMediaType,
 )
@@ -56,7 +56,7 @@ def session_check(
 async def require_session(request: Request, services: ServicesDep) -> Session:
     """Return the session of a request. Raises `Unauthorized`, which leads to the sign-in page."""
     found = getattr(request.state, PRINCIPAL_KEY, None)
-    if isinstance(found, TerrineError):
+    if isinstance(found, ServiceError):
         raise found
     if not isinstance(found, Session):
         raise Unauthorized("Sign in first.")

@@ -31,7 +31,7 @@ from terrine_server.admin.rendering import (
     see_other,
 )
 from terrine_server.api.services import RequestId, Services, ServicesDep, TokenCursor
-from terrine_server.errors import InvalidTerms, NotFound, TerrineError
+from terrine_server.errors import InvalidTerms, NotFound, ServiceError
 from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger, RequestRecord
 from terrine_server.owner import operations
 from terrine_server.owner.operations import (
@@ -171,7 +171,7 @@ def try_terms(
         problems, status = [str(error)], 422
     except (InvalidTerms, NotFound) as error:
         problems, status = [error.detail], STATUSES.get(error.problem, 422)
-    except TerrineError as error:
+    except ServiceError as error:
         if error.problem not in STATUSES:
             raise
         problems, status = [error.detail], STATUSES[error.problem]

@@ -28,7 +28,7 @@ from terrine_server.admin.access import Admin, ByAdmin, Checked, Fields, Reader
 from terrine_server.admin.rendering import ROOT, explain_errors, page, parse_number, see_other
 from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import NameCursor, Services, ServicesDep, TokenCursor, TokenId
-from terrine_server.errors import Conflict, NotFound, TerrineError
+from terrine_server.errors import Conflict, NotFound, ServiceError
 from terrine_server.ledger import (
     EnsembleRecord,
     Ledger,
@@ -358,7 +358,7 @@ def create(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
         sent_before = services.ledger.find_token(id) is not None
         why = FORM_SENT_BEFORE.format(id) if sent_before else error.detail
         return _tokens_page(request, services, sent.session, given, problems=[why], status=409)
-    except TerrineError as error:
+    except ServiceError as error:
         return _tokens_page(
             request, services, sent.session, given, problems=[error.detail], status=422
         )

@@ -19,8 +19,8 @@ from terrine_protocol.base import explain_error
 from terrine_server.admin import access, charts
 from terrine_server.api.problems import problem
 from terrine_server.api.services import Services
-from terrine_server.errors import TerrineError
-from terrine_server.formats import FILTERS, share
+from terrine_server.errors import ServiceError
+from terrine_server.formats import FILTERS, format_share
 from terrine_server.owner.sign_in import Session
 
 ROOT = "/admin"
@@ -53,7 +53,7 @@ def page(
     services: Services = request.app.state.services
     if reader is not None:
         values["form_key"] = services.sessions.form_key(reader.id)
-        with suppress(TerrineError):  # the page's own work meets whatever else is wrong
+        with suppress(ServiceError):  # the page's own work meets whatever else is wrong
             services.ledger.check_history()
         values["refusing"] = services.history.found
     response = render(template, reader=reader, status=status, path=request.url.path, **values)
@@ -100,7 +100,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= FILTERS
-_TEMPLATES.globals |= {"share": share, "charts": charts, "addons": addons()}
+_TEMPLATES.globals |= {"share": format_share, "charts": charts, "addons": addons()}
 _FILES = {name: (files("terrine_server.admin") / "static" / name).read_bytes() for name in STATIC}
 
 

@@ -21,7 +21,7 @@ from terrine_protocol.transparency import Policy
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import Scraper, Services, ServicesDep
-from terrine_server.errors import LedgerRestored, LogNotSigned, TerrineError
+from terrine_server.errors import LedgerRestored, LogNotSigned, ServiceError
 from terrine_server.ledger import Ledger, schema_revision
 from terrine_server.owner.checkpoints import SignedHistory, log_state
 from terrine_server.owner.operations import every_project
@@ -60,7 +60,7 @@ async def metrics(services: ServicesDep, _: Scraper) -> Response:
     """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account."""
     try:
         await services.readiness.check()
-    except TerrineError:
+    except ServiceError:
         ready = False
     else:
         ready = True

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from terrine_server.api.problems import Answer, problem
 from terrine_server.api.services import LABEL_PATH, PRINCIPAL_KEY, USED_UP_PATH, Check
-from terrine_server.errors import DatabaseUnavailable, TerrineError
-from terrine_server.logs import frames
+from terrine_server.errors import DatabaseUnavailable, ServiceError
+from terrine_server.logs import list_frames
 from terrine_server.metrics import Metrics
 from terrine_server.owner.sign_in import Principal
 from terrine_server.serving.bounds import (
@@ -141,7 +141,7 @@ class RequestMiddleware:
                 await response(scope, receive, send_named)
             except Exception as error:  # a defect anywhere: no traceback may reach the client
                 log.error(
-                    "defect", exception=type(error).__name__, where=frames(error.__traceback__)
+                    "defect", exception=type(error).__name__, where=list_frames(error.__traceback__)
                 )
                 scope["state"]["problem"] = "internal"
                 if status:
@@ -171,14 +171,14 @@ class RequestMiddleware:
             return refusal
         address = scope["client"][0] if scope.get("client") else ""
         check = self.authenticate(scope["path"], headers)
-        found: Principal | TerrineError | None = None
+        found: Principal | ServiceError | None = None
         if check is not None:
             refusal = slot.claim(self.limits.slots, address)
             if refusal is not None:
                 return refusal
             try:
                 found = await to_thread.run_sync(check, limiter=_CHECKING)
-            except TerrineError as error:
+            except ServiceError as error:
                 found = error
             scope["state"][PRINCIPAL_KEY] = found
         if isinstance(found, Principal):

@@ -16,12 +16,7 @@ from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_protocol.base import explain_error
 from terrine_server.api import openapi
 from terrine_server.api.services import authenticated_caller
-from terrine_server.errors import (
-    DatabaseUnavailable,
-    EnsembleUnavailable,
-    NotFound,
-    TerrineError,
-)
+from terrine_server.errors import DatabaseUnavailable, EnsembleUnavailable, NotFound, ServiceError
 
 log = structlog.get_logger("terrine")
 router = APIRouter(tags=["problems"])
@@ -86,7 +81,7 @@ Answer = Callable[..., Response]
 def install(app: FastAPI, answer: Answer = problem) -> None:
     """Answer every error of the routes with a problem, and document the problems."""
     app.state.answer = answer
-    app.add_exception_handler(TerrineError, _handle_refusal)
+    app.add_exception_handler(ServiceError, _handle_refusal)
     app.add_exception_handler(RequestValidationError, _handle_malformed)
     app.add_exception_handler(HTTPException, _handle_framework)
     app.include_router(router)
@@ -107,7 +102,7 @@ async def explanation(slug: str) -> ProblemType:
 
 
 def _handle_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TerrineError)  # noqa: S101 - as registered
+    assert isinstance(error, ServiceError)  # noqa: S101 - as registered
     if isinstance(error, DatabaseUnavailable | EnsembleUnavailable):
         log.error("unavailable", problem=error.problem, cause=str(error))
     detail = PRIVATE_DETAIL.get(error.problem, error.detail)
@@ -123,7 +118,7 @@ def _handle_malformed(request: Request, error: Exception) -> Response:
         # unauthenticated clients.
         try:
             authenticated_caller(request, request.app.state.services)
-        except TerrineError as refusal:
+        except ServiceError as refusal:
             return _handle_refusal(request, refusal)
     found = [
         {"field": ".".join(map(str, item["loc"])), "message": explain_error(item)}

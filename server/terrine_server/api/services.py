@@ -22,7 +22,7 @@ from starlette.responses import Response
 from terrine_protocol import LogState, Name, Role
 from terrine_protocol.transparency import ENTRY_BYTES, HASH_BYTES, Policy, Tile
 from terrine_server.api.decoding import media_type
-from terrine_server.errors import Forbidden, TerrineError, Unauthorized, UnsupportedMediaType
+from terrine_server.errors import Forbidden, ServiceError, Unauthorized, UnsupportedMediaType
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling, Queue
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import (
@@ -106,23 +106,23 @@ class SharedLookup(Generic[Found]):
     def __init__(self, function: Callable[[], Found], thread: CapacityLimiter) -> None:
         self._function = function
         self._thread = thread
-        self._task: asyncio.Task[Found | TerrineError] | None = None
+        self._task: asyncio.Task[Found | ServiceError] | None = None
         self._until = 0.0
 
     async def __call__(self) -> Found:
-        """Return what the function returned a second ago at most. Raises its `TerrineError`."""
+        """Return what the function returned a second ago at most. Raises its `ServiceError`."""
         now = asyncio.get_running_loop().time()
         if self._task is None or (self._task.done() and now > self._until):
             self._task = asyncio.create_task(self._look_up())
         found = await asyncio.shield(self._task)
-        if isinstance(found, TerrineError):
+        if isinstance(found, ServiceError):
             raise found.with_traceback(None)
         return found
 
-    async def _look_up(self) -> Found | TerrineError:
+    async def _look_up(self) -> Found | ServiceError:
         try:
             return await to_thread.run_sync(self._function, limiter=self._thread)
-        except TerrineError as error:
+        except ServiceError as error:
             return error
         finally:
             self._until = asyncio.get_running_loop().time() + LOOKUP_SECONDS
@@ -266,7 +266,7 @@ PRINCIPAL_KEY = "principal"
 LABEL_PATH = "/label"
 USED_UP_PATH = "/label/used-up"
 Check = Callable[[], Principal]
-"""Finds out who asks. It takes time. Raises `TerrineError`."""
+"""Finds out who asks. It takes time. Raises `ServiceError`."""
 
 
 def bearer_check(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:

@@ -1,76 +1,188 @@
-"""The `terrine` command. Each command imports heavy modules only when it runs."""
+"""The `terrine` command. The module of a command is imported when the command runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from pkgutil import resolve_name
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from terrine_models.addons import addons
-from terrine_server.cli import console as mechanism
-from terrine_server.cli import ensemble, ledger, plan, project, quickstart, serve, student
 from terrine_server.cli.console import Command, ask_for_json, console, run
 
+Commands = dict[str, tuple[str, str]]
+"""By what is typed, such as `token` or `ensemble train`: the function or `typer.Typer` to import
+(empty for a group all of whose commands are listed themselves), and its line in help."""
+HERE = "terrine_server.cli"
+COMMANDS: Commands = {
+    "quickstart": (
+        f"{HERE}.quickstart:quickstart",
+        "Go from private records to a project that students can ask, with one command.",
+    ),
+    "init": (
+        f"{HERE}.serve:init",
+        "Create the data directory, the keys and the tables; migrate older tables.",
+    ),
+    "serve": (f"{HERE}.serve:serve", "Serve the HTTP API until interrupted."),
+    "doctor": (
+        f"{HERE}.serve:doctor",
+        "Check settings, files, database, ensembles, clock and ledger, and say how to fix "
+        "problems.",
+    ),
+    "backup": (
+        f"{HERE}.serve:backup",
+        "Back up the ledger, the ensembles and the data directory's other files, while they serve.",
+    ),
+    "restore": (
+        f"{HERE}.serve:restore",
+        "Put a backup in the place of what is there. Stop all servers first; the key must be "
+        "there.",
+    ),
+    "upgrade": (
+        f"{HERE}.serve:upgrade",
+        "Say whether this version will serve what is here; if so, migrate the ledger.",
+    ),
+    "plan": (
+        f"{HERE}.plan:plan",
+        "Plan a project: how many answers are right, for which ε?",
+    ),
+    "mechanisms": (
+        f"{HERE}.options:mechanisms",
+        "List the mechanisms with their parameters; those in brackets may be left out.",
+    ),
+    "ensemble": ("", "Train, show, verify and register ensembles."),
+    "ensemble evaluate": (
+        f"{HERE}.plan:evaluate",
+        "Measure how far teachers agree, and how often they are right, by class.",
+    ),
+    "ensemble train": (
+        f"{HERE}.ensemble:train",
+        "Train teachers on disjoint parts of private data.",
+    ),
+    "ensemble kinds": (
+        f"{HERE}.ensemble:kinds",
+        "Show the kinds of teacher that `train` takes, and their parameters.",
+    ),
+    "ensemble show": (f"{HERE}.ensemble:show", "Show an ensemble's manifest."),
+    "ensemble verify": (
+        f"{HERE}.ensemble:verify",
+        "Check every file of an ensemble against the digests in its manifest.",
+    ),
+    "ensemble register": (
+        f"{HERE}.project:register",
+        "Allow projects on an ensemble, under the cap of the people whom its records are about.",
+    ),
+    "ensemble forget": (
+        f"{HERE}.people:forget",
+        "Forget people in every ensemble of their population, for good, while the service runs.",
+    ),
+    "ensemble list": (
+        f"{HERE}.project:list_ensembles",
+        "List the registered ensembles, the caps of their populations, and what is reserved of "
+        "these.",
+    ),
+    "ensemble schema": (
+        f"{HERE}.reading:schema",
+        "Propose a schema for a public table, explain it, and write it to a file you can edit.",
+    ),
+    "neighbours": ("", "Let every person vote, with an account of their own."),
+    "neighbours build": (
+        f"{HERE}.ensemble:build",
+        "Place private records on a public map, where each votes for what lies near it.",
+    ),
+    "neighbours add": (
+        f"{HERE}.people:add",
+        "Let people join, while the service runs: they vote from the next query on.",
+    ),
+    "project": (f"{HERE}.project:app", "Open, show, pause and close projects."),
+    "token": (f"{HERE}.project:tokens_app", "Create, list and revoke tokens."),
+    "request": (f"{HERE}.project:requests_app", "See, approve and refuse requests for projects."),
+    "ledger": (f"{HERE}.ledger:app", "Show, verify and export the ledger."),
+    "log": (f"{HERE}.ledger:log_app", "Show and export the administrative log."),
+    "student": (
+        f"{HERE}.student:app",
+        "Request labels from a server and train on them.\n\n"
+        "The options of the connection come before the command.",
+    ),
+    "student train": (
+        f"{HERE}.distilling:train",
+        "Buy labels in rounds and train a student, until the budget is spent or all inputs are "
+        "sent.",
+    ),
+    "student label": (
+        f"{HERE}.student:label",
+        "Request labels for inputs and save them, in the order of the inputs.",
+    ),
+    "student predict": (
+        f"{HERE}.distilling:predict",
+        "Predict the classes of inputs with a trained student. Needs no server and costs nothing.",
+    ),
+    "student budget": (f"{HERE}.student:budget", "Show the account of the token's project."),
+}
+"""The server's own commands, in the order in which help lists them."""
+
+
+@cache
+def list_commands() -> Commands:
+    """Return all commands: the server's own, and after them those of add-ons."""
+    found = dict(COMMANDS)
+    for addon in addons().values():
+        found |= addon.commands
+    return found
+
+
+class LazyCommand(TyperCommand):
+    """A command or group that is not imported yet, as help lists it."""
+
+    def __init__(self, path: str, target: str, line: str) -> None:
+        super().__init__(path.rpartition(" ")[2], help=line, rich_markup_mode="rich")
+        self.path = path
+        self.target = target
+
+    def load(self) -> Any:
+        """Import it, and return the command or the group."""
+        found = resolve_name(self.target) if self.target else typer.Typer()
+        within = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        if not isinstance(found, typer.Typer):
+            within.command(cls=Command)(found)
+            return typer.main.get_command(within)
+        for command in found.registered_commands:
+            command.cls = Command
+        within.add_typer(
+            found, name=self.path, cls=CommandGroup, help=self.help, no_args_is_help=True
+        )
+        return cast(TyperGroup, typer.main.get_command(within)).commands[self.path]
+
+
+class CommandGroup(TyperGroup):
+    """A group whose commands are imported when they are run, and not when they are listed."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for path, (target, line) in list_commands().items():
+            above, _, name = path.rpartition(" ")
+            if above == (self.name or ""):
+                self.commands[name] = LazyCommand(path, target, line)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is named, imported."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and isinstance(command, LazyCommand):
+            command = self.commands[name] = command.load()
+        return name, command, rest
+
+
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Serve noisy votes of private records within a privacy budget, or learn from them.",
 )
-
-app.command()(quickstart.quickstart)
-app.command()(serve.init)
-app.command()(serve.serve)
-app.command()(serve.doctor)
-app.command()(ledger.backup)
-app.command()(ledger.restore)
-app.command()(ledger.upgrade)
-app.command()(plan.plan)
-app.add_typer(ensemble.app, name="ensemble")
-app.add_typer(ensemble.neighbours_app, name="neighbours")
-app.add_typer(project.app, name="project")
-app.add_typer(project.tokens_app, name="token")
-app.command()(mechanism.mechanisms)
-app.add_typer(project.requests_app, name="request")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(ledger.log_app, name="log")
-app.add_typer(student.app, name="student")
-
-
-def _add(name: str, command: Callable[..., None] | typer.Typer) -> None:
-    """Add a command of an add-on, to the group that its name begins with."""
-    *within, last = name.split()
-    into = app
-    for group in app.registered_groups:
-        if within == [group.name] and group.typer_instance is not None:
-            into = group.typer_instance
-    if isinstance(command, typer.Typer):
-        into.add_typer(command, name=last)
-    else:
-        into.command(last)(command)
-
-
-for _addon in addons().values():
-    for _name, _reference in _addon.commands.items():
-        _add(_name, resolve_name(_reference))
-
-
-def _use_one_class(group: typer.Typer) -> None:
-    """Let every command decide by its mark whether it takes `--json`."""
-    for command in group.registered_commands:
-        command.cls = Command
-    for below in group.registered_groups:
-        if below.typer_instance is not None:
-            _use_one_class(below.typer_instance)
-
-
-_use_one_class(app)
 
 
 def _version(wanted: bool) -> None:

@@ -8,32 +8,41 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_models.data.arrays import Dataset, read_arrays
+from terrine_protocol.files import replacing
+from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
-    SPEC,
     as_json,
     console,
     errors,
     fail,
-    mechanism_text,
-    parse_spec,
     print_json,
+    say,
     with_json,
 )
+from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
+from terrine_server.planning.consensus import Consensus, Votes
+from terrine_server.planning.first_project import (
+    NeighbourPlan,
+    default_near,
+    fitted_noise,
+    plan_neighbours,
+)
+from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY
+from terrine_server.planning.plan import Candidate, Plan, compare, plan_counts
+from terrine_server.planning.plan import plan as make_plan
+from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
-    from terrine_models.data.arrays import Dataset
     from terrine_models.teachers.ensemble import Agreement
     from terrine_models.teachers.manifests import Manifest
     from terrine_models.teachers.neighbours import NeighbourForecast
-    from terrine_protocol.tables.columns import Note
-    from terrine_server.planning.consensus import Votes
-    from terrine_server.planning.first_project import NeighbourPlan
-    from terrine_server.planning.plan import Candidate, Plan
 
 
 STUDENT_FEATURES = 150
@@ -44,9 +53,9 @@ def show_plan(found: Plan, rows: int) -> None:
     """Print a plan. `rows`: public rows, of a plan for noisy counts."""
     chosen = found.chosen
     name = chosen.spec["name"]
-    _say(f"[bold]{name} with {chosen.teachers:,} teachers: {_parameters(chosen)}[/]")
+    say(f"[bold]{name} with {chosen.teachers:,} teachers: {_parameters(chosen)}[/]", markup=True)
     against = "the labels" if found.labelled else "what most teachers say"
-    _say(
+    say(
         f"Answers {chosen.answered:.1%} of queries; {chosen.accuracy:.2%} of the answers agree "
         f"with {against}. ε = {found.epsilon:g}, δ = {found.delta:g} buys, by each sound rule,"
     )
@@ -59,7 +68,7 @@ def show_plan(found: Plan, rows: int) -> None:
         table.add_row(f"{each.rule}{together}", f"{each.answers:,}", f"{each.queries:,}")
     console.print(table)
     if found.pass_rate < 1:
-        _say(
+        say(
             "Queries at least: whatever teachers say. Answers: if they agree as far as was said; "
             "how a price is divided between answers and abstentions does not depend on it."
         )
@@ -69,14 +78,14 @@ def show_plan(found: Plan, rows: int) -> None:
         _show_publishing(found)
     if len(found.by_teachers) > 1:
         _show_by_teachers(found)
-    _say(f"To open the project:\n  {command(found)}")
+    say(f"To open the project:\n  {command(found)}")
 
 
 def show_all(plans: Sequence[Plan]) -> None:
     """Print the best plans of several mechanisms, and the command for the first of them."""
     best = plans[0]
     against = "the labels" if best.labelled else "what most teachers say"
-    _say(
+    say(
         f"What ε = {best.epsilon:g}, δ = {best.delta:g} buys of each mechanism, by right answers, "
         f"for labels that are used one by one. Right: agrees with {against}."
     )
@@ -98,12 +107,12 @@ def show_all(plans: Sequence[Plan]) -> None:
             f"{each.quotes[0].considered.queries:,}",
         )
     console.print(table)
-    _say(
+    say(
         "To train a model, labelled public rows forecast what it will be: terrine quickstart "
         "--dry-run --public POOL --units N."
     )
-    _say(f"To open a project with the first one:\n  {command(best)}")
-    _say("More about one of them: terrine plan MECHANISM")
+    say(f"To open a project with the first one:\n  {command(best)}")
+    say("More about one of them: terrine plan MECHANISM")
 
 
 def retirement_forecast(found: NeighbourPlan, by: NeighbourForecast) -> str:
@@ -131,11 +140,9 @@ def by_stand_ins(found: NeighbourForecast, forecast: str) -> str:
 
 def _show_fitted(found: Plan, rows: int) -> None:
     """Print what the noise of counts is worth once shares are fitted to public features."""
-    from terrine_server.planning.first_project import fitted_noise
-
     sigma, n = float(str(found.chosen.spec["sigma"])), found.chosen.teachers
     fitted = fitted_noise(rows, n, sigma, STUDENT_FEATURES)
-    _say(
+    say(
         f"noisy_votes answers each of {rows:,} rows with noisy counts. The noise of one row's "
         f"share is {sigma / n:.1%} of the {n:,} teachers; of shares that are fitted to "
         f"{STUDENT_FEATURES} features over all rows, {fitted:.2%}, however many rows: compare it "
@@ -147,10 +154,10 @@ def _show_publishing(found: Plan) -> None:
     publishing = found.publishing
     worst = max(int(quoted.considered.answers / found.pass_rate) for quoted in found.quotes)
     if publishing is None or publishing.queries <= worst:
-        _say("Data-dependent accounting does not pay here: use the worst case.")
+        say("Data-dependent accounting does not pay here: use the worst case.")
         return
     order = publishing.publication.order
-    _say(
+    say(
         f"Data-dependent accounting would answer {publishing.queries / worst - 1:.0%} more, with "
         f"figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} queries. To "
         f"use it, register the ensemble with --rule rdp:{order:g} and open the project with "
@@ -159,7 +166,7 @@ def _show_publishing(found: Plan) -> None:
 
 
 def _show_by_teachers(found: Plan) -> None:
-    _say("The best candidate for each number of teachers:")
+    say("The best candidate for each number of teachers:")
     table = Table("teachers", "parameters", "answered", "right")
     table.add_column("answers", justify="right")
     for each in found.by_teachers:
@@ -191,10 +198,6 @@ def document(found: Plan, votes: str) -> dict[str, Any]:
 def _parameters(candidate: Candidate) -> str:
     given = candidate.spec.items()
     return ", ".join(f"{key} {value:g}" for key, value in given if key != "name")
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
 
 
 MAX_COUNT = 2**53
@@ -234,11 +237,6 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
 
     Counts that are whole numbers in floating point, as PATE's own files have them, are read.
     """
-    import numpy as np
-
-    from terrine_models.data.arrays import read_arrays
-    from terrine_server.planning.consensus import Votes
-
     arrays = read_arrays(path)
     if not isinstance(arrays, dict):
         arrays = {"counts": arrays}
@@ -273,8 +271,8 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
 
 def ensemble_directory(ensemble: str) -> Path:
     """The directory of an ensemble that is named, or given by path: of its newest edition."""
+    # PyTorch comes with it, and other plans need none.
     from terrine_models.teachers.kinds import ensemble_format
-    from terrine_server.settings import Settings
 
     path = Path(ensemble)
     if not (path / ensemble_format(path).document).exists() and len(path.parts) == 1:
@@ -317,10 +315,9 @@ def evaluate(
 
       terrine plan --votes votes.npz --votes-are public --epsilon 1
     """
-    import numpy as np
 
+    # PyTorch comes with it, and plans need none.
     from terrine_models.teachers.ensemble import Agreement, Ensemble
-    from terrine_protocol.files import replacing
 
     check_origin(trained_on, "--trained-on")
     if votes is not None and votes.suffix.lower() != ".npz":
@@ -348,18 +345,7 @@ def evaluate(
 
 
 def _labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
-    from terrine_models.data.arrays import load_idx, load_npz
-    from terrine_models.data.images import load_image_classes
-    from terrine_models.tables.loading import load_table
-
-    if manifest.encoding is not None:
-        data = load_table(path, manifest.encoding, note, public=True)
-    elif manifest.image is not None and path.is_dir():
-        data = load_image_classes(path, manifest.image, classes=manifest.classes)
-    elif path.suffix.lower() == ".npz":
-        data = load_npz(path, classes=manifest.classes)
-    else:
-        data = load_idx(path, classes=manifest.classes)
+    data = reading.format_of(path, manifest).labelled(path, manifest, note, True)
     if data.spec.shape != manifest.input.shape or data.spec.dtype != manifest.input.dtype:
         fail(
             f"{path} has inputs {data.spec.dtype} {list(data.spec.shape)}; the ensemble takes "
@@ -506,8 +492,6 @@ def plan(
 
 def _compare(ensembles: list[Votes], epsilon: float, delta: float, origin: str) -> None:
     """Rank mechanisms by right answers, for labels that are used one by one."""
-    from terrine_server.planning.plan import compare
-
     plans = compare(ensembles, epsilon=epsilon, delta=delta)
     if as_json():
         print_json([document(each, origin) for each in plans])
@@ -518,8 +502,6 @@ def _compare(ensembles: list[Votes], epsilon: float, delta: float, origin: str) 
 def _ensembles(
     sizes: list[int], classes: int, consensus: str, votes: Path | None, votes_are: VoteSource | None
 ) -> list[Votes]:
-    from terrine_server.planning.consensus import Consensus, Votes
-
     if votes is not None:
         check_origin(votes_are, "--votes-are")
         return [load_votes(votes, sizes)]
@@ -533,10 +515,6 @@ def _ensembles(
 
 def _plan_one(text: str, ensembles: list[Votes], epsilon: float, delta: float, rows: int) -> Plan:
     """Return the plan of one mechanism, with the parameters that are stated."""
-    from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY
-    from terrine_server.planning.plan import plan as make_plan
-    from terrine_server.planning.plan import plan_counts
-
     name, stated = parse_spec("MECHANISM", text)
     if wrong := [each for each, value in stated.items() if isinstance(value, bool | str)]:
         fail(f"MECHANISM: {', '.join(wrong)} must be a number.")
@@ -550,8 +528,8 @@ def _plan_one(text: str, ensembles: list[Votes], epsilon: float, delta: float, r
 
 def _plan_neighbours(name: str | None, rows: int, epsilon: float, delta: float) -> None:
     """Plan for the units of an ensemble, by its public rows alone."""
+    # PyTorch comes with it, and other plans need none.
     from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
-    from terrine_server.planning.first_project import default_near, plan_neighbours
 
     if name is None:
         fail("Which people are near depends on the data: name their ensemble with --ensemble.")
@@ -562,23 +540,24 @@ def _plan_neighbours(name: str | None, rows: int, epsilon: float, delta: float) 
     if as_json():
         print_json(asdict(found))
         return
-    _say(
+    say(
         f"[bold]neighbours: σ = {found.sigma:g}[/] for {rows:,} public rows, each asked once, at "
-        f"ε = {epsilon:g}, δ = {delta:g}."
+        f"ε = {epsilon:g}, δ = {delta:g}.",
+        markup=True,
     )
-    _say(retirement_forecast(found, by))
+    say(retirement_forecast(found, by))
     suited = default_near(by.units, rows, epsilon, delta)
     if not 0.5 <= suited / found.near <= 2:
-        _say(f"For this, --near {suited:,} would suit: `terrine neighbours build`.")
+        say(f"For this, --near {suited:,} would suit: `terrine neighbours build`.")
     spec = {"name": "neighbours", "sigma": found.sigma, "queries": rows}
-    _say(
+    say(
         f"To open the project:\n  terrine project open NAME --ensemble {name} --mechanism "
         f"{mechanism_text(spec)} --epsilon {epsilon:g} --delta {delta:g}"
     )
 
 
 def _how_many(classes: str | None) -> int:
-    names = reading.class_names(classes)
+    names = reading.parse_classes(classes)
     return DEFAULT_CLASSES if names is None else len(names)
 
 

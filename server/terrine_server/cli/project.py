@@ -1,35 +1,50 @@
-"""`terrine project …`: open, show, pause and close projects."""
+"""`terrine project …`, `request …` and `token …`, and the caps of registered ensembles."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from terrine_protocol import ProjectOpen, RequestApprove, TokenCreate, TokenInfo
+from terrine_protocol import (
+    ApprovalInfo,
+    EnsembleRegister,
+    ProjectInfo,
+    ProjectOpen,
+    ProjectStatus,
+    RequestApprove,
+    RequestApproved,
+    RequestRefuse,
+    TokenCreate,
+    TokenInfo,
+)
+from terrine_server import views
 from terrine_server.cli.console import (
     Row,
     as_json,
-    console,
     errors,
     fail,
-    opened_ledger,
     output,
     print_json,
-    takes,
+    say,
+    warn,
     with_json,
 )
+from terrine_server.cli.ledger import open_current_ledger
+from terrine_server.cli.options import takes
+from terrine_server.labeling.any_voters import AnyVoters
+from terrine_server.ledger import ProjectRecord
+from terrine_server.owner import operations
+from terrine_server.owner.sign_in import Tokens, load_secret_key
+from terrine_server.planning.first_project import forecast_neighbours
+from terrine_server.planning.opening import small_budget_warning
+from terrine_server.privacy.budget import Allowance
+from terrine_server.settings import Settings
 
-if TYPE_CHECKING:
-    from terrine_protocol import ApprovalInfo, ProjectInfo
-    from terrine_server.ledger import ProjectRecord
-    from terrine_server.privacy.budget import Allowance
-    from terrine_server.settings import Settings
-
-
-app = typer.Typer(no_args_is_help=True, help="Open, show, pause and close projects.")
+app = typer.Typer()
 
 Name = Annotated[str, typer.Argument(help="Name of the project.")]
 NameOrAll = Annotated[str | None, typer.Argument(help="Name of the project.")]
@@ -48,31 +63,24 @@ def open_project(request: ProjectOpen) -> None:
       terrine project open sepsis --ensemble ward --epsilon 1 --delta 1e-5
           --mechanism confident_gnmax:threshold=600,sigma1=200,sigma2=120
     """
-    from terrine_server.owner.operations import open_project
-    from terrine_server.planning.opening import small_budget_warning
-    from terrine_server.settings import Settings
-
     settings = Settings()
-    record = open_project(opened_ledger(), request)
+    record = operations.open_project(open_current_ledger(), request)
     warning = small_budget_warning(record.terms, len(record.ensemble.facts.classes))
-    info = _infos(settings, [record])[0].model_copy(update={"warning": warning})
-    output(info, _for_people(record))
+    info = _as_api(settings, [record])[0].model_copy(update={"warning": warning})
+    output(info, _tabulate_terms(record))
     if as_json():
         return
     if warning is not None:
-        errors.print(f"[bold yellow]Warning:[/] {warning}", soft_wrap=True)
+        warn(warning, to=errors)
     if record.terms.allowance is not None:
         _show_retirement(settings, record, record.terms.allowance)
-    console.print(
-        f"Opened. Next: terrine token create --role student --project {record.name}",
-        soft_wrap=True,
-    )
+    say(f"Opened. Next: terrine token create --role student --project {record.name}")
 
 
 def _show_retirement(settings: Settings, record: ProjectRecord, allowance: Allowance) -> None:
+    # PyTorch comes with these, and no other command here needs it.
     from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
     from terrine_server.cli.plan import retirement_forecast
-    from terrine_server.planning.first_project import forecast_neighbours
 
     ensemble = NeighbourEnsemble.load(settings.data_dir / record.ensemble.current.path)
     by = forecast_from_public(ensemble, allowance.norm)
@@ -85,23 +93,20 @@ def _show_retirement(settings: Settings, record: ProjectRecord, allowance: Allow
         allowed=allowance.most,
         norm=allowance.norm,
     )
-    _say(retirement_forecast(found, by))
+    say(retirement_forecast(found, by))
 
 
 @app.command("list")
 @with_json
 def list_projects() -> None:
     """List all projects."""
-    from terrine_server.settings import Settings
-    from terrine_server.views import budget
-
-    settings, ledger = Settings(), opened_ledger()
+    settings, ledger = Settings(), open_current_ledger()
     records: list[ProjectRecord] = []
     while page := ledger.projects(records[-1].name if records else None, 100):
         records += page
-    accounts = [budget(record) for record in records]
+    accounts = [views.budget(record) for record in records]
     output(
-        _infos(settings, records) if as_json() else None,
+        _as_api(settings, records) if as_json() else None,
         [
             {
                 "project": record.name,
@@ -121,10 +126,8 @@ def list_projects() -> None:
 @with_json
 def show(name: Name) -> None:
     """Show a project's terms and account. JSON has the terms; see also `terrine ledger show`."""
-    from terrine_server.settings import Settings
-
-    record = opened_ledger().project(name)
-    output(_infos(Settings(), [record])[0], _for_people(record))
+    record = open_current_ledger().project(name)
+    output(_as_api(Settings(), [record])[0], _tabulate_terms(record))
 
 
 @app.command("secret-spend")
@@ -135,9 +138,7 @@ def secret_spend(name: Name) -> None:
     For the data owner only: it is a function of the private data, and no guarantee covers showing
     it to anyone. Students see bounds on it, published at counts that were fixed beforehand.
     """
-    from terrine_server.owner import operations
-
-    spend = operations.secret_spend(opened_ledger(), name)
+    spend = operations.secret_spend(open_current_ledger(), name)
     errors.print(
         "[bold red]SECRET:[/] this is computed from private votes, outside every guarantee. "
         "Do not share it.",
@@ -163,12 +164,12 @@ def pause(
 
     With `--all`, every active project, in one transaction, so that `resume --all` resumes these.
     """
-    if not _one_of(name, every):
-        return _set_status(str(name), "paused")
-    paused = opened_ledger().pause_all()
+    if not _means_all(name, every):
+        return _set_status(str(name), ProjectStatus.PAUSED)
+    paused = open_current_ledger().pause_all()
     if not paused:
-        return _say("No project is active.")
-    _say(f"Paused {', '.join(paused)}. Afterwards: terrine project resume --all")
+        return say("No project is active.")
+    say(f"Paused {', '.join(paused)}. Afterwards: terrine project resume --all")
 
 
 @app.command()
@@ -183,23 +184,19 @@ def resume(
     With `--all`, what `pause --all` paused, in one transaction: not what was paused before, nor
     what was paused or resumed by its name since.
     """
-    if not _one_of(name, every):
-        return _set_status(str(name), "active")
-    ledger = opened_ledger()
+    if not _means_all(name, every):
+        return _set_status(str(name), ProjectStatus.ACTIVE)
+    ledger = open_current_ledger()
     if ledger.maintenance() is None:
-        return _say("Nothing is paused by `terrine project pause --all`.")
-    _say(f"Resumed {', '.join(ledger.resume_all()) or 'no project'}.")
+        return say("Nothing is paused by `terrine project pause --all`.")
+    say(f"Resumed {', '.join(ledger.resume_all()) or 'no project'}.")
 
 
-def _one_of(name: str | None, every: bool) -> bool:
+def _means_all(name: str | None, every: bool) -> bool:
     """Return whether all projects are meant. Exactly one of these must be given."""
     if (name is None) != every:
         fail("Name one project, or give --all.")
     return every
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -208,32 +205,25 @@ def close(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Close a project for good, and return its unspent budget to its ensemble's cap."""
-    opened_ledger().project(name)  # fails for an unknown name, before the prompt
+    open_current_ledger().project(name)  # fails for an unknown name, before the prompt
     if not yes:
         typer.confirm(f"Close {name} for good?", abort=True)
-    _set_status(name, "closed")
+    _set_status(name, ProjectStatus.CLOSED)
 
 
-def _set_status(name: str, status: str) -> None:
-    from terrine_protocol import ProjectStatus
-
-    record = opened_ledger().set_status(name, ProjectStatus(status))
-    console.print(f"{record.name} is {record.status}.")
+def _set_status(name: str, status: ProjectStatus) -> None:
+    record = open_current_ledger().set_status(name, status)
+    say(f"{record.name} is {record.status}.")
 
 
-def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
+def _as_api(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
     """Return projects as the HTTP API returns them."""
-    from terrine_server import views
-    from terrine_server.labeling.any_voters import AnyVoters
-
     voters = AnyVoters(settings)
     return [views.project(record, voters.available(record.ensemble)) for record in records]
 
 
-def _for_people(record: ProjectRecord) -> Row:
-    from terrine_server.views import budget
-
-    account = budget(record)
+def _tabulate_terms(record: ProjectRecord) -> Row:
+    account = views.budget(record)
     disjoint_by = record.ensemble.facts.disjoint_by
     return {
         "project": record.name,
@@ -249,14 +239,14 @@ def _for_people(record: ProjectRecord) -> Row:
         "ε spent": f"{account.epsilon_spent:.6g}",
         "charges": str(account.charges),
         "queries left": f"at least {account.affordable}",
-        "prices": _prices(record),
-        "accounting": _accounting(record),
+        "prices": _describe_prices(record),
+        "accounting": _describe_accounting(record),
         "opened": record.opened_at,
         "disjoint by": disjoint_by and f"{disjoint_by} (declared by the owner, not checked)",
     }
 
 
-def _prices(record: ProjectRecord) -> str:
+def _describe_prices(record: ProjectRecord) -> str:
     """Return what each outcome costs, and what the rules would have bought that were not taken."""
     terms = record.terms
     lines = [
@@ -284,7 +274,7 @@ def _prices(record: ProjectRecord) -> str:
     return "\n".join(lines)
 
 
-def _accounting(record: ProjectRecord) -> str:
+def _describe_accounting(record: ProjectRecord) -> str:
     schedule = record.terms.schedule
     if schedule is None:
         return "worst case"
@@ -294,12 +284,17 @@ def _accounting(record: ProjectRecord) -> str:
     )
 
 
-requests_app = typer.Typer(
-    no_args_is_help=True, help="See, approve and refuse requests for projects."
-)
+requests_app = typer.Typer()
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
-ELSEWHERE = ("delta", "accounting", "consensus", "expected_pass_rate", "title", "purpose")
+TERMS_WITHOUT_OPTION = (
+    "delta",
+    "accounting",
+    "consensus",
+    "expected_pass_rate",
+    "title",
+    "purpose",
+)
 """Terms that are as requested, or given to the API or on the request's page."""
 
 
@@ -307,9 +302,7 @@ ELSEWHERE = ("delta", "accounting", "consensus", "expected_pass_rate", "title", 
 @with_json
 def list_requests() -> None:
     """List requests, oldest first."""
-    from terrine_server import views
-
-    found = opened_ledger().list_requests()
+    found = open_current_ledger().list_requests()
     output(
         [views.request_account(each) for each in found],
         [
@@ -331,10 +324,7 @@ def list_requests() -> None:
 @with_json
 def show_request(request_id: Id) -> None:
     """Show a request and, while it is open, what approving it as it was made would mean."""
-    from terrine_server import views
-    from terrine_server.owner import operations
-
-    ledger = opened_ledger()
+    ledger = open_current_ledger()
     record = ledger.find_request(request_id)
     shown = views.request_account(record, *operations.examine_request(ledger, record))
     mechanism = shown.mechanism.model_dump(exclude_none=True)
@@ -353,26 +343,19 @@ def show_request(request_id: Id) -> None:
         "cannot be opened": shown.cannot_be_opened,
     }
     if shown.approval is not None:
-        people |= _outlook(shown.approval)
+        people |= _describe_approval(shown.approval)
     output(shown, people)
 
 
 @requests_app.command()
 @with_json
-@takes(RequestApprove, without=ELSEWHERE)
+@takes(RequestApprove, without=TERMS_WITHOUT_OPTION)
 def approve(approval: RequestApprove, request_id: Id) -> None:
     """Open the project that was asked for. A token is printed once, alone on stdout.
 
     Other terms can be given on the page of the request, or to the API.
     """
-    from terrine_protocol import RequestApproved
-    from terrine_server import views
-    from terrine_server.labeling.any_voters import AnyVoters
-    from terrine_server.owner import operations
-    from terrine_server.owner.sign_in import Tokens, load_secret_key
-    from terrine_server.settings import Settings
-
-    settings, ledger = Settings(), opened_ledger()
+    settings, ledger = Settings(), open_current_ledger()
     terms = operations.merge_approval(ledger.find_request(request_id), approval)
     tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
     done = operations.approve_request(
@@ -390,16 +373,15 @@ def approve(approval: RequestApprove, request_id: Id) -> None:
         return
     if done.token is not None:
         typer.echo(done.token.token)
-        errors.print(
+        say(
             f"Opened {approval.name}, with the student's token {done.token.id}, which expires "
             f"{done.token.expires_at:%Y-%m-%d}. Keep it safe: it will not be shown again.",
-            soft_wrap=True,
+            to=errors,
         )
     else:
-        console.print(
+        say(
             f"Opened {approval.name}. Next: terrine token create --role student --project "
-            f"{approval.name}",
-            soft_wrap=True,
+            f"{approval.name}"
         )
 
 
@@ -408,14 +390,12 @@ def refuse(
     request_id: Id, reason: Annotated[str, typer.Option(help="Whoever made it reads this.")]
 ) -> None:
     """Refuse a request, with a reason."""
-    from terrine_protocol import RequestRefuse
-
     refusal = RequestRefuse(reason=reason)
-    opened_ledger().refuse_request(request_id, refusal.reason)
-    console.print(f"{request_id} is refused.", highlight=False)
+    open_current_ledger().refuse_request(request_id, refusal.reason)
+    say(f"{request_id} is refused.")
 
 
-def _outlook(found: ApprovalInfo) -> dict[str, str | None]:
+def _describe_approval(found: ApprovalInfo) -> dict[str, str | None]:
     def of(part: int, whole: int) -> str:
         return f"{part / whole:.1%}"
 
@@ -431,7 +411,7 @@ def _outlook(found: ApprovalInfo) -> dict[str, str | None]:
     }
 
 
-tokens_app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
+tokens_app = typer.Typer()
 
 
 @tokens_app.command()
@@ -439,10 +419,7 @@ tokens_app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tok
 @takes(TokenCreate)
 def create(request: TokenCreate) -> None:
     """Create a token. It is printed once, alone on stdout, and cannot be shown again."""
-    from terrine_server.owner.sign_in import Tokens, load_secret_key
-    from terrine_server.settings import Settings
-
-    ledger = opened_ledger()
+    ledger = open_current_ledger()
     made = Tokens(ledger, load_secret_key(Settings().secret_key_path)).create(request)
     try:
         if as_json():
@@ -453,10 +430,10 @@ def create(request: TokenCreate) -> None:
     except OSError:  # a full disk, or whoever read it has gone: nobody has it
         ledger.revoke_token(made.id)
         raise
-    errors.print(
+    say(
         f"Role {made.role}, id {made.id}, expires {made.expires_at:%Y-%m-%d}. "
         "Keep it safe: it will not be shown again.",
-        soft_wrap=True,
+        to=errors,
     )
 
 
@@ -464,7 +441,7 @@ def create(request: TokenCreate) -> None:
 @with_json
 def list_tokens() -> None:
     """List all tokens, without their secrets."""
-    tokens = opened_ledger().list_tokens()
+    tokens = open_current_ledger().list_tokens()
     output(
         [TokenInfo.model_validate(token) for token in tokens],
         [
@@ -484,5 +461,82 @@ def list_tokens() -> None:
 @tokens_app.command()
 def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")]) -> None:
     """Revoke a token immediately and for good."""
-    opened_ledger().revoke_token(token_id)
-    console.print(f"{token_id} is revoked.")
+    open_current_ledger().revoke_token(token_id)
+    say(f"{token_id} is revoked.")
+
+
+@takes(EnsembleRegister, arguments=("name",), without=("rule", "order"))
+def register(
+    wanted: EnsembleRegister,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rdp[:ORDER]|gdp",
+            help="How a new cap adds up what projects cost. rdp, the default: at one Rényi order, "
+            "by default what suits ε and δ, where joint prices and published bounds hold; "
+            "`terrine plan` proposes an order for data-dependent accounting. gdp: in Gaussian DP, "
+            "where about a tenth more of plain gnmax fits, but neither of these.",
+        ),
+    ] = None,
+) -> None:
+    """Allow projects on an ensemble, under the cap of the people whom its records are about.
+
+    All ensembles of a population share one cap. The first fixes it, for good; by default
+    everything in a data directory is of one population.
+
+    [bold]Examples[/bold]
+
+      terrine ensemble register digits --epsilon 4 --delta 1e-5
+
+      terrine ensemble register digits-again
+
+      terrine ensemble register staff --population staff --disjoint --epsilon 2 --delta 1e-5
+    """
+    if rule is not None:
+        found = re.fullmatch(r"(rdp|gdp)(?::([\d.]+))?", rule)
+        if found is None:
+            fail(f"--rule is rdp, rdp:ORDER (such as rdp:12) or gdp; not {rule}.")
+        wanted = EnsembleRegister.model_validate(
+            {**wanted.model_dump(), "rule": found[1], "order": found[2]}
+        )
+    ledger = open_current_ledger()
+    record = operations.register_ensemble(ledger, Settings(), wanted)
+    population = record.population
+    others = [
+        each.name
+        for each in ledger.ensembles()
+        if each.population.id == population.id and each.name != record.name
+    ]
+    shared = f" It shares this cap with {', '.join(others)}." if others else ""
+    say(
+        f"Registered {record.name}, of the population {population.name}: all projects on its "
+        f"ensembles together stay within ε = {population.epsilon:g}, δ = {population.delta:g}, "
+        f"added up in {population.rule}.{shared} "
+        f"Next: terrine project open --ensemble {record.name} …"
+    )
+
+
+@with_json
+def list_ensembles() -> None:
+    """List the registered ensembles, the caps of their populations, and what is reserved of these.
+
+    A cap is listed with each ensemble that shares it.
+    """
+    records = open_current_ledger().ensembles()
+    if as_json():
+        voters = AnyVoters(Settings())
+        print_json([views.ensemble_account(record, voters.available(record)) for record in records])
+        return
+    listed = [
+        {
+            "ensemble": record.name,
+            "protects": record.protects,
+            "teachers": record.facts.teachers,
+            "classes": len(record.facts.classes),
+            "population": record.population.name,
+            "cap": f"ε = {record.population.epsilon:g}, δ = {record.population.delta:g}",
+            "reserved": f"{record.population.reserved / record.population.cap:.1%}",
+        }
+        for record in records
+    ]
+    output(None, listed)

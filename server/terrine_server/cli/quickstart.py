@@ -9,35 +9,65 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_models.data.arrays import DataError, Dataset, number_distinct_rows
+from terrine_models.features.maps import PublicData
+from terrine_models.tables.loading import has_column, is_table, read_schema
+from terrine_models.tables.roles import SchemaProposal, find_repeated_people, propose_schema
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.neighbours import NeighbourSettings, build
+from terrine_models.teachers.shards import unit_count
+from terrine_models.teachers.training import train_ensemble
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_protocol.base import normalize
+from terrine_protocol.files import write_atomically
 from terrine_server.cli import ensemble, reading, serve
 from terrine_server.cli.console import (
     as_json,
     command_text,
     console,
     fail,
-    mechanism_text,
     print_json,
+    say,
     with_json,
 )
+from terrine_server.cli.options import mechanism_text
+from terrine_server.errors import NotFound
+from terrine_server.ledger import (
+    DEFAULT_POPULATION,
+    Ledger,
+    PopulationRecord,
+    ProjectRecord,
+    check_delta,
+    check_unit,
+    choose_population,
+)
+from terrine_server.owner.editions import records_key
+from terrine_server.owner.operations import (
+    open_ledger,
+    open_project,
+    register_ensemble,
+    suggest_room,
+)
+from terrine_server.owner.sign_in import Tokens, load_secret_key
+from terrine_server.planning.first_project import FirstProject, Setting, max_guess_accuracy
+from terrine_server.planning.forecast import (
+    DRAWS,
+    Forecast,
+    Option,
+    StudentForecast,
+    compare_options,
+)
+from terrine_server.privacy import Account
+from terrine_server.privacy.parameters import check_epsilon
 from terrine_server.progress import stages_bar, teachers_bar
-
-if TYPE_CHECKING:
-    from terrine_models.data.arrays import Dataset
-    from terrine_models.features.maps import PublicData
-    from terrine_models.tables.roles import SchemaProposal
-    from terrine_protocol import EnsembleRegister, ProjectOpen
-    from terrine_server.ledger import Ledger, PopulationRecord, ProjectRecord
-    from terrine_server.planning.first_project import FirstProject
-    from terrine_server.planning.forecast import Forecast, Option, StudentForecast
-    from terrine_server.settings import Settings
-
+from terrine_server.settings import Settings
 
 LABEL = "quickstart"
 """Of the token, for the owner's records."""
@@ -59,15 +89,15 @@ class _Notes:
     def detail(self, text: str) -> None:
         """Print what only some want to know."""
         if self.verbose:
-            _say(text)
+            say(text)
 
     def show_notes(self) -> None:
         """Print what was kept."""
         shown = self.notes if self.verbose else self.notes[:MAX_NOTES]
         for text in shown:
-            _say(f"- {text}")
+            say(f"- {text}")
         if more := len(self.notes) - len(shown):
-            _say(f"- {more} more: --verbose shows all.")
+            say(f"- {more} more: --verbose shows all.")
         self.notes = []
 
 
@@ -101,8 +131,6 @@ class DataOptions:
 
     def propose_schema(self, note: Callable[[str], None]) -> SchemaProposal:
         """Propose a schema for a table."""
-        from terrine_models.tables.roles import propose_schema
-
         if self.images:
             fail("--images is for folders of pictures; a table has a schema.")
         if self.label is None:
@@ -111,10 +139,10 @@ class DataOptions:
             return propose_schema(
                 self.public,
                 label=self.label,
-                classes=reading.class_names(self.classes),
-                bins=reading.edges(self.bins),
+                classes=reading.parse_classes(self.classes),
+                bins=reading.parse_bins(self.bins),
                 group=self.group,
-                columns=reading.split(self.columns),
+                columns=reading.split_names(self.columns),
                 ignore=self.ignore,
                 keep=self.keep,
                 note=note,
@@ -235,12 +263,6 @@ def quickstart(
 
       terrine quickstart --dry-run --units 32000 --public census-sample.csv --label income
     """
-    from terrine_protocol import EnsembleRegister
-    from terrine_server.errors import NotFound
-    from terrine_server.owner.operations import open_ledger
-    from terrine_server.privacy.parameters import check_epsilon
-    from terrine_server.settings import Settings
-
     if (units is not None) != (private is None) or (private is None and not dry_run):
         fail("Name the private records; or give --dry-run, and with --units how many there are.")
     if as_json() and not dry_run:
@@ -272,14 +294,14 @@ def quickstart(
         record = _open(
             private, given, ledger, settings, register, epsilon, log, yes=yes, anyway=anyway
         )
-        _say(f"Project {name} is open.")
+        say(f"Project {name} is open.")
     else:
         if record.terms.epsilon != epsilon:
             fail(
                 f"{name} is open with ε = {record.terms.epsilon:g}, for good. Leave --epsilon "
                 "as it was, or choose another --name."
             )
-        _say(f"Project {name} is open already, with ε = {epsilon:g}.")
+        say(f"Project {name} is open already, with ε = {epsilon:g}.")
     _finish(given, ledger, settings, record)
 
 
@@ -309,8 +331,6 @@ def _dry_run(
     anyway: bool,
 ) -> None:
     """Say what the project would buy, and what would open it."""
-    from terrine_server.owner.operations import open_ledger
-
     joined = ledger = None
     if private is not None and settings.secret_key_path.exists():
         ledger = open_ledger(settings)
@@ -336,7 +356,7 @@ def _dry_run(
         print_json({"command": command, "ways": options, "true_labels": forecast.truth})
     else:
         _show_forecast(forecast, rows, joined, log)
-        _say(f"Nothing was made or spent. To open it, with its questions:\n  {command}")
+        say(f"Nothing was made or spent. To open it, with its questions:\n  {command}")
     _check_above_chance(forecast, None, anyway=anyway)
 
 
@@ -344,17 +364,13 @@ def _read_public(
     units: int, given: DataOptions, out: Path, log: _Notes
 ) -> tuple[_Rows, DataOptions]:
     """Read labelled public rows, in place of private ones too, of which there are so many units."""
-    from terrine_models.data.arrays import DataError
-    from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import read_schema
-
     schema, given = _find_schema(given.public, given, out, log, yes=True)
     try:
         if schema is not None:
-            data = reading.labelled_rows(given.public, read_schema(schema), log.note)
+            data = reading.load_labelled_rows(given.public, read_schema(schema), log.note)
         else:
-            arrays = reading.Arrays(given.public, given.classes, given.images)
-            data, _, _ = reading.load_array_data(given.public, arrays)
+            classes, images = given.classes, given.images
+            data = reading.load_private(given.public, None, classes, images, given.public, log.note)
     except DataError as error:
         fail(
             f"What a student will be cannot be forecast without public labels: {error} With "
@@ -369,26 +385,20 @@ def _read(
     private: Path, given: DataOptions, out: Path, log: _Notes, *, yes: bool
 ) -> tuple[_Rows, DataOptions]:
     """Read private and public records. `out`: the schema of a table, made if there is none."""
-    from terrine_models.teachers.shards import unit_count
-
     schema, given = _find_schema(private, given, out, log, yes=yes)
     read = list[str]()
-    records, pool, labelled = ensemble.loaded(
-        private, given.public, schema, None if schema else given.classes, given.images, read.append
+    classes = None if schema else given.classes
+    records = reading.load_private(
+        private, schema, classes, given.images, given.public, read.append
     )
-    log.notes += [ensemble.private_rows(pool, records), *read]
+    pool, labelled = ensemble.load_pool(given.public, records, read.append)
+    log.notes += [ensemble.describe_private_rows(pool, records), *read]
     several = _rows_of_people(private, schema) if records.groups is None else ""
     return _Rows(records, unit_count(records), pool, labelled, schema, several), given
 
 
 def _forecast(rows: _Rows, epsilon: float, joined: PopulationRecord | None) -> Forecast:
     """Forecast what each way to ask the records would buy, from public rows."""
-    import numpy as np
-
-    from terrine_models.data.arrays import Dataset, number_distinct_rows
-    from terrine_server.planning.first_project import Setting
-    from terrine_server.planning.forecast import compare_options
-
     like, pool, sample = rows.like, rows.pool, rows.labelled
     setting = Setting.of(
         units=rows.units,
@@ -423,10 +433,6 @@ def _open(
     anyway: bool,
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
-    from terrine_protocol import ProjectOpen
-    from terrine_server.ledger import DEFAULT_POPULATION
-    from terrine_server.owner.operations import open_project, register_ensemble
-
     name = register.name
     registered, joined = _find_population(ledger, register)
     directory = settings.ensembles_dir / name
@@ -481,9 +487,6 @@ def _find_population(
 
     None if the population is new.
     """
-    from terrine_server.errors import NotFound
-    from terrine_server.ledger import choose_population
-
     try:
         found = ledger.ensemble(register.name).population
     except NotFound:
@@ -501,9 +504,6 @@ def _check_joining(
     ledger: Ledger, name: str, joined: PopulationRecord, first: FirstProject, *, by_person: bool
 ) -> None:
     """Refuse, before anything is made, what cannot be registered or opened under a cap."""
-    from terrine_server.ledger import check_delta, check_unit
-    from terrine_server.owner.operations import suggest_room
-
     members = [each for each in ledger.ensembles() if each.population.id == joined.id]
     check_unit(name, joined.name, members, by_person=by_person)
     check_delta(f"The δ of the cap of {joined.name}", joined.delta, first.units)
@@ -531,10 +531,6 @@ def _make_ensemble(
     yes: bool,
 ) -> None:
     """Train the teachers, or place the records."""
-    from terrine_models.teachers.neighbours import NeighbourSettings, build
-    from terrine_models.teachers.training import train_ensemble
-    from terrine_server.owner.editions import records_key
-
     plan, key = first.neighbours, records_key(settings, make=True)
     if plan is not None:
         _ask(f"Copy the records, as points with labels, to {directory}?", yes)
@@ -574,9 +570,6 @@ def _find_schema(
 
     And the options, with the classes that were asked for, if the public rows have no labels.
     """
-    from terrine_models.tables.loading import is_table
-    from terrine_protocol.files import write_atomically
-
     if not is_table(data):
         if given.table:
             fail("--label, --bins, --group, --columns, --ignore and --keep are for tables.")
@@ -593,7 +586,7 @@ def _find_schema(
         if guess.doubt is not None:
             log.note(f"Column {guess.column.name} is {guess.column.role}: {guess.doubt}")
     if log.verbose:
-        reading.show(proposal, given.public, out.name)
+        reading.show_schema(proposal, given.public, out.name)
     return out, given
 
 
@@ -622,9 +615,7 @@ def _propose(given: DataOptions, log: _Notes, *, yes: bool) -> tuple[SchemaPropo
 
 def _check_group(data: Path, given: DataOptions) -> None:
     """Refuse a --group that neither table has, before there is a schema with it."""
-    from terrine_models.tables.loading import has_column
-
-    columns = reading.split(given.columns)
+    columns = reading.split_names(given.columns)
     if given.group is not None and not any(
         has_column(path, given.group, columns) for path in (given.public, data)
     ):
@@ -633,9 +624,6 @@ def _check_group(data: Path, given: DataOptions) -> None:
 
 def _rows_of_people(data: Path, schema: Path | None) -> str:
     """Say that people have several rows, if a private table without a group seems to name them."""
-    from terrine_models.tables.loading import read_schema
-    from terrine_models.tables.roles import find_repeated_people
-
     if schema is None or (found := find_repeated_people(data, read_schema(schema))) is None:
         return ""
     name, rows = found
@@ -651,8 +639,6 @@ def _check_against_schema(given: DataOptions, path: Path) -> DataOptions:
 
     What they say of columns must be in it.
     """
-    from terrine_models.tables.loading import read_schema
-
     schema = read_schema(path)
     ignored = {column.name for column in schema.columns if column.role == "ignored"}
     if not ignored.issuperset(given.ignore) or not ignored.isdisjoint(given.keep):
@@ -668,18 +654,18 @@ def _check_against_schema(given: DataOptions, path: Path) -> DataOptions:
                 f"{by_role.get(role, 'no column')}. Change or remove the schema."
             )
     label = next(column for column in schema.columns if column.role == "label")
-    values, declared = label.values or (), reading.class_names(given.classes)
+    values, declared = label.values or (), reading.parse_classes(given.classes)
     if declared is not None and sorted(declared) != sorted(values):
         fail(
             f"{path} has other classes than --classes: {', '.join(values)}. Leave --classes out, "
             "or change or remove the schema."
         )
-    if (cut := reading.edges(given.bins)) is not None and tuple(cut) != label.edges:
+    if (cut := reading.parse_bins(given.bins)) is not None and tuple(cut) != label.edges:
         fail(f"{path} says otherwise than --bins {given.bins}. Change or remove the schema.")
     if declared is None and cut is None and _is_unlabelled(given):
         if label.edges is not None:
             return replace(given, bins=",".join(f"{edge:.17g}" for edge in label.edges))
-        return replace(given, classes=reading.join(values))
+        return replace(given, classes=reading.join_names(values))
     return given
 
 
@@ -695,9 +681,7 @@ def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
 
 
 def _is_unlabelled(given: DataOptions) -> bool:
-    from terrine_models.tables.loading import has_column
-
-    columns = reading.split(given.columns)
+    columns = reading.split_names(given.columns)
     return given.label is not None and not has_column(given.public, given.label, columns)
 
 
@@ -705,8 +689,6 @@ def _show_forecast(
     forecast: Forecast, rows: _Rows, joined: PopulationRecord | None, log: _Notes
 ) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
-    from terrine_server.planning.first_project import max_guess_accuracy
-
     first, like = forecast.first, rows.like
     unit, units = "record", "records"
     several = " If a person can have several, say which column names the person: --group."
@@ -777,10 +759,6 @@ def _explain_choice(forecast: Forecast) -> str:
 
 def _describe_purchase(forecast: Forecast, labelled: Dataset | None) -> str:
     """Say what is certain, and what else the project should buy."""
-    import numpy as np
-
-    from terrine_server.planning.forecast import DRAWS
-
     certain, found = f"for certain, {_certain_answers(forecast.first)}", forecast.students
     if labelled is None:
         return (
@@ -843,8 +821,6 @@ def _check_above_chance(forecast: Forecast, schema: Path | None, *, anyway: bool
 
 def _certain_answers(first: FirstProject) -> str:
     """Say what a project buys, whatever teachers say."""
-    from terrine_server.privacy import Account
-
     if first.confident is None:
         said = f"noisy votes on all {first.rows:,} different public rows"
         if first.neighbours is not None:
@@ -856,8 +832,6 @@ def _certain_answers(first: FirstProject) -> str:
 
 def _show_options(forecast: Forecast, labelled: Dataset) -> None:
     """Print what the students of each option would be, and what there is to compare with."""
-    import numpy as np
-
     measures = ["right on", "balanced accuracy", *(["AUC"] if len(labelled.classes) == 2 else [])]
     table = Table("students of", *measures)
     for each in forecast.options:
@@ -895,8 +869,6 @@ def _join(options: Sequence[Option]) -> str:
 
 
 def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
-    from terrine_models.teachers.kinds import load_manifest
-
     manifest = load_manifest(directory)
     have = manifest.teachers, manifest.units, manifest.input, manifest.classes
     by_units = manifest.teacher.kind == "neighbours"
@@ -908,7 +880,7 @@ def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
             f"of the kind {manifest.teacher.kind}. Choose another --name, or give the data that "
             "they were made of."
         )
-    _say(f"Made already: {directory}.")
+    say(f"Made already: {directory}.")
 
 
 def _ask(question: str, yes: bool) -> None:
@@ -949,20 +921,16 @@ def _show_commands(
         [*project, "--epsilon", f"{first.epsilon:g}", *budget],
         ["token", "create", "--role", "student", "--project", name],
     ]
-    _say("By hand, this was:")
+    say("By hand, this was:")
     for act in acts:
-        _say(f"  {_command(settings, *act)}")
+        say(f"  {_command(settings, *act)}")
 
 
 def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
     """Make the student's token, unless there was one, and say what remains to be done."""
-    from terrine_models.tables.loading import is_table
-    from terrine_protocol import Role, TokenCreate
-    from terrine_server.owner.sign_in import Tokens, load_secret_key
-
     name, secret, once = record.name, "…", ""
     if ledger.list_tokens(name):
-        _say(
+        say(
             "Its token was shown when it was made, and cannot be again. Another: terrine token "
             f"create --role student --project {name}"
         )
@@ -973,12 +941,12 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
     pool = next(given.public.glob("train-images*"), given.public)  # of IDX, the file is asked
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"
-    _say("Now serve it:")
-    _say(f"  {_command(settings, 'serve')}")
-    _say(f"The student learns by this line.{once}")
-    _say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', pool)}")
+    say("Now serve it:")
+    say(f"  {_command(settings, 'serve')}")
+    say(f"The student learns by this line.{once}")
+    say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', pool)}")
     if pool.is_dir() and not is_table(pool) and any(path.is_dir() for path in pool.iterdir()):
-        _say(f"The student's pictures lie in one flat folder: give it those of {pool} so.")
+        say(f"The student's pictures lie in one flat folder: give it those of {pool} so.")
 
 
 def _command(settings: Settings, *words: object) -> str:
@@ -992,7 +960,3 @@ def _ensemble_name(private: Path) -> str:
     """Return a name for the ensemble of a file or a folder."""
     stem = private.absolute().name.partition(".")[0].lower()
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or "private"
-
-
-def _say(text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)

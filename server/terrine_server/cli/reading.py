@@ -1,4 +1,4 @@
-"""Arrays and folders of pictures on the command line: what `terrine ensemble train` reads."""
+"""Data on the command line: options that say what is in files, and their formats."""
 
 from __future__ import annotations
 
@@ -6,42 +6,59 @@ import csv
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Protocol, TypeAlias
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_models.data.arrays import (
+    DIGITS,
+    DataError,
+    Dataset,
+    is_npz,
+    load_idx,
+    load_inputs,
+    load_labelled,
+    load_npz,
+    remark_on_people,
+)
+from terrine_models.data.images import (
+    class_folders,
+    list_images,
+    load_image_classes,
+    load_images,
+    with_bits_of,
+)
+from terrine_models.tables.loading import (
+    check_table,
+    is_table,
+    load_groups,
+    load_table,
+    read_schema,
+)
+from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
 from terrine_protocol.base import normalize
-from terrine_server.cli.console import console, errors, fail, writing
+from terrine_protocol.files import write_atomically
+from terrine_protocol.projects import ImageFormat
+from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
+from terrine_protocol.tables.encoding import encode_table
+from terrine_server.cli.console import console, errors, fail, say, writing
 from terrine_server.progress import stages_bar
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    from rich.console import Console
+Inputs: TypeAlias = NDArray[np.generic]
+MAX_SHOWN_COLUMNS = 200
+"""Of a proposed schema, on a terminal; the file has all."""
 
-    from terrine_client import Client, Labels
-    from terrine_client.distill import Examples
-    from terrine_models.data.arrays import Dataset
-    from terrine_models.features.maps import PublicData
-    from terrine_models.students.settings import Training
-    from terrine_models.tables.roles import RoleGuess, SchemaProposal
-    from terrine_models.teachers.manifests import Manifest
-    from terrine_protocol.projects import ImageFormat
-    from terrine_protocol.tables import TableSchema
-    from terrine_protocol.tables.columns import Note, Progress
-    from terrine_server.ledger import EnsembleRecord, Ledger
-    from terrine_server.owner.editions import EditionChange
-    from terrine_server.settings import Settings
-
-
-MOST_SHOWN = 200
-"""Columns of a proposed schema that are printed; the file has all."""
 AcceptClipped = Annotated[
     bool,
     typer.Option(
@@ -50,176 +67,6 @@ AcceptClipped = Annotated[
         "schema, or missing. Labels of such rows are charged as any other.",
     ),
 ]
-
-
-def note(sentence: str) -> None:
-    """Print how a file was read."""
-    console.print(escape(sentence), soft_wrap=True, highlight=False)
-
-
-def load_table_data(
-    data: Path,
-    schema_file: Path | None,
-    public: Path | None,
-    note: Callable[[str], None] = note,
-) -> tuple[Dataset, PublicData | None, Dataset | None]:
-    """Return the private records of a table, and if --public is given the public ones.
-
-    The latter twice: as inputs, and with their labels if every row has one. `note` is called with
-    how the files were read.
-    """
-    from terrine_models.data.arrays import DataError
-    from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import load_groups, load_table
-    from terrine_protocol.tables.encoding import encode_table
-
-    schema = required_schema(data, schema_file)
-    with stages_bar(console, f"Reading {data.name}") as (progress,):
-        private = load_table(data, schema, note, progress)
-    if public is None:
-        return private, None, None
-    with stages_bar(console, f"Reading {public.name}") as (progress,):
-        said = list[str]()
-        try:
-            labelled = labelled_rows(public, schema, said.append, progress)
-        except DataError as error:  # of the labels, or of the features, too
-            reason = error
-        else:
-            for sentence in said:
-                note(sentence)
-            groups = load_groups(public, schema)
-            return private, PublicData.declare(public.name, labelled.inputs, groups), labelled
-        inputs = encode_table(public, schema, note, progress, accept_clipped=True)
-    groups = load_groups(public, schema)
-    note(f"What a student will be cannot be forecast without public labels: {reason}")
-    return private, PublicData.declare(public.name, inputs, groups), None
-
-
-def labelled_rows(
-    public: Path, schema: TableSchema, note: Note, progress: Progress | None = None
-) -> Dataset:
-    """Return public rows with their labels. Raises DataError.
-
-    If private rows name their people, and these do not, each is one of a different person.
-    """
-    import numpy as np
-
-    from terrine_models.tables.loading import load_table
-    from terrine_protocol.tables.columns import ignore_progress
-
-    found = load_table(public, schema, note, progress or ignore_progress, public=True)
-    group = next((column.name for column in schema.columns if column.role == "group"), None)
-    if group is None or found.groups is not None:
-        return found
-    note(f"{public} has no column {group}: each of its rows is taken for a different person's.")
-    return replace(found, groups=np.arange(len(found), dtype=np.int64), group_column=group)
-
-
-def show(
-    proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
-) -> None:
-    """Print each column's role and why, and what the schema makes public.
-
-    `out`: where it was written, or what is said of that.
-    """
-    _print(proposal.guesses, terminal)
-    for sentence in summary(proposal, public, out):
-        terminal.print(escape(sentence), soft_wrap=True, highlight=False)
-
-
-def summary(proposal: SchemaProposal, public: Path, out: Path | str) -> list[str]:
-    """Say what a proposed schema makes public, and whom it protects."""
-    schema = proposal.schema
-    ranges = sum(column.role in ("numeric", "date") for column in schema.columns)
-    lists = sum(
-        column.values is not None
-        for column in schema.columns
-        if column.role != "label" or not proposal.declared
-    )
-    sentences = [
-        f"{out}: {len(schema.columns)} columns. Review it: everything in it will be public.",
-        f"Taken from {public}: the column names, the lowest and highest value of {ranges} columns, "
-        f"all values of {lists} columns, the number of rows and the SHA-256. If {public.name} is "
-        "not public, replace all of this with what you know without it, or make the schema from "
-        "an invented table.",
-    ]
-    if not any(column.role == "group" for column in schema.columns):
-        sentences.append(
-            "No column identifies people, so the guarantee will protect single rows. If a person "
-            "can have several rows, name the column that identifies people with --group."
-        )
-    return sentences
-
-
-def note_aside(sentence: str) -> None:
-    """Print it on stderr, as stdout is for JSON."""
-    errors.print(escape(sentence), soft_wrap=True)
-
-
-def split(text: str | None) -> list[str] | None:
-    """Split A,B,… into its parts, in Unicode NFC. As in CSV, quotes surround one with a comma."""
-    if text is None:
-        return None
-    try:
-        (parts,) = csv.reader([text], skipinitialspace=True, strict=True)
-    except (csv.Error, ValueError):
-        parts = []
-    if not parts:
-        fail(
-            f"{text!r} is not a list of names: a name with a comma stands in double quotes, as in "
-            """--classes '"yes, mild",no', and a double quote inside it is written twice."""
-        )
-    return [normalize(part.strip()) for part in parts]
-
-
-def edges(text: str | None) -> list[float] | None:
-    """Parse --bins A,B,…: increasing numbers."""
-    from terrine_protocol.tables.columns import parse_number
-
-    if text is None:
-        return None
-    found = [parse_number(part.strip()) for part in text.split(",")]
-    if not all(map(math.isfinite, found)) or any(a >= b for a, b in pairwise(found)):
-        fail(
-            "--bins takes the edges between classes, different numbers from the least to the "
-            f"greatest, such as 100,250; not {text}."
-        )
-    return found
-
-
-def join(names: Iterable[str]) -> str:
-    """Write names as A,B,…, such that `split` reads them."""
-    doubled = (name.replace('"', '""') for name in names)
-    quoted = (f'"{name}"' if set(name) & set(',"\r\n') else name for name in doubled)
-    return ",".join(quoted)
-
-
-def required_schema(data: Path, schema: Path | None) -> TableSchema:
-    """Return the schema of a private table; without one, say how to make it."""
-    from terrine_models.tables.loading import check_table, read_schema
-
-    if schema is not None:
-        return read_schema(schema)
-    check_table(data)  # before asking for a schema
-    fail(
-        f"{data} is a private table. Categories and ranges become public, so they cannot be taken "
-        "from it: give a --schema. `terrine ensemble schema --help` explains how to make one from "
-        "a public table."
-    )
-
-
-def _print(guesses: Sequence[RoleGuess], terminal: Console) -> None:
-    """Print a row for each guess, of very many for those with a question first."""
-    shown = sorted(guesses, key=lambda guess: guess.doubt is None)[:MOST_SHOWN]
-    table = Table("column", "role", "why", "check")
-    for guess in shown if len(guesses) > MOST_SHOWN else guesses:
-        texts = (guess.column.name, guess.column.role, guess.why, guess.doubt or "")
-        table.add_row(*map(escape, texts))
-    terminal.print(table)
-    if more := len(guesses) - len(shown):
-        terminal.print(f"… and {more:,} more columns: the schema says the same of each.")
-
-
 Classes = Annotated[
     str | None,
     typer.Option(
@@ -238,8 +85,6 @@ Images = Annotated[
         "those of --public, else 16.",
     ),
 ]
-
-
 Bins = Annotated[
     str | None,
     typer.Option(
@@ -250,100 +95,296 @@ Bins = Annotated[
 ]
 
 
+def note(sentence: str) -> None:
+    """Print how a file was read."""
+    say(sentence)
+
+
+def note_aside(sentence: str) -> None:
+    """Print how a file was read on stderr, where stdout has the data."""
+    say(sentence, to=errors)
+
+
 @dataclass(frozen=True)
-class Arrays:
-    """The options that say how arrays and pictures are read."""
+class PublicRecords:
+    """Public records as inputs, and with labels if they have any."""
 
-    public: Path | None
-    classes: str | None
-    images: str | None
-
-
-def class_names(classes: str | None) -> list[str] | None:
-    """Return the classes that --classes names, or numbers."""
-    names = split(classes)
-    if names and len(names) == 1 and names[0].isdecimal():
-        return [str(i) for i in range(int(names[0]))]
-    return names
+    inputs: Inputs
+    labelled: Dataset | None = None
+    groups: NDArray[np.int64] | None = None
+    """[N], whose each is, where the file says so."""
 
 
-def load_array_data(
-    data: Path, options: Arrays
-) -> tuple[Dataset, PublicData | None, Dataset | None]:
-    """Return the private records, and if --public is given the public ones.
+class Layout(Protocol):
+    """What says how records are laid out: a manifest, a project's ensemble, a student's model."""
 
-    The latter twice: as inputs, and with their labels if they have any.
-    """
-    from terrine_models.data.arrays import DIGITS, load_idx, load_npz, remark_on_people
-    from terrine_models.data.images import load_image_classes, with_bits_of
-    from terrine_models.features.maps import PublicData
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes."""
 
-    names, image = class_names(options.classes), image_format(options.images)
+    @property
+    def encoding(self) -> TableSchema | None:
+        """How the rows of a table are encoded."""
+
+    @property
+    def image(self) -> ImageFormat | None:
+        """How pictures are converted."""
+
+
+@dataclass(frozen=True)
+class DataFormat:
+    """A format of files, and how each part of it is read. All raise DataError."""
+
+    check: Callable[[Path], object]
+    """Refuses a file that is not there or not of this format, reading little of it."""
+    public: Callable[[Path, Dataset, Note], PublicRecords]
+    """Reads public records of the same format as private ones."""
+    inputs: Callable[[Path, Layout, Note, bool], Inputs]
+    """Reads inputs [N, …] without labels; the last says whether rows may be clipped."""
+    labelled: Callable[[Path, Layout, Note, bool], Dataset]
+    """Reads labelled records; the last says whether they are public."""
+
+
+def _public_table(path: Path, private: Dataset, note: Note) -> PublicRecords:
+    schema = _encoding(path, private)
+    with stages_bar(console, f"Reading {path.name}") as (progress,):
+        said = list[str]()
+        try:
+            labelled = load_labelled_rows(path, schema, said.append, progress)
+        except DataError as error:  # of the labels, or of the features, too
+            reason = error
+        else:
+            for sentence in said:
+                note(sentence)
+            return PublicRecords(labelled.inputs, labelled, load_groups(path, schema))
+        inputs = encode_table(path, schema, note, progress, accept_clipped=True)
+    groups = load_groups(path, schema)
+    note(f"What a student will be cannot be forecast without public labels: {reason}")
+    return PublicRecords(inputs, groups=groups)
+
+
+def _encoding(path: Path, like: Layout) -> TableSchema:
+    if like.encoding is None:
+        fail(
+            f"{path} is a table, and nothing says how its rows are encoded. Give arrays of the "
+            "inputs' shape: .npy, or .npz with x."
+        )
+    return like.encoding
+
+
+def _public_arrays(path: Path, private: Dataset, note: Note) -> PublicRecords:
+    if not path.is_dir():
+        return PublicRecords(load_inputs(path))
+    labelled = load_idx(path, classes=private.classes)
+    return PublicRecords(labelled.inputs, labelled, labelled.groups)
+
+
+def _public_archive(path: Path, private: Dataset, note: Note) -> PublicRecords:
+    inputs = load_inputs(path)
+    try:
+        labelled = load_labelled(path, private)
+    except DataError as error:
+        note(f"What a student will be cannot be forecast without public labels: {error}")
+        return PublicRecords(inputs)
+    return PublicRecords(inputs, labelled, labelled.groups)
+
+
+def _labelled_archive(path: Path, like: Layout, note: Note, public: bool) -> Dataset:
+    if public:
+        return load_npz(path, classes=like.classes)
+    try:
+        data = load_npz(path)
+    except DataError:  # it does not name its classes
+        data = load_npz(path, classes=like.classes)
+    _note_people(data, path, note)
+    return data
+
+
+def _public_pictures(path: Path, private: Dataset, note: Note) -> PublicRecords:
+    image = _image(path, private)
+    if not any(each.is_dir() for each in path.iterdir()):
+        return PublicRecords(load_images(path, image))
+    labelled = load_image_classes(path, image, classes=private.classes)
+    return PublicRecords(labelled.inputs, labelled, labelled.groups)
+
+
+def _image(path: Path, like: Layout) -> ImageFormat:
+    if like.image is None:
+        fail(
+            f"{path} is a folder, and nothing was learned from folders of pictures. Convert it to "
+            "an .npy array of the inputs' shape yourself."
+        )
+    return like.image
+
+
+TABLE = DataFormat(
+    check=check_table,
+    public=_public_table,
+    inputs=lambda path, like, note, accept: encode_table(
+        path, _encoding(path, like), note, accept_clipped=accept
+    ),
+    labelled=lambda path, like, note, public: load_table(
+        path, _encoding(path, like), note, public=public
+    ),
+)
+ARRAYS = DataFormat(
+    check=Path.stat,
+    public=_public_arrays,
+    inputs=lambda path, like, note, accept: load_inputs(path),
+    labelled=lambda path, like, note, public: load_idx(path, classes=like.classes),
+)
+ARCHIVE = replace(ARRAYS, public=_public_archive, labelled=_labelled_archive)
+PICTURES = DataFormat(
+    check=list_images,
+    public=_public_pictures,
+    inputs=lambda path, like, note, accept: load_images(path, _image(path, like)),
+    labelled=lambda path, like, note, public: load_image_classes(
+        path, _image(path, like), classes=like.classes
+    ),
+)
+
+
+def format_of(path: Path, like: Layout | None = None) -> DataFormat:
+    """Return the format of a file or folder. A folder has pictures, unless `like` has none."""
+    if is_table(path):
+        return TABLE
+    if path.is_dir() and (like is None or like.image is not None):
+        return PICTURES
+    return ARCHIVE if is_npz(path) else ARRAYS
+
+
+def private_schema(
+    data: Path, schema: Path | None, classes: str | None, images: str | None
+) -> TableSchema | None:
+    """Return the schema of private records that are a table; refuse options of other formats."""
+    if not is_table(data):
+        if schema:
+            fail("--schema is for tables only.")
+        return None
+    if classes or images:
+        fail("--classes and --images are for images and arrays; a table has a schema.")
+    if schema is not None:
+        return read_schema(schema)
+    check_table(data)  # before asking for a schema
+    fail(
+        f"{data} is a private table. Categories and ranges become public, so they cannot be taken "
+        "from it: give a --schema. `terrine ensemble schema --help` explains how to make one from "
+        "a public table."
+    )
+
+
+def load_private(
+    data: Path,
+    schema: Path | None = None,
+    classes: str | None = None,
+    images: str | None = None,
+    public: Path | None = None,
+    note: Note = note,
+) -> Dataset:
+    """Return private records. `public`: pictures whose folders may name the classes."""
+    known = private_schema(data, schema, classes, images)
+    if known is not None:
+        with stages_bar(console, f"Reading {data.name}") as (progress,):
+            return load_table(data, known, note, progress)
+    names, image = parse_classes(classes), parse_images(images)
     if image is not None:
         if not data.is_dir():
             fail("--images is for a folder of pictures, with one folder for each class.")
-        if image.bits is None and options.public is not None and options.public.is_dir():
-            image = with_bits_of(options.public, image)
-        private = load_image_classes(data, image, classes=names or _folders(data, options.public))
-    elif data.suffix.lower() == ".npz":
-        private = load_npz(data, classes=names)
-    else:
-        private = load_idx(data, classes=names or DIGITS)
-    if private.people and (told := remark_on_people(private.people, f"{data}: array group")):
-        note(told)
-    if options.public is None:
-        return private, None, None
-    inputs, labelled = _public(options.public, private, image)
-    groups = None if labelled is None else labelled.groups
-    labels = None if labelled is None else labelled.labels
-    return private, PublicData.declare(options.public.name, inputs, groups, labels), labelled
+        if image.bits is None and public is not None and public.is_dir():
+            image = with_bits_of(public, image)
+        known_classes = names or _class_folders(data, public, note)
+        return load_image_classes(data, image, classes=known_classes)
+    if not is_npz(data):
+        return load_idx(data, classes=names or DIGITS)
+    private = load_npz(data, classes=names)
+    _note_people(private, data, note)
+    return private
 
 
-def _folders(data: Path, public: Path | None) -> list[str]:
+def load_public(public: Path, private: Dataset, note: Note = note) -> PublicRecords:
+    """Return public records of the same format as private ones."""
+    form = TABLE if private.encoding is not None else format_of(public, private)
+    return form.public(public, private, note)
+
+
+def _note_people(data: Dataset, path: Path, note: Note) -> None:
+    if data.people and (remark := remark_on_people(data.people, f"{path}: array group")):
+        note(remark)
+
+
+def _class_folders(data: Path, public: Path | None, note: Note) -> list[str]:
     """Return the classes that the folders of public pictures name."""
-    from terrine_models.data.images import class_folders
-
     if public is not None and public.is_dir() and (names := class_folders(public)):
         note(f"The classes are the folders of {public}: {', '.join(names)}.")
         return names
     return fail(
         "Classes are public, and the folders of private pictures are not: a single person may have "
         f"made one. Declare the classes. {data} has folders for these, and if all of them may be "
-        f"known: --classes {shlex.quote(join(class_folders(data)))}"
+        f"known: --classes {shlex.quote(join_names(class_folders(data)))}"
     )
 
 
-def _public(
-    path: Path, private: Dataset, image: ImageFormat | None
-) -> tuple[npt.NDArray[np.generic], Dataset | None]:
-    from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_labelled
-    from terrine_models.data.images import load_image_classes, load_images
+def load_labelled_rows(
+    public: Path, schema: TableSchema, note: Note, progress: Progress | None = None
+) -> Dataset:
+    """Return public rows with their labels. Raises DataError.
 
-    if path.is_dir():
-        if image is not None and not any(each.is_dir() for each in path.iterdir()):
-            return load_images(path, image), None
-        whole = (
-            load_idx(path, classes=private.classes)
-            if image is None
-            else load_image_classes(path, image, classes=private.classes)
-        )
-        return whole.inputs, whole
-    inputs = load_inputs(path)
-    if path.suffix.lower() != ".npz":
-        return inputs, None
+    If private rows name their people, and these do not, each is one of a different person.
+    """
+    found = load_table(public, schema, note, progress or ignore_progress, public=True)
+    group = next((column.name for column in schema.columns if column.role == "group"), None)
+    if group is None or found.groups is not None:
+        return found
+    note(f"{public} has no column {group}: each of its rows is taken for a different person's.")
+    return replace(found, groups=np.arange(len(found), dtype=np.int64), group_column=group)
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Split A,B,… into its parts, in Unicode NFC. As in CSV, quotes surround one with a comma."""
+    if text is None:
+        return None
     try:
-        return inputs, load_labelled(path, private)
-    except DataError as error:
-        note(f"What a student will be cannot be forecast without public labels: {error}")
-        return inputs, None
+        (parts,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError):
+        parts = []
+    if not parts:
+        fail(
+            f"{text!r} is not a list of names: a name with a comma stands in double quotes, as in "
+            """--classes '"yes, mild",no', and a double quote inside it is written twice."""
+        )
+    return [normalize(part.strip()) for part in parts]
 
 
-def image_format(text: str | None) -> ImageFormat | None:
-    """Return the format of `--images HxW[:grey][:Nbit]`; None if there is none."""
-    from pydantic import ValidationError
+def parse_bins(text: str | None) -> list[float] | None:
+    """Parse --bins A,B,…: increasing numbers."""
+    if text is None:
+        return None
+    found = [parse_number(part.strip()) for part in text.split(",")]
+    if not all(map(math.isfinite, found)) or any(a >= b for a, b in pairwise(found)):
+        fail(
+            "--bins takes the edges between classes, different numbers from the least to the "
+            f"greatest, such as 100,250; not {text}."
+        )
+    return found
 
-    from terrine_protocol.projects import ImageFormat
 
+def join_names(names: Iterable[str]) -> str:
+    """Write names as A,B,…, such that `split` reads them."""
+    doubled = (name.replace('"', '""') for name in names)
+    quoted = (f'"{name}"' if set(name) & set(',"\r\n') else name for name in doubled)
+    return ",".join(quoted)
+
+
+def parse_classes(classes: str | None) -> list[str] | None:
+    """Return the classes that --classes names, or numbers."""
+    names = split_names(classes)
+    if names and len(names) == 1 and names[0].isdecimal():
+        return [str(i) for i in range(int(names[0]))]
+    return names
+
+
+def parse_images(text: str | None) -> ImageFormat | None:
+    """Return the format that `--images` states, if it is given."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d{1,4})x(\d{1,4})(:grey)?(?::(\d{1,2})bit)?", text)
@@ -363,216 +404,116 @@ def image_format(text: str | None) -> ImageFormat | None:
     )
 
 
-def newest(ledger: Ledger, settings: Settings, ensemble: str) -> Manifest:
-    """Return the manifest of the newest edition of an ensemble that people can leave or join."""
-    from terrine_models.teachers.kinds import load_manifest
-    from terrine_server.owner.editions import with_newest_edition
-
-    record, _ = with_newest_edition(ledger, ensemble)
-    return load_manifest(settings.data_dir / record.current.path)
-
-
-def by_ensemble(option: str, given: Iterable[str]) -> dict[str, Path]:
-    """Return the files that are given as ENSEMBLE=FILE."""
-    found = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path):
-            fail(f"{option} is ENSEMBLE=FILE, such as {option} wards=patients.csv; not {text}.")
-        if not Path(path).exists():
-            fail(f"There is no {path}.")
-        found[name] = Path(path)
-    return found
-
-
-def names(records: Iterable[EnsembleRecord], settings: Settings, who: Path) -> list[str]:
-    """Return what the people in a file are called, by the column that one of the ensembles has."""
-    from terrine_models.data.arrays import DataError, load_groups
-    from terrine_models.tables.loading import is_table, load_people
-
-    if not is_table(who):
-        return load_groups(who)
-    schemas = [each.facts.encoding for each in records if each.facts.encoding is not None]
-    for schema in schemas:
-        try:
-            return load_people(who, schema, note)
-        except DataError as error:
-            if schema is schemas[-1]:
-                raise
-            note(str(error))
-    fail(f"{who} is a table, and no ensemble is of tables: give an .npz with an array `group`.")
-
-
-def show_who_left(
-    done: Mapping[str, EditionChange], nameless: list[str], settings: Settings
+def show_schema(
+    proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
 ) -> None:
-    """Print which editions serve, and that they are without those who left."""
-    for ensemble, made in done.items():
-        say = f"Edition {made.edition} of {ensemble} serves. People who left: {made.people:,}."
-        if not made.new:
-            say = f"They were forgotten in {ensemble} before; edition {made.edition} serves."
-        console.print(say, soft_wrap=True)
-    where = settings.ensembles_dir
-    console.print(f"What was made of their records is gone from {where}.", soft_wrap=True)
-    for ensemble in nameless:
-        console.print(
-            f"{ensemble} does not know whose its records are: nobody was looked for in it. If they "
-            "may be in it, close its projects, or have its teachers trained anew.",
-            soft_wrap=True,
+    """Print each column's role and why, what a schema makes public, and whom it protects.
+
+    `out`: where it was written, or what is said of that.
+    """
+    _show_guesses(proposal.guesses, terminal)
+    columns = proposal.schema.columns
+    ranges = sum(column.role in ("numeric", "date") for column in columns)
+    lists = sum(
+        column.values is not None
+        for column in columns
+        if column.role != "label" or not proposal.declared
+    )
+    say(f"{out}: {len(columns)} columns. Review it: everything in it will be public.", to=terminal)
+    say(
+        f"Taken from {public}: the column names, the lowest and highest value of {ranges} columns, "
+        f"all values of {lists} columns, the number of rows and the SHA-256. If {public.name} is "
+        "not public, replace all of this with what you know without it, or make the schema from "
+        "an invented table.",
+        to=terminal,
+    )
+    if not any(column.role == "group" for column in columns):
+        say(
+            "No column identifies people, so the guarantee will protect single rows. If a person "
+            "can have several rows, name the column that identifies people with --group.",
+            to=terminal,
         )
 
 
-def records(manifest: Manifest, path: Path) -> Dataset:
-    """Return records in the format of an ensemble's."""
-    from terrine_models.data.arrays import DataError, load_idx, load_npz, remark_on_people
-    from terrine_models.data.images import load_image_classes
-    from terrine_models.tables.loading import load_table
-
-    if manifest.encoding is not None:
-        return load_table(path, manifest.encoding, note)
-    if manifest.image is not None:
-        return load_image_classes(path, manifest.image, classes=manifest.classes)
-    if path.suffix.lower() != ".npz":
-        return load_idx(path, classes=manifest.classes)
-    try:
-        data = load_npz(path)
-    except DataError:  # it does not name its classes
-        data = load_npz(path, classes=manifest.classes)
-    if data.people and (told := remark_on_people(data.people, f"{path}: array group")):
-        note(told)
-    return data
+def _show_guesses(guesses: Sequence[RoleGuess], terminal: Console) -> None:
+    """Print a row for each guess, of very many for those with a question first."""
+    shown = sorted(guesses, key=lambda guess: guess.doubt is None)[:MAX_SHOWN_COLUMNS]
+    table = Table("column", "role", "why", "check")
+    for guess in shown if len(guesses) > MAX_SHOWN_COLUMNS else guesses:
+        texts = (guess.column.name, guess.column.role, guess.why, guess.doubt or "")
+        table.add_row(*map(escape, texts))
+    terminal.print(table)
+    if more := len(guesses) - len(shown):
+        terminal.print(f"… and {more:,} more columns: the schema says the same of each.")
 
 
-@dataclass(frozen=True)
-class StudentFiles:
-    """How a student's files are read: what the command line says of it."""
+def schema(
+    public: Annotated[
+        Path, typer.Argument(metavar="PUBLIC", help="A public table: CSV, Parquet or Arrow.")
+    ],
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")],
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,…",
+            help="What the column to predict can be, all of it public: PUBLIC need not have that "
+            "column then.",
+        ),
+    ] = None,
+    bins: Bins = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Where to write the schema (JSON); - is standard output. What explains it is then "
+            "on standard error.",
+        ),
+    ] = Path("schema.json"),
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column that names the person a row belongs to."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column to leave out. May be repeated."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column to use as a feature. May be repeated."),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
+    ] = None,
+) -> None:
+    """Propose a schema for a public table, explain it, and write it to a file you can edit.
 
-    accept_clipped: bool
+    Students will see every value in the schema. None may come from private rows.
 
-    def check(self, path: Path) -> None:
-        """Refuse what cannot be read, before anything else is asked for."""
-        from terrine_models.data.images import list_images
-        from terrine_models.tables.loading import check_table, is_table
-
-        if is_table(path):
-            check_table(path)
-        elif path.is_dir():
-            list_images(path)
-
-    def public(
-        self, path: Path, client: Client
-    ) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
-        """Inputs without labels, and the schema of a table."""
-        from terrine_models.data.arrays import load_inputs
-        from terrine_models.data.images import load_images
-        from terrine_models.tables.loading import is_table
-        from terrine_protocol.tables.encoding import encode_table
-
-        if not is_table(path):
-            if path.is_dir():
-                return load_images(path, self._image(path, client)), None
-            return load_inputs(path), None
-        schema = self._schema(path, client)
-        return encode_table(path, schema, note, accept_clipped=self.accept_clipped), schema
-
-    def held_out(self, path: Path, client: Client) -> Examples:
-        """Labelled data, with the class names of the project."""
-        from terrine_models.data.arrays import load_idx, load_npz
-        from terrine_models.data.images import load_image_classes
-        from terrine_models.tables.loading import is_table, load_table
-
-        ensemble = client.project().ensemble
-        classes = ensemble.classes
-        if is_table(path):
-            data = load_table(path, self._schema(path, client), note, public=True)
-        elif path.suffix.lower() == ".npz":
-            data = load_npz(path, classes=classes)
-        elif path.is_dir() and ensemble.image is not None:
-            data = load_image_classes(path, ensemble.image, classes=classes)
-        else:
-            data = load_idx(path, classes=classes)
-        return data.inputs, data.labels
-
-    def _schema(self, path: Path, client: Client) -> TableSchema:
-        schema = client.project().ensemble.encoding
-        if schema is None:
-            fail(
-                f"{path} is a table, and the server does not say how its rows are encoded. Send "
-                "arrays of the ensemble's shape (GET /project): .npy, or .npz with x."
-            )
-        return schema
-
-    def _image(self, path: Path, client: Client) -> ImageFormat:
-        image = client.project().ensemble.image
-        if image is None:
-            fail(
-                f"{path} is a folder, and the project's ensemble was not trained on folders of "
-                "pictures. Convert them to an .npy array of its shape (GET /project) yourself."
-            )
-        return image
-
-
-def rehearse(
-    client: Client,
-    inputs: npt.NDArray[np.generic],
-    examples: Examples | None,
-    queries: int | None,
-    training: Training,
-) -> Table:
-    """Check data and options as the training would, and say what it could cost, for nothing."""
-    from terrine_client.distill import check_data, check_training, make_task
-    from terrine_server.cli.console import spent_by_whom
-
-    project = client.project()
-    check_data(inputs, project, examples)
-    check_training(training, make_task(inputs, project))
-    wanted = min(len(inputs), queries or len(inputs))
-    left = client.budget()
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("project", f"{project.name} ({project.status}), {project.mechanism.name}")
-    table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
-    if examples is not None:
-        table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
-    table.add_row(
-        "ε spent",
-        f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}"
-        f"{spent_by_whom(str(project.mechanism.name))}",
-    )
-    fits = f"all {wanted:,}" if wanted <= left.affordable else f"at least {left.affordable:,}"
-    table.add_row("queries", f"{fits} fit the budget, whatever the answers")
-    table.add_row("", "Nothing was sent and nothing was charged.")
-    return table
-
-
-def save_labels(labels: Labels, out: Path) -> None:
-    """Write answers as arrays to an .npz file, or as rows to a .csv file."""
-    import numpy as np
-
-    from terrine_client import NO_COUNT
-    from terrine_protocol.files import replacing
-    from terrine_server.sheets import CsvWriter
-
-    names = np.array([name or "" for name in labels.names], dtype=np.str_)
-    if out.suffix.lower() == ".npz":
-        arrays: dict[str, Any] = {
-            name: getattr(labels, name)
-            for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
-        }
-        given = {name: value for name, value in arrays.items() if value is not None}
-        with replacing(out) as archive:
-            np.savez_compressed(archive, **given, names=names)
+    [bold]Example[/bold]: terrine ensemble schema census-sample.csv --label income --out schema.json
+    """
+    printed = str(out) == "-"
+    note_on = note_aside if printed else note
+    if not printed and out.is_file():
+        fail(f"{out} already exists; remove it or choose another file.")
+    with stages_bar(errors if printed else console, f"Reading {public.name}") as (progress,):
+        proposal = propose_schema(
+            public,
+            label=label,
+            classes=parse_classes(classes),
+            bins=parse_bins(bins),
+            group=group,
+            columns=split_names(columns),
+            ignore=ignore or (),
+            keep=keep or (),
+            note=note_on,
+            progress=progress,
+        )
+    if printed:
+        with writing(None) as standard_output:
+            standard_output.write(proposal.to_json())
+        show_schema(proposal, public, "The schema", errors)
         return
-    columns: dict[str, list[Any]] = {
-        "outcome": labels.outcomes.tolist(),
-        "label": ["" if label < 0 else label for label in labels.labels.tolist()],
-        "label_name": names.tolist(),
-        "charge": ["" if charge < 0 else charge for charge in labels.charges.tolist()],
-    }
-    if labels.noisy_counts is not None:
-        for label, counts in enumerate(labels.noisy_counts.T.tolist()):
-            columns[f"count_{label}"] = ["" if count == NO_COUNT else count for count in counts]
-    with writing(out) as file:
-        sheet = CsvWriter(file)
-        sheet.write_row(columns)
-        for row in zip(*columns.values(), strict=True):
-            sheet.write_row(row)
+    write_atomically(out, proposal.to_json().encode(), public=True)
+    show_schema(proposal, public, out)
+    note(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")

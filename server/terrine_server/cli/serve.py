@@ -1,33 +1,51 @@
-"""`terrine init` and `terrine serve`."""
+"""`terrine init`, `serve`, `doctor`, `backup`, `restore` and `upgrade`: run a service."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
+import structlog
 import typer
+from pydantic import ValidationError
 from rich.text import Text
+from sqlalchemy import Engine, make_url
 
+from terrine_models.addons import added, added_as
+from terrine_server import doctor as health
+from terrine_server import logs
+from terrine_server.app import create_app
 from terrine_server.cli.console import (
     as_json,
+    command_text,
     console,
     errors,
     explain,
     fail,
     print_json,
+    say,
     with_json,
 )
+from terrine_server.doctor import Finding, Severity
+from terrine_server.errors import NotSealed, SchemaMismatch
+from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import upgrade as migrate
+from terrine_server.ledger.copies import registrations
+from terrine_server.ledger.database import reading
+from terrine_server.ledger.migrating import check_schema_once_started, grant, missing_migrations
+from terrine_server.owner import backup as backups
+from terrine_server.owner.backup import Backup, Restore
+from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
+from terrine_server.owner.operations import check_not_restoring, make_directories, open_ledger
+from terrine_server.owner.sign_in import load_secret_key, make_secret_key
+from terrine_server.serving import listening
+from terrine_server.serving.listening import CannotListen
+from terrine_server.settings import Settings, VotersKind
 
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from terrine_server.doctor import Finding
-    from terrine_server.settings import Settings
-
-
-EVERYBODY = {"*", "0.0.0.0/0", "::/0"}
+ANY_ADDRESS = {"*", "0.0.0.0/0", "::/0"}
 
 
 def init(
@@ -53,10 +71,7 @@ def init(
     Safe to repeat: existing files and data are kept. Tables are not migrated if an ensemble that is
     here could not be served by this version (`terrine upgrade --check`).
     """
-    from terrine_server.settings import Settings
-
-    settings = Settings()
-    prepare(settings, _say, service_role=service_role, origin=origin)
+    prepare(Settings(), say, service_role=service_role, origin=origin)
 
 
 def prepare(
@@ -67,13 +82,6 @@ def prepare(
     origin: str | None = None,
 ) -> None:
     """Do what `terrine init` does, and `say` what was made or kept. What is wrong is printed."""
-    from terrine_server.errors import NotSealed
-    from terrine_server.ledger import Ledger, connect, upgrade
-    from terrine_server.ledger.migrating import grant
-    from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
-    from terrine_server.owner.operations import check_not_restoring, make_directories
-    from terrine_server.owner.sign_in import load_secret_key, make_secret_key
-
     check_not_restoring(settings)
     make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
@@ -84,7 +92,7 @@ def prepare(
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
     _check_ensembles(engine, settings)
-    restored = upgrade(engine, key)
+    restored = migrate(engine, key)
     if service_role is not None:
         grant(engine, service_role)
     say(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
@@ -93,28 +101,20 @@ def prepare(
         say(f"{kept} {settings.checkpoint_key_path}. Policies of students and auditors name it:")
         say(f"log {signer.verifier}")
     if restored:
-        console.print(
+        _warn(
             f"Restored in the ledger's tables: {'; '.join(restored)}. Nothing guarded what was "
-            "written without them: run `terrine ledger verify all`.",
-            style="bold yellow",
-            highlight=False,
-            soft_wrap=True,
+            "written without them: run `terrine ledger verify all`."
         )
     try:
         Ledger(engine, key).check_sealed()
     except NotSealed as error:
-        console.print(error.detail, style="bold yellow", highlight=False, soft_wrap=True)
+        _warn(error.detail)
         return
     say(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
 
 
 def _check_ensembles(engine: Engine, settings: Settings) -> None:
     """Refuse to migrate a ledger for a version that could not serve the ensembles that are here."""
-    from terrine_server.errors import SchemaMismatch
-    from terrine_server.ledger.copies import registrations
-    from terrine_server.ledger.database import reading
-    from terrine_server.ledger.migrating import missing_migrations
-
     try:
         with reading(engine) as connection:
             if not missing_migrations(connection):
@@ -122,11 +122,7 @@ def _check_ensembles(engine: Engine, settings: Settings) -> None:
     except SchemaMismatch:  # there is none yet; or it is newer, which `upgrade` says
         return
     here = [each for each in registrations(engine) if (settings.data_dir / each.path).exists()]
-    if not here:
-        return
-    from terrine_server.doctor import Severity, check_ensemble
-
-    findings = [check_ensemble(each, settings) for each in here]
+    findings = [health.check_ensemble(each, settings) for each in here]
     wrong = [f"{each.check}: {each.found}" for each in findings if each.state is Severity.PROBLEM]
     if wrong:
         fail(
@@ -136,8 +132,8 @@ def _check_ensembles(engine: Engine, settings: Settings) -> None:
         )
 
 
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+def _warn(text: str) -> None:
+    say(text, style="bold yellow")
 
 
 def serve(
@@ -149,32 +145,26 @@ def serve(
 
     Environment variables set everything else: docs/settings.md.
     """
-    with _refusing(), ExitStack() as stack:
-        import structlog
-
-        from terrine_server.serving import listening
-        from terrine_server.settings import Settings
-
+    with _log_refusal(), ExitStack() as stack:
         settings = Settings() if port is None else Settings(port=port)
         sockets = listening.bind(settings.host, settings.port)  # before anything that takes time
         for own in sockets:
             stack.enter_context(own)
-        _check(settings)
-        from terrine_server import logs
-        from terrine_server.app import create_app
-
+        _check_prerequisites(settings)
         app = create_app(settings, alone=True)
         chosen = settings.log_format
-        for warning in _warnings(settings, listening.allow_connections(settings.max_connections)):
-            logs.say("warning", "may be a mistake", chosen=chosen, **warning)
+        for warning in _find_mistakes(
+            settings, listening.allow_connections(settings.max_connections)
+        ):
+            logs.write_early("warning", "may be a mistake", chosen=chosen, **warning)
         if not settings.checkpoint_key_path.exists():
             cause = "no key: run `terrine init`"
-            logs.say("warning", "signs no checkpoints", chosen=chosen, cause=cause)
+            logs.write_early("warning", "signs no checkpoints", chosen=chosen, cause=cause)
         logs.configure(settings.log_level, chosen)
 
         def announce(url: str) -> None:
             if logs.is_text(chosen):
-                tell_addresses(url, settings)
+                show_addresses(url, settings)
                 return
             structlog.get_logger("terrine").info(
                 f"Terrine running on {url} (pages for its owner: {url}/admin)"
@@ -189,13 +179,11 @@ def serve(
         )
 
 
-def tell_addresses(url: str, settings: Settings) -> None:
-    """Say at a terminal where the server is, where it keeps what, and how it is stopped."""
-    from sqlalchemy import make_url
-
+def show_addresses(url: str, settings: Settings) -> None:
+    """Print where the server is, where it keeps what, and how it is stopped."""
     database = make_url(settings.database)
     is_file = database.drivername.startswith("sqlite")
-    told = {
+    addresses = {
         "Address, for students": url,
         "Pages for its owner": f"{url}/admin",
         "Ledger": str(database.database)
@@ -203,14 +191,14 @@ def tell_addresses(url: str, settings: Settings) -> None:
         else database.render_as_string(hide_password=True),
         "Data directory": str(settings.data_dir.absolute()),
     }
-    wide = max(map(len, told))
-    lines = ["Terrine is running.", *(f"  {what:{wide}}  {where}" for what, where in told.items())]
-    lines.append("Stop it with Ctrl+C: requests that it has begun are answered first.")
-    errors.print("\n".join(lines), markup=False, soft_wrap=True)
+    width = max(map(len, addresses))
+    lines = [f"  {what:{width}}  {where}" for what, where in addresses.items()]
+    stop = "Stop it with Ctrl+C: requests that it has begun are answered first."
+    say("\n".join(["Terrine is running.", *lines, stop]), to=errors)
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _log_refusal() -> Iterator[None]:
     """Write why the server cannot start as the last line of its log, and end with exit code 1."""
     try:
         yield
@@ -218,21 +206,15 @@ def _refusing() -> Iterator[None]:
         message = explain(error)
         if message is None or isinstance(error, ModuleNotFoundError):
             raise
-        from terrine_server import logs
-
         chosen = os.environ.get("TERRINE_LOG_FORMAT", "auto")  # of settings that may be wrong
-        for setting, cause in _causes(error, message):
+        for setting, cause in _find_causes(error, message):
             named = {"setting": setting} if setting else {}
-            logs.say("error", "cannot start", chosen=chosen, cause=cause, **named)
+            logs.write_early("error", "cannot start", chosen=chosen, cause=cause, **named)
         raise typer.Exit(1) from None
 
 
-def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
+def _find_causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
     """Yield each setting that is wrong, if that is what is, and what is wrong."""
-    from pydantic import ValidationError
-
-    from terrine_server.serving.listening import CannotListen
-
     if isinstance(error, ValidationError):
         for found, line in zip(error.errors(), message.splitlines(), strict=True):
             yield (f"TERRINE_{found['loc'][0]}".upper() if found["loc"] else None), line
@@ -240,15 +222,8 @@ def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
         yield (error.setting if isinstance(error, CannotListen) else None), message
 
 
-def _check(settings: Settings) -> None:
+def _check_prerequisites(settings: Settings) -> None:
     """Check what the server needs. Waits for a database that is starting."""
-    from terrine_models.addons import added, added_as
-    from terrine_server import doctor
-    from terrine_server.ledger import connect
-    from terrine_server.ledger.migrating import check_schema_once_started
-    from terrine_server.owner.operations import open_ledger
-    from terrine_server.settings import VotersKind
-
     if not settings.data_dir.is_dir():
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run `terrine init`.")
     engine = connect(settings.database, settings.database_password(), settings.database_seconds)
@@ -256,8 +231,8 @@ def _check(settings: Settings) -> None:
     engine.dispose()
     open_ledger(settings).check_sealed()
     if settings.device is not None:
-        votes_on = doctor.check_device(settings.device)
-        if votes_on.state is not doctor.Severity.OK:
+        votes_on = health.check_device(settings.device)
+        if votes_on.state is not Severity.OK:
             fail(votes_on.found)
     if settings.voters is not VotersKind.HERE and added_as("local_voters", settings.voters) is None:
         fail(
@@ -272,7 +247,7 @@ def _check(settings: Settings) -> None:
         check(settings)
 
 
-def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:
+def _find_mistakes(settings: Settings, most: int) -> Iterator[dict[str, str]]:
     """Yield what is probably not meant."""
     if most < settings.max_connections:
         yield {
@@ -280,7 +255,7 @@ def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:
             "cause": f"This process may open too few files for {settings.max_connections} "
             f"connections; it serves {most} at a time. Allow more files (`ulimit -n`).",
         }
-    if EVERYBODY.intersection(settings.forwarded_allow_ips.replace(" ", "").split(",")):
+    if ANY_ADDRESS.intersection(settings.forwarded_allow_ips.replace(" ", "").split(",")):
         yield {
             "setting": "TERRINE_FORWARDED_ALLOW_IPS",
             "cause": "Everybody is trusted to say from which address a request comes, so nobody is "
@@ -288,7 +263,7 @@ def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:
         }
 
 
-STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
+SEVERITY_STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
 
 
 @with_json
@@ -301,19 +276,15 @@ def doctor(
 
     Changes nothing without --fix. Exits with code 1 if there is a problem; warnings do not count.
     """
-    from terrine_server.doctor import close_to_others, examine
-
     if fix:
-        for path in close_to_others():
-            errors.print(Text(f"Closed to other accounts: {path}"), soft_wrap=True)
-    if not report(examine()):
+        for path in health.close_to_others():
+            say(f"Closed to other accounts: {path}", to=errors)
+    if not show_findings(health.examine()):
         raise typer.Exit(1)
 
 
-def report(examined: Iterable[Finding]) -> bool:
+def show_findings(examined: Iterable[Finding]) -> bool:
     """Print findings as they come; return whether there is no problem among them."""
-    from terrine_server.doctor import Severity
-
     findings = []
     for finding in examined:
         findings.append(finding)
@@ -323,14 +294,113 @@ def report(examined: Iterable[Finding]) -> bool:
     if as_json():
         print_json({"ok": not problems, "findings": [vars(finding) for finding in findings]})
     elif problems:
-        console.print(f"Problems to fix: {problems}.", style="bold red", highlight=False)
+        say(f"Problems to fix: {problems}.", style="bold red")
     else:
-        console.print("No problems found.", highlight=False)
+        say("No problems found.")
     return not problems
 
 
 def _show(finding: Finding) -> None:
-    line = Text.assemble((f"{finding.state:<8}", STYLES[finding.state]), f"{finding.check}: ")
-    console.print(line.append(finding.found), soft_wrap=True, highlight=False)
+    severity = (f"{finding.state:<8}", SEVERITY_STYLES[finding.state])
+    console.print(Text.assemble(severity, f"{finding.check}: {finding.found}"), soft_wrap=True)
     if finding.fix:
-        console.print(Text(f"        → {finding.fix}"), soft_wrap=True, highlight=False)
+        say(f"        → {finding.fix}")
+
+
+def backup(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory to make, which must not be there.")
+    ],
+) -> None:
+    """Back up the ledger, the ensembles and the data directory's other files, while they serve.
+
+    The ledger is one SQLite file in it, from whichever database, and verified. The secret key and
+    passwords are not inside: keep a copy of the key apart from the backups.
+    """
+    made = backups.back_up(Settings(), directory)
+    say(f"Made {directory}. {_describe_contents(made)}")
+    keys = [name for name in made.files if name.endswith(".key")]
+    say(f"Keys inside: {', '.join(keys) or 'none'}. It is as private as the records are.")
+    say("Not inside:")
+    for what, why in made.left_out.items():
+        say(f"  {what}: {why}")
+    say("Keep the secret key where this backup is not: whoever has both can make tokens.")
+
+
+def restore(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What `backup` made.")],
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Though there is a ledger with entries; it is kept aside."),
+    ] = False,
+) -> None:
+    """Put a backup in the place of what is there. Stop all servers first; the key must be there.
+
+    It need not go into the kind of database that it came from, or of the same version. Active
+    projects are paused, and in projects of `neighbours` every account counts as spent, for good:
+    what was charged after the backup is not known. If this is interrupted, run it again.
+    """
+    done = backups.restore(Settings(), directory, replace=replace)
+    made = done.backup
+    say(f"Restored the backup of {made.made_at:%Y-%m-%d %H:%M} UTC. {_describe_contents(made)}")
+    say(f"Paused: {', '.join(done.projects.paused) or 'no project was active'}.")
+    if done.projects.filled:
+        say(f"Every account counts as spent in: {', '.join(done.projects.filled)}.")
+    for where in done.aside:
+        say(f"What was there is kept in {where}.")
+    if done.stayed:
+        say(f"Kept as they are, though the backup has others: {', '.join(done.stayed)}.")
+    say("Next:")
+    for number, step in enumerate(_next_steps(done), 1):
+        say(f"{number}. {step}")
+
+
+@with_json
+def upgrade(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say what was found, and change nothing.")
+    ] = False,
+    service_role: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE", help="As of `init`: the PostgreSQL role that `serve` uses."),
+    ] = None,
+) -> None:
+    """Say whether this version will serve what is here; if so, migrate the ledger.
+
+    It looks at settings, keys, the ledger's tables and every registered ensemble, whose files are
+    read and loaded. Exits with code 1, and migrates nothing, if there is a problem. Unlike `init`,
+    it never makes a new ledger.
+    """
+    if as_json() and not check:
+        fail("`terrine --json upgrade` needs --check.")
+    if not show_findings(health.examine_upgrade()):
+        raise typer.Exit(1)
+    if not check:
+        init(service_role=service_role, origin=None)
+
+
+def _describe_contents(made: Backup) -> str:
+    ensembles = ", ".join(made.ensembles) or "none"
+    return f"Projects: {made.projects}, charges: {made.charges}, ensembles: {ensembles}."
+
+
+def _next_steps(done: Restore) -> list[str]:
+    resume = command_text("project", "resume", "NAME")
+    steps = []
+    if done.lost:
+        steps.append(
+            f"At least {done.lost} entries that were signed are lost: open new projects from what "
+            "the cap has left, and close none of the old ones. `terrine ledger restored` begins a "
+            "new transparency log."
+        )
+    else:
+        steps.append(
+            "If you know that nothing was answered after the backup, resume projects whose "
+            f"accounts are not spent: {resume}. Else open new ones, and close none of the old."
+        )
+    steps.append("Forget people again who left after the backup: `terrine ensemble forget`.")
+    steps.append("Revoke tokens again that were revoked after the backup: `terrine token revoke`.")
+    if done.aside:
+        steps.append("Remove what was kept aside once nothing is missing: it has private records.")
+    steps.append("`terrine doctor`, then start the servers. docs/upkeep.md says more.")
+    return steps

@@ -22,7 +22,7 @@ from terrine_server.errors import (
     DatabaseUnavailable,
     EnsembleUnavailable,
     Overloaded,
-    TerrineError,
+    ServiceError,
     TokenChanged,
 )
 from terrine_server.labeling.queries import (
@@ -100,7 +100,7 @@ class Labeling:
     ) -> CheckedRequest:
         """Check one request: inputs `[B, …]`, and probabilities `[B, m]` if needed.
 
-        `token`, `notes`: see `CheckedRequest`. Raises a `TerrineError` that concerns this request
+        `token`, `notes`: see `CheckedRequest`. Raises a `ServiceError` that concerns this request
         only.
         """
         project = self._ledger.cached_project(project_name)
@@ -126,7 +126,7 @@ class Labeling:
         """Return for each input which share of the public rows near it could not vote any more.
 
         It is free: a function of the inputs, of public points and of the queries so far. Raises a
-        `TerrineError`, also for a project without accounts.
+        `ServiceError`, also for a project without accounts.
         """
         project, shadows = self._ledger.project_with_shadows(project_name)
         queries = canonical_inputs(inputs, project.ensemble.facts.input, self._max_batch)
@@ -135,17 +135,17 @@ class Labeling:
 
     def answer(
         self, project_name: str, asks: Sequence[CheckedRequest]
-    ) -> list[ChargedBatch | TerrineError]:
+    ) -> list[ChargedBatch | ServiceError]:
         """Answer a group of requests with one vote and one commit.
 
         Each gets its receipt, or a refusal that concerns it alone: `TokenChanged` where its token
-        is not what it was. Raises a `TerrineError` if nothing was answered; then nothing was
+        is not what it was. Raises a `ServiceError` if nothing was answered; then nothing was
         charged, unless the database died during the commit.
 
         Where votes are exclusive (`VoteStrategy.exclusive`), the lock of the project is taken
         first, and all is looked up once more.
         """
-        answers: dict[int, ChargedBatch | TerrineError] = {}
+        answers: dict[int, ChargedBatch | ServiceError] = {}
         with ExitStack() as lock:
             locked = False
             while len(answers) < len(asks):
@@ -217,12 +217,12 @@ class Labeling:
 
     def _refuse_unsigned(
         self, waiting: Mapping[int, CheckedRequest], recorded: RecordedCharges
-    ) -> dict[int, ChargedBatch | TerrineError]:
+    ) -> dict[int, ChargedBatch | ServiceError]:
         """Return refusals of all requests that are not paid in full, if the ledger does not
         continue what was signed of it."""
         try:
             self._ledger.check_history()
-        except TerrineError as error:
+        except ServiceError as error:
             return {
                 index: error
                 for index, ask in waiting.items()
@@ -234,7 +234,7 @@ class Labeling:
         """Whether there is one: the files of an edition go as soon as people left it."""
         return self._ledger.ensemble(ensemble.name).current.path != ensemble.current.path
 
-    def _count(self, answers: Iterable[ChargedBatch | TerrineError]) -> None:
+    def _count(self, answers: Iterable[ChargedBatch | ServiceError]) -> None:
         """Count the outcomes that are about to be sent; they are public."""
         results = chain.from_iterable(r.results for r in answers if isinstance(r, ChargedBatch))
         for (outcome, replayed), times in Counter(

@@ -20,7 +20,7 @@ from terrine_server.errors import (
     NotFound,
     ProjectClosed,
     ProjectPaused,
-    TerrineError,
+    ServiceError,
 )
 from terrine_server.ledger import accounts, log, rows
 from terrine_server.ledger.chain import (
@@ -298,7 +298,7 @@ def charge(
     batches: Sequence[Sequence[Proposal]],
     cast: SpentAccounts | None = None,
     payers: Sequence[str | None] | None = None,
-) -> tuple[ProjectRecord, list[ChargedBatch | TerrineError]]:
+) -> tuple[ProjectRecord, list[ChargedBatch | ServiceError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
     See `Ledger.charge_group`. Raises ConcurrentUpdate if the project is no longer as in `record`. A
@@ -317,7 +317,7 @@ def charge(
     if project.terms.allowance is not None and (entries or cast is not None):
         accounts.check_cast(project, len(entries), cast)
     results = _with_hashes(admission.results, entries)
-    answers: list[ChargedBatch | TerrineError] = []
+    answers: list[ChargedBatch | ServiceError] = []
     new_payments: list[Payment] = []
     for batch, payer in zip(batches, payers or [None] * len(batches), strict=True):
         of_batch = list(islice(results, len(batch)))

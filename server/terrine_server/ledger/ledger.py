@@ -29,7 +29,7 @@ from terrine_server.errors import (
     InvalidTerms,
     LedgerCorrupted,
     NotFound,
-    TerrineError,
+    ServiceError,
 )
 from terrine_server.ledger import (
     accounts,
@@ -541,7 +541,7 @@ class Ledger:
         every query was refused.
         """
         (answer,) = self.charge_group(project_id, [proposals])
-        if isinstance(answer, TerrineError):
+        if isinstance(answer, ServiceError):
             raise answer
         return answer
 
@@ -552,7 +552,7 @@ class Ledger:
         record: ProjectSnapshot | None = None,
         cast: SpentAccounts | None = None,
         payers: Sequence[str | None] | None = None,
-    ) -> list[ChargedBatch | TerrineError]:
+    ) -> list[ChargedBatch | ServiceError]:
         """Pay for the batches of several requests, in order, in one transaction.
 
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
@@ -618,7 +618,7 @@ class Ledger:
         record: ProjectSnapshot,
         cast: SpentAccounts,
         payers: Sequence[str | None] | None,
-    ) -> list[ChargedBatch | TerrineError]:
+    ) -> list[ChargedBatch | ServiceError]:
         """Charge, and save the accounts in the same transaction; all of it, or nothing."""
         id = record.project.id
         with self._writing(None) as tx:

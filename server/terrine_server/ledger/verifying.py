@@ -24,6 +24,7 @@ from sqlalchemy import Connection, RowMapping, Select, select
 from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import open_regular_file
 from terrine_server.errors import LedgerCorrupted, NotFound, NotSealed
 from terrine_server.ledger import accounts, log, rows
@@ -374,7 +375,7 @@ _FIELDS = {"project", "project_id", *ENTRY_COLUMNS} - {"counts"}
 """The fields of every entry. One with noisy counts has `counts`, too."""
 
 
-class ArchiveError(Exception):
+class ArchiveError(TerrineError):
     """A file that is not an export. The message says where."""
 
 

@@ -34,6 +34,7 @@ from urllib.parse import quote
 from pydantic import Field, ValidationError
 from sqlalchemy import Engine
 
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import (
     MAX_DOCUMENT_BYTES,
     new_directory,
@@ -68,7 +69,7 @@ _ENSEMBLE_NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?")
 _BLOCK_BYTES = 2**20
 
 
-class BackupError(Exception):
+class BackupError(TerrineError):
     """A backup that cannot be made or restored. Says what is wrong, and what to do."""
 
 
@@ -124,7 +125,7 @@ def back_up(settings: Settings, out: Path) -> Backup:
 
     Whoever makes an edition of an ensemble meanwhile waits until its files are copied. Raises
     BackupError (`out` is there; the ledger does not verify; an ensemble is not as registered),
-    SecretKeyError, TerrineError and OSError.
+    SecretKeyError, ServiceError and OSError.
     """
     if out.exists():
         raise BackupError(f"{out} is there already. Name a directory that is not.")

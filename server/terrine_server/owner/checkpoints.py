@@ -22,6 +22,7 @@ import httpx
 import structlog
 
 from terrine_protocol import LogState
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically, write_secret
 from terrine_protocol.transparency import (
     MAX_NOTE_BYTES,
@@ -38,7 +39,7 @@ from terrine_protocol.transparency import (
     VerifierKey,
     parse_decimal,
 )
-from terrine_server.errors import LedgerRestored, LogNotSigned, TerrineError
+from terrine_server.errors import LedgerRestored, LogNotSigned, ServiceError
 from terrine_server.ledger import Ledger
 from terrine_server.ledger.projects import RestoredProjects
 from terrine_server.settings import Settings
@@ -67,7 +68,7 @@ UNREACHABLE = (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSErr
 log = structlog.get_logger("terrine")
 
 
-class CheckpointError(Exception):
+class CheckpointError(TerrineError):
     """A key or policy that cannot be used, or a tree that must not be signed. Says what to do."""
 
 
@@ -262,7 +263,7 @@ def make_restored_safe(
     Return what was done to projects, and the key of the new log that begins if the ledger does not
     continue what was signed of it; servers sign it once they are restarted. `origin`: what it is
     called; by default as before, with the next number. Done again, it changes nothing that is open.
-    Raises TerrineError, CheckpointError, NoteError for a name that no log may have, and OSError.
+    Raises ServiceError, CheckpointError, NoteError for a name that no log may have, and OSError.
     """
     history = attach_history(ledger, settings)
     done = ledger.fill_accounts()
@@ -358,7 +359,7 @@ class Publisher:
     def round(self) -> bool:
         """Log what is new, sign the root, and ask witnesses who have not cosigned it.
 
-        Return False, having done nothing, if another process signs. Raises TerrineError,
+        Return False, having done nothing, if another process signs. Raises ServiceError,
         also LedgerRestored if the tree does not continue the one that was signed before.
         """
         with self._ledger.try_lock_tree() as mine:
@@ -379,7 +380,7 @@ class Publisher:
             last = self._stop.is_set()
             try:
                 self._report_round(None, signed=self.round())
-            except (TerrineError, CheckpointError, NoteError, ProofError, OSError) as error:
+            except (ServiceError, CheckpointError, NoteError, ProofError, OSError) as error:
                 self._report_round(str(error))
             except Exception as error:  # a defect: charges go on, and somebody should hear of it
                 self._report_round(f"{type(error).__name__}: {error}")
@@ -474,7 +475,7 @@ class _Witness:
         """Return its cosignature of a checkpoint (c2sp.org/tlog-witness); None if it gives none."""
         try:
             signature = self._add_checkpoint(ledger, note)
-        except (*UNREACHABLE, NoteError, ProofError, TerrineError) as error:
+        except (*UNREACHABLE, NoteError, ProofError, ServiceError) as error:
             self._failures += 1
             pause = min(2.0 ** (self._failures - 1), MAX_PAUSE_SECONDS)
             self._until = time.monotonic() + pause

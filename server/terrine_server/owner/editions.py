@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from terrine_protocol.files import sync_directory
-from terrine_server.errors import Conflict, NotFound, TerrineError
+from terrine_server.errors import Conflict, NotFound, ServiceError
 from terrine_server.ledger import (
     NEIGHBOURS,
     Edition,
@@ -252,7 +252,7 @@ def _make_next_edition(
         erased, slots = {*newest.erased, *change.slots}, change.manifest.units
         try:
             ledger.make_edition(name, number, manifest_digest(made), slots, erased)
-        except TerrineError:
+        except ServiceError:
             _remove_old_editions(settings, ledger.ensemble(name))
             raise
         _remove_old_editions(settings, ledger.ensemble(name))

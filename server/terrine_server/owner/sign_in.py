@@ -20,6 +20,7 @@ from typing import Protocol
 import structlog
 
 from terrine_protocol import LogEntry, Role, TokenCreate, TokenCreated
+from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_secret
 from terrine_server.errors import Forbidden, InvalidQuery, LedgerCorrupted, NotFound, Unauthorized
 from terrine_server.ledger import Action, Actor, Ledger, NewToken, TokenRecord
@@ -30,7 +31,7 @@ TOKEN = re.compile(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}")
 MIN_KEY_BYTES = 32
 
 
-class SecretKeyError(Exception):
+class SecretKeyError(TerrineError):
     """The secret key is missing or too short; the message says how to make one."""
 
 

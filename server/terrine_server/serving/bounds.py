@@ -11,7 +11,6 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from ipaddress import IPv6Address, ip_address
@@ -24,6 +23,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from terrine_server.serving import Limits
 
 T = TypeVar("T")
 
@@ -56,27 +57,6 @@ class PerTokenThreads:
                 return await asyncio.shield(work)
             finally:
                 await asyncio.wait([work])
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one process. Seconds are whole, as those who set them think of them."""
-
-    connections: int
-    """Requests that are served at a time; at most half of them without a valid token, and of these
-    half from one address."""
-    held_bytes: int
-    """Of the bodies of all requests that are being handled."""
-    keep_alive_seconds: float
-    """How long a connection may be idle, and a request's head may take."""
-    body_seconds: float
-    """How long a body may take to arrive."""
-    write_seconds: float
-    """How long a client may take to read 64 KiB of a response, or its rest."""
-    shutdown_seconds: int
-    """How long running requests may take to finish at shutdown."""
-    per_token: int | None = None
-    """Requests with one token, as a part of those that others leave. By default half."""
 
 
 def limits_for(callers: int) -> Limits:

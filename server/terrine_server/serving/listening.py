@@ -18,7 +18,9 @@ from typing import Any
 
 import uvicorn
 
-from terrine_server.serving.bounds import BACKLOG, SPARE_CONNECTIONS, Limits, uvicorn_options
+from terrine_protocol.errors import TerrineError
+from terrine_server.serving import Limits
+from terrine_server.serving.bounds import BACKLOG, SPARE_CONNECTIONS, uvicorn_options
 
 SWITCH_SECONDS = 0.0001
 """How long a thread may compute while another waits for Python's interpreter. With Python's own
@@ -36,7 +38,7 @@ MIN_CONNECTIONS = 16
 """Connections below which it makes no sense to serve."""
 
 
-class CannotListen(Exception):  # noqa: N818 - says what to do
+class CannotListen(TerrineError):  # noqa: N818 - says what to do
     """The address is taken, or none of this machine's. `setting` names what to change."""
 
     def __init__(self, message: str, setting: str) -> None:
@@ -44,7 +46,7 @@ class CannotListen(Exception):  # noqa: N818 - says what to do
         self.setting = setting
 
 
-class TooFewDescriptors(Exception):  # noqa: N818 - says what to do
+class TooFewDescriptors(TerrineError):  # noqa: N818 - says what to do
     """The process may open so few files that it cannot serve."""
 
 

@@ -27,8 +27,8 @@ from terrine_addons.federation.aggregator import Aggregator
 from terrine_addons.federation.federations import read_token
 from terrine_addons.federation.teacher import Teacher
 from terrine_addons.federation.voters import TERMS, AggregatorTerms
-from terrine_server.serving import bounds, listening
-from terrine_server.serving.bounds import SPARE_CONNECTIONS, Limits, limits_for, uvicorn_options
+from terrine_server.serving import Limits, bounds, listening
+from terrine_server.serving.bounds import SPARE_CONNECTIONS, limits_for, uvicorn_options
 
 TOKEN = "a-token-of-more-than-twenty-characters"
 SHORT = replace(limits_for(4), keep_alive_seconds=1, body_seconds=1)

@@ -34,7 +34,7 @@ from terrine_client import Client
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.app import serving
-from terrine_server.cli.console import opened_ledger
+from terrine_server.cli.ledger import open_current_ledger
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.settings import Settings
 
@@ -154,7 +154,7 @@ def test_the_service_opens_no_file_of_another_manifest(terrine: Terrine, tmp_pat
         "only one",
     ).fine
     assert terrine("ensemble", "register", "one", "--epsilon", 1, "--delta", 1e-5).fine
-    record = opened_ledger().ensemble("one")
+    record = open_current_ledger().ensemble("one")
     voters = LocalVoters(Settings().data_dir)
     manifest = Settings().ensembles_dir / "one" / "manifest.json"
     registered = manifest.read_bytes()

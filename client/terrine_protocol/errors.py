@@ -1,0 +1,17 @@
+"""The root of every error whose text is written for whoever meets it.
+
+    TerrineError
+    ├── DataError, StoreError, …    files: each where they are read
+    ├── NoteError, ProofError       of the transparency log, also ValueErrors
+    ├── ClientError                 what a student's program meets: `terrine_client.errors`
+    └── ServiceError                what the service answers with: `terrine_server.errors`
+
+A command prints the text of any of these, and calls all other errors a bug. Only the promise
+(`terrine_server.privacy`), which imports nothing, has a root of its own: `ParameterError`.
+"""
+
+from __future__ import annotations
+
+
+class TerrineError(Exception):
+    """An error whose text says what is wrong, what was expected and what to do."""
