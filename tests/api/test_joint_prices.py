@@ -112,7 +112,7 @@ def test_queries_with_even_probabilities_pay_less_and_are_free_when_repeated(
         assert done
         found = terrine_server.ledger.verify("study").problems
         holds(found, "price", f"{str(outcomes[0])!r}", "baseline", 4)
-    audit = pytest.importorskip("terrine_addons.audit.service")
+    audit = pytest.importorskip("terrine_addons.audit.ledger")
     project = terrine_server.ledger.project("study")
     assert list(audit.check_project(terrine_server.ledger, project)) == []
 

@@ -89,7 +89,7 @@ def test_more_queries_are_answered_for_the_same_epsilon(ledger: Ledger) -> None:
     spend = ledger.secret_spend("study")
     assert spend.queries == paid
     assert spend.cost * 1e12 <= after.published[-1].figure < paid * TERMS.worst.cost / 2
-    audit = pytest.importorskip("terrine_addons.audit.service")
+    audit = pytest.importorskip("terrine_addons.audit.ledger")
     assert list(audit.check_project(ledger, after)) == []
 
 

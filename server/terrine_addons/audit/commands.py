@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +30,84 @@ class Subject(StrEnum):
 
 CONFIDENCE = 0.999
 """Probability that nothing sound fails by chance."""
+
+
+STATISTICAL_PARTS = 3
+"""The noise, the mechanisms and the service share the probability of a false alarm."""
+
+
+@dataclass(frozen=True)
+class SampleSizes:
+    """Sample sizes: the larger they are, the smaller the excess that is detected."""
+
+    draws: int
+    """Releases for each vote vector, in each half."""
+    noise: int
+    """Draws of each kind of noise."""
+    students: int
+    """Students of the attacked service, in each world, of each adversary."""
+
+
+FULL = SampleSizes(draws=500_000, noise=10_000_000, students=200)
+QUICK = SampleSizes(draws=60_000, noise=1_000_000, students=40)
+
+
+def run_audit(
+    subjects: Collection[str],
+    effort: SampleSizes,
+    confidence: float,
+    seed: int,
+    ledger: Ledger | None,
+    on_finding: Callable[[AuditFinding], None] = lambda finding: None,
+) -> AuditReport:
+    """Audit the subjects; pass each finding to `on_finding` as it comes.
+
+    `confidence`: the probability that nothing sound is convicted by chance, in all parts together.
+    `seed` picks vote vectors and inputs, never noise. `ledger` is None if there is none to audit.
+    """
+    from terrine_server.findings import AuditReport
+
+    start = time.monotonic()
+    findings = []
+    for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL_PARTS, seed, ledger):
+        findings.append(finding)
+        on_finding(finding)
+    return AuditReport(
+        datetime.now(UTC), version("terrine"), confidence, seed, time.monotonic() - start, findings
+    )
+
+
+def _findings(
+    subjects: Collection[str],
+    effort: SampleSizes,
+    level: float,
+    seed: int,
+    ledger: Ledger | None,
+) -> Iterator[AuditFinding]:
+    import numpy as np
+
+    from terrine_addons.audit.evidence import audit_prices
+    from terrine_addons.audit.ledger import audit_books
+    from terrine_addons.audit.mechanisms import audit_mechanisms, audit_noise
+    from terrine_server.findings import AuditFinding
+
+    choice = np.random.default_rng(seed)
+    if "mechanisms" in subjects:
+        yield from audit_noise(effort.noise, level)
+        yield from audit_mechanisms(effort.draws, level, choice)
+        yield from audit_prices()
+    if "service" in subjects:
+        # It brings PyTorch and the web framework, which an auditor of the rest need not install.
+        from terrine_addons.audit.service import audit_people, audit_service
+
+        yield from audit_service(effort.students, level / 2, choice)
+        yield from audit_people(effort.students, level / 2, choice)
+    if "ledger" in subjects and ledger is not None:
+        yield from audit_books(ledger)
+    elif "ledger" in subjects:
+        yield AuditFinding(
+            "ledger", "books", "nothing there", "no service was set up on this machine"
+        )
 
 
 @with_json
@@ -62,13 +145,11 @@ def audit(
     chosen = subjects or list(Subject)
     import secrets
 
-    from terrine_addons.audit.service import FULL, QUICK
-    from terrine_addons.audit.service import audit as run
     from terrine_server import logs
 
     ledger = None if Subject.LEDGER not in chosen else _ledger(required=bool(subjects))
     logs.configure("error")
-    report = run(
+    report = run_audit(
         [subject.value for subject in chosen],
         QUICK if quick else FULL,
         CONFIDENCE,

@@ -10,18 +10,14 @@ noise that is too small can make a guess rarer as well.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import cache, lru_cache, partial, reduce
-from importlib.metadata import version
+from dataclasses import dataclass
+from functools import cache, partial, reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -36,17 +32,13 @@ from terrine_addons.audit.evidence import (
     Promise,
     Sample,
     Votes,
-    audit_prices,
     held_to_law,
     labels,
     limits,
     mass,
-    needed_by_answer,
-    needed_share,
     passes,
-    shown,
 )
-from terrine_addons.audit.mechanisms import audit_mechanisms, audit_noise
+from terrine_addons.audit.ledger import audit_books
 from terrine_client import BudgetExhausted, Client
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData, public_features
@@ -56,33 +48,11 @@ from terrine_models.teachers.heads import HeadTeachers
 from terrine_models.teachers.manifests import Manifest, save_manifest
 from terrine_protocol import EnsembleRegister, Outcome, ProjectOpen, Role, TokenCreate
 from terrine_server.app import serving
-from terrine_server.findings import AuditFinding, AuditReport, Part
-from terrine_server.ledger import Ledger, ProjectRecord, connect, upgrade
-from terrine_server.ledger.records import events_of
-from terrine_server.owner.operations import (
-    make_directories,
-    open_project,
-    register_ensemble,
-    verify_project,
-)
+from terrine_server.findings import AuditFinding
+from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.owner.operations import make_directories, open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens, load_secret_key, make_secret_key
-from terrine_server.privacy import (
-    Account,
-    ConfidentMax,
-    GaussianArgmax,
-    Mechanism,
-    NeighbourCounts,
-    ParameterError,
-    Price,
-    Rule,
-    Terms,
-    VoteOutcome,
-    build_mechanism,
-    event_from_json,
-    gdp_squared,
-    price,
-    quote,
-)
+from terrine_server.privacy import Account, NeighbourCounts, Terms, VoteOutcome, gdp_squared, quote
 from terrine_server.privacy.mechanisms import ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.settings import Settings
@@ -230,139 +200,6 @@ class Transcripts:
         if apart(0.0) <= delta:
             return 0.0
         return float(brentq(lambda epsilon: apart(epsilon) - delta, 0.0, 60.0, xtol=1e-6))
-
-
-MAX_PROBLEMS = 3
-"""How many problems of one project are reported; the first one is the one to look at."""
-
-
-def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]:
-    """Yield one finding for each project with problems, and one for all sound projects together."""
-    sound = charges = 0
-    for name in ledger.project_names():
-        verified = verify_project(ledger, name)
-        problems = [*verified.problems]
-        if verified.ok:  # else there is nothing to price
-            problems += check_project(ledger, ledger.project(name))
-        if problems:
-            listed = "; ".join(problems[:MAX_PROBLEMS])
-            more = (
-                f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
-            )
-            yield AuditFinding(part, f"books of {name}", "exceeded", listed + more)
-        else:
-            sound, charges = sound + 1, charges + verified.charges
-    yield AuditFinding(
-        part,
-        "books",
-        "holds",
-        f"{sound:,} projects with {charges:,} charges: complete, every price matches its event",
-    )
-
-
-def check_project(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
-    """Yield the problems with the prices of a project whose books are whole."""
-    try:
-        yield from _check_terms(project)
-        yield from _check_charges(ledger, project)
-    except ParameterError as error:
-        yield f"it cannot be re-priced: {error}"
-
-
-def _check_terms(project: ProjectRecord) -> Iterator[str]:
-    facts, terms = project.ensemble.facts, project.terms
-    mechanism = build_mechanism(
-        project.mechanism, teachers=facts.teachers, classes=len(facts.classes)
-    )
-    if dict(project.events) != json.loads(json.dumps(events_of(mechanism))):
-        yield "its cost events are not those of its mechanism"
-    schedule = terms.schedule
-    quoted = quote(
-        mechanism,
-        terms.epsilon,
-        terms.delta,
-        cap_rule=project.ensemble.population.rule,
-        # Any rule that is fixed beforehand is sound. Where none was chosen, only one was quoted.
-        rule=None if terms.choice is None else terms.rule,
-        publishing=None if schedule is None else (schedule.publication, schedule.counts),
-    )
-    if set(terms.prices) != set(quoted.prices):
-        yield "its price list has other outcomes than its mechanism"
-    if terms.rule != quoted.rule:
-        yield f"its rule is {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
-        return
-    if (terms.allowance is None) != (quoted.allowance is None):
-        yield "its terms and its mechanism disagree on whether units have accounts"
-    elif terms.allowance != quoted.allowance:
-        yield f"its allowance is {terms.allowance}, but {quoted.allowance} is quoted for it"
-    yield from _check_prices(mechanism, terms)
-    for name in ("budget", "delta_budget"):
-        if getattr(terms, name) > getattr(quoted, name):
-            yield (
-                f"its {name} is {getattr(terms, name)}, but ε = {terms.epsilon:g}, "
-                f"δ = {terms.delta:g} allow {getattr(quoted, name)}"
-            )
-
-
-def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
-    """Yield a problem if votes can be found that need more than the price list charges."""
-    answer, order = mechanism.events().get(VoteOutcome.ANSWERED), terms.rule.order
-    if order is None:
-        return
-    if isinstance(answer, GaussianArgmax):
-        size = mechanism.teachers, mechanism.classes
-        needed, votes = needed_by_answer(answer, terms.prices[VoteOutcome.ANSWERED], order, *size)
-        if needed > 1:
-            yield f"its price is too low: {shown(votes)} votes need {needed:.1%} of it"
-    if not isinstance(answer, ConfidentMax):
-        return
-    for baseline in terms.baselines:
-        paid = {o: terms.price(o, baseline) for o in terms.prices}
-        charged = paid[VoteOutcome.ANSWERED], paid[VoteOutcome.ABSTAINED]
-        event = replace(answer, baseline=baseline)
-        needed, votes = needed_share(event, *charged, order)
-        if needed > 1:
-            what = f" with a baseline of {baseline}" if baseline else ""
-            yield f"its prices{what} are too low: {shown(votes)} votes need {needed:.1%} of them"
-
-
-def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
-    terms, account = project.terms, Account()
-    for charge in ledger.stream_charges(project.name):
-        due = _price(json.dumps(dict(charge.event), sort_keys=True), terms.rule, terms.cap_rule)
-        if terms.allowance is not None:
-            # Not this query is bounded, but what all of them tell of one unit: the balance counts.
-            due = replace(due, cost=terms.worst.cost)
-        for name, paid, owed in [
-            ("cost", charge.cost, due.cost),
-            ("delta", charge.delta, due.delta),
-            ("cap_cost", charge.cap_cost, due.cap_cost),
-        ]:
-            if paid < owed:
-                yield f"entry {charge.seq} paid a {name} of {paid}; its event costs {owed}"
-        if charge.figure is None:
-            account = terms.capped(account.plus(due))
-            continue
-        try:
-            account = terms.after_publishing(account, charge.figure)
-        except ValueError as error:
-            yield f"entry {charge.seq}: {error}"
-    for name, total, budget in [
-        ("costs", account.spent, terms.budget),
-        ("deltas", account.delta_spent, terms.delta_budget),
-        ("cap costs", account.cap_spent, terms.cap_budget),
-    ]:
-        if total > budget:
-            yield f"the {name} of its events add up to {total}, above its budget of {budget}"
-
-
-@lru_cache(maxsize=1024)
-def _price(event: str, rule: Rule, cap_rule: Rule) -> Price:
-    return price(event_from_json(json.loads(event)), rule, cap_rule)
-
-
-def _rule(rule: Rule) -> str:
-    return rule.name if rule.order is None else f"{rule.name} at order {rule.order:g}"
 
 
 World = Literal["here", "there"]
@@ -877,72 +714,3 @@ def _judge_people(
         exact=promise.loss(*law),
     )
     return finding if lawful else finding.with_wrong_distribution()
-
-
-Subject = Literal["mechanisms", "service", "ledger"]
-STATISTICAL_PARTS = 3
-"""The noise, the mechanisms and the service share the probability of a false alarm."""
-
-
-@dataclass(frozen=True)
-class SampleSizes:
-    """Sample sizes: the larger they are, the smaller the excess that is detected."""
-
-    draws: int
-    """Releases for each vote vector, in each half."""
-    noise: int
-    """Draws of each kind of noise."""
-    students: int
-    """Students of the attacked service, in each world, of each adversary."""
-
-
-FULL = SampleSizes(draws=500_000, noise=10_000_000, students=200)
-QUICK = SampleSizes(draws=60_000, noise=1_000_000, students=40)
-
-
-def audit(
-    subjects: Collection[Subject],
-    effort: SampleSizes,
-    confidence: float,
-    seed: int,
-    ledger: Ledger | None,
-    on_finding: Callable[[AuditFinding], None] = lambda finding: None,
-) -> AuditReport:
-    """Audit the subjects; pass each finding to `on_finding` as it comes.
-
-    `confidence`: the probability that nothing sound is convicted by chance, in all parts together.
-    `seed` picks vote vectors and inputs, never noise. `ledger` is None if there is none to audit.
-    """
-    start = time.monotonic()
-    findings = []
-    for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL_PARTS, seed, ledger):
-        findings.append(finding)
-        on_finding(finding)
-    return AuditReport(
-        datetime.now(UTC), version("terrine"), confidence, seed, time.monotonic() - start, findings
-    )
-
-
-def _findings(
-    subjects: Collection[Subject],
-    effort: SampleSizes,
-    level: float,
-    seed: int,
-    ledger: Ledger | None,
-) -> Iterator[AuditFinding]:
-    choice = np.random.default_rng(seed)
-    if "mechanisms" in subjects:
-        yield from audit_noise(effort.noise, level)
-        yield from audit_mechanisms(effort.draws, level, choice)
-        yield from audit_prices()
-    if "service" in subjects:
-        # It brings PyTorch and the web framework, which an auditor of the rest need not install.
-
-        yield from audit_service(effort.students, level / 2, choice)
-        yield from audit_people(effort.students, level / 2, choice)
-    if "ledger" in subjects and ledger is not None:
-        yield from audit_books(ledger)
-    elif "ledger" in subjects:
-        yield AuditFinding(
-            "ledger", "books", "nothing there", "no service was set up on this machine"
-        )

@@ -16,9 +16,9 @@ from refusals import holds
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from terrine_addons.audit.commands import QUICK, SampleSizes
+from terrine_addons.audit.commands import run_audit as run
 from terrine_addons.audit.mechanisms import CASES, audit_mechanisms
-from terrine_addons.audit.service import QUICK, SampleSizes
-from terrine_addons.audit.service import audit as run
 from terrine_server.cli import app
 from terrine_server.privacy.noise import NoiseTable
 

@@ -23,7 +23,7 @@ from migrated import SECRET_KEY
 from refusals import holds
 from sqlalchemy import text
 
-from terrine_addons.audit.service import audit_books, check_project
+from terrine_addons.audit.ledger import audit_books, check_project
 from terrine_server.findings import AuditFinding
 from terrine_server.ledger import Ledger, NewProject, connect, upgrade
 from terrine_server.planning.opening import choose

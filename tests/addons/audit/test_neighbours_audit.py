@@ -8,7 +8,7 @@ import pytest
 from neighbouring import NEIGHBOURS, Opened, many, open_people
 from refusals import holds
 
-from terrine_addons.audit.service import check_project
+from terrine_addons.audit.ledger import check_project
 from terrine_server.ledger import NewProject
 from terrine_server.privacy import Terms
 
