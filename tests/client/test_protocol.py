@@ -12,6 +12,7 @@ from wire_examples import EXAMPLES, MECHANISMS
 import terrine_protocol as protocol
 from terrine_protocol import (
     PROBLEMS,
+    InputSpec,
     MechanismSpec,
     Outcome,
     Problem,
@@ -24,7 +25,9 @@ from terrine_protocol import (
 MODELS: dict[str, type[BaseModel]] = {
     name: model
     for name, model in vars(protocol).items()
-    if isinstance(model, type) and issubclass(model, Wire | Reply) and model not in (Wire, Reply)
+    if isinstance(model, type)
+    and issubclass(model, Wire | Reply | InputSpec)
+    and model not in (Wire, Reply)
 }
 
 
@@ -42,7 +45,7 @@ def test_every_model_survives_the_wire(name: str) -> None:
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_requests_forbid_unknown_fields_and_replies_may_gain_some(name: str) -> None:
     kind, more = MODELS[name], EXAMPLES[name] | {"unheard_of": 1}
-    if issubclass(kind, Reply):
+    if issubclass(kind, Reply | InputSpec):
         assert kind.model_validate(more) == kind.model_validate(EXAMPLES[name])
     else:
         with refuses(ValidationError, "unheard_of"):

@@ -129,7 +129,7 @@ def test_a_planted_defect_tells_of_a_person_who_has_spent_it(
     # What follows is an audit of the books, and accounts are not in the books.
     _, spent = islice(audit_people(STUDENTS, SUSPICION, np.random.default_rng(0)), 2)
     assert spent.verdict == "exceeded"
-    holds(spent.evidence, "not", "law")
+    holds(spent.evidence, "not", "distributed")
 
 
 @pytest.mark.nightly

@@ -186,7 +186,7 @@ def test_half_the_noise_in_the_service_is_caught(
     # What follows is an audit of the books, which cannot know.
     attack = next(audit_service(students, SUSPICION, np.random.default_rng(0), [adversary]))
     assert attack.verdict == "exceeded"
-    holds(attack.evidence, "not", "law")
+    holds(attack.evidence, "not", "distributed")
 
 
 @pytest.mark.nightly
