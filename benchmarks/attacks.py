@@ -35,13 +35,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
-
-from digits import DigitsEnsemble, train_digits
-from migrated import SECRET_KEY
-from server import installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from end_to_end import SERVE, served
+from support.data import DigitsEnsemble, train_digits
+from support.databases import SECRET_KEY
+from support.servers import installed
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger
 from terrine_server.owner.checkpoints import make_checkpoint_key

@@ -33,9 +33,9 @@ from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.ledger import Ledger, NewProject, Proposal, connect, upgrade
 from terrine_server.privacy import VoteOutcome, build_mechanism, cap, quote
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from postgres import running_postgres
+from support.databases import running_postgres
 
 KEY = b"k" * 32
 TOKEN = "0123456789abcdef"

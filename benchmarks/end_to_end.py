@@ -53,9 +53,9 @@ from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from postgres import running_postgres
+from support.databases import running_postgres
 
 CLIENTS = 8
 BATCH = 64

@@ -2,7 +2,7 @@
 
     python benchmarks/joint_cells.py
 
-Exact laws of the label and of the test, from their definitions (tests/support/joint_laws.py),
+Exact laws of the label and of the test, from their definitions (tests/support/laws.py),
 against `outcome_costs`. Prints how many cells there were, and how near the worst is to its price.
 """
 
@@ -15,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from joint_laws import ROUNDING, histograms, label_law, moved, passing, release
-
+from support.laws import ROUNDING, histograms_in_order, label_law, moved, passing, release
 from terrine_server.privacy.joint import (
     MAX_EXPONENT,
     costs_up_to,
@@ -37,13 +36,17 @@ if __name__ == "__main__":
     cells, cheaper, worst, label = 0, 0, 0.0, 0.0
     for teachers, classes in SIZES:
         pairs = [
-            (before, after) for before in histograms(teachers, classes) for after in moved(before)
+            (before, after)
+            for before in histograms_in_order(teachers, classes)
+            for after in moved(before)
         ]
         top, top2 = (np.array([max(pair[at]) for pair in pairs]) for at in (0, 1))
         for sigma2, order in product(SIGMAS2, ORDERS):
             if order * (order - 1) > MAX_EXPONENT * sigma2**2:
                 continue
-            laws = {votes: label_law(votes, sigma2) for votes in histograms(teachers, classes)}
+            laws = {
+                votes: label_law(votes, sigma2) for votes in histograms_in_order(teachers, classes)
+            }
             with np.errstate(over="ignore"):
                 told = np.array(
                     [np.sum(laws[a] ** order * laws[b] ** (1 - order)) for a, b in pairs]

@@ -28,12 +28,10 @@ import psycopg
 from sqlalchemy import select, update
 from sqlalchemy.engine import make_url
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from books import answered, open_ledger, open_project
-from migrated import SECRET_KEY
-from postgres import running_postgres
-
+from support.databases import SECRET_KEY, running_postgres
+from support.ledgers import answered, open_ledger, open_project
 from terrine_server.ledger import Ledger, ProjectRecord, connect
 from terrine_server.ledger.chain import (
     CHARGE_FIELDS,

@@ -26,15 +26,12 @@ from pathlib import Path
 
 import structlog
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-
-from books import answered, open_ledger, terms
-from in_process import InProcess
-from migrated import SECRET_KEY
-from postgres import running_postgres
-from visitor import Visitor
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from ledger import MECHANISM, fill
+from support.browser import InProcess, Visitor
+from support.databases import SECRET_KEY, running_postgres
+from support.ledgers import answered, open_ledger, terms
 from terrine_protocol import Role, TokenCreate
 from terrine_server.app import create_app
 from terrine_server.ledger import NewProject

@@ -31,9 +31,9 @@ from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, connect, u
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import Units, build_mechanism, cap, quote
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from postgres import running_postgres
+from support.databases import running_postgres
 
 KEY = b"k" * 32
 CLASSES = 10

@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 import structlog
-from commands import Terrine, commands
 from hypothesis import HealthCheck, settings
-from migrated import SECRET_KEY
-from patience import PATIENCE_SECONDS
-from postgres import SERVICE, Postgres, running_postgres
-from seeded_noise import seed_noise
 from sqlalchemy import Engine
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.util import LRUCache
 
-if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
-    from digits import DigitsEnsemble
-    from server import RunningServer
+from support.databases import SECRET_KEY, SERVICE, Postgres, running_postgres
+from support.processes import PATIENCE_SECONDS, Terrine, commands, seed_noise
 
-pytest_plugins = ["durations", "wording"]
+if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
+    from support.data import DigitsEnsemble
+    from support.servers import RunningServer
+
+pytest_plugins = ["support.durations", "support.wording"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
@@ -177,7 +175,7 @@ def secret_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def digits_ensemble(tmp_path_factory: pytest.TempPathFactory) -> DigitsEnsemble:
     """Forty real teachers of handwritten digits. Shared by the session: do not alter its files."""
-    from digits import train_digits
+    from support.data import train_digits
 
     return train_digits(tmp_path_factory.mktemp("ensembles") / "digits")
 
@@ -194,7 +192,7 @@ def terrine_server(
 
     Its noise is repeated, except in a test that is marked `statistical`.
     """
-    from server import running_server
+    from support.servers import running_server
 
     if request.node.get_closest_marker("statistical") is None:
         seed_noise(monkeypatch)

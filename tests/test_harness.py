@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from server import RunningServer
+
+from support.servers import RunningServer
 
 
 @pytest.mark.usefixtures("each_database_url")

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import sure
-from refusals import holds
-from serving import until
+
+from support import sure
+from support.processes import until
+from support.wording import holds
 
 
 def repeated(
@@ -52,7 +53,7 @@ def test_every_run_of_every_piece_is_told(
 
 def test_busy_processes_end_with_who_started_them() -> None:
     program = (
-        "import os, signal, sure, subprocess\n"
+        "import os, signal, subprocess; from support import sure\n"
         "started, popen = [], subprocess.Popen\n"
         "subprocess.Popen = lambda *given: started.append(popen(*given)) or started[-1]\n"
         "with sure.busy(2):\n"
@@ -61,7 +62,7 @@ def test_busy_processes_end_with_who_started_them() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=Path(sure.__file__).parent,
+        cwd=Path(sure.__file__).parents[1],
         capture_output=True,
         text=True,
         check=False,

@@ -12,24 +12,35 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from books import unguarded
-from caller import Caller, npy
-from commands import Terrine
-from digits import DigitsEnsemble, build_people
-from impatient import CHEAP, PATIENT, impatient
-from logged import signed
-from seeded_noise import seed_noise
-from server import INTERACTIVE, RunningServer, running_server
 from sqlalchemy import text
-from wire import Wire, label, request
-from wording import Wording
 
+from support.clients import (
+    IMPATIENT_GNMAX,
+    PATIENT,
+    Caller,
+    Wire,
+    impatient,
+    label,
+    npy,
+    raw_request,
+)
+from support.data import DigitsEnsemble, build_people
+from support.ledgers import unguarded
+from support.processes import Terrine, seed_noise
+from support.servers import INTERACTIVE, RunningServer, running_server, signed
+from support.wording import Wording
 from terrine_protocol import PROBLEMS
 from terrine_server.ledger import Ledger
 from terrine_server.owner import checkpoints
 
 NPY = "application/x-npy"
-TERMS = {"name": "more", "ensemble": "digits", "mechanism": CHEAP, "epsilon": 5.0, "delta": 1e-5}
+TERMS = {
+    "name": "more",
+    "ensemble": "digits",
+    "mechanism": IMPATIENT_GNMAX,
+    "epsilon": 5.0,
+    "delta": 1e-5,
+}
 
 
 class Said:
@@ -254,7 +265,7 @@ def overdone(said: Said, server: RunningServer, directory: Path, ensemble: Digit
         pass
     said("too many guesses", reply)
     with closing(Wire(server)) as wire:
-        wire.send(request("GET", "/budget", "Content-Length: 5", "Content-Length: 6"))
+        wire.send(raw_request("GET", "/budget", "Content-Length: 5", "Content-Length: 6"))
         said("two lengths", wire.reply().json())
     (directory / "impatient").mkdir()
     limits = {"max_held_bytes": 1024}

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / "tests" / "support")]
+sys.path[:0] = [str(REPOSITORY / "tests")]
 
-from books import abstained, answered  # noqa: E402
-from browsing import browser, chromium, no_browser  # noqa: E402
-from digits import train_digits  # noqa: E402
-from server import RunningServer, running_server  # noqa: E402
-
+from support.browser import browser, chromium, no_browser  # noqa: E402
+from support.data import train_digits  # noqa: E402
+from support.ledgers import abstained, answered  # noqa: E402
+from support.servers import RunningServer, running_server  # noqa: E402
 from terrine_protocol import ProjectStatus, Role, TokenCreate  # noqa: E402
 from terrine_server.owner.sign_in import Tokens, load_secret_key  # noqa: E402
 

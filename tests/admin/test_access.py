@@ -7,16 +7,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from books import unguarded
-from digits import DigitsEnsemble
-from house import House
-from in_process import InProcess
-from migrated import SECRET_KEY
-from refusals import holds, refuses
-from server import CAP_EPSILON, installed
 from sqlalchemy import text
-from visitor import ORIGIN, SCREENS, Visitor, text_of
 
+from support.browser import ORIGIN, SCREENS, House, InProcess, Visitor, text_of
+from support.data import DigitsEnsemble
+from support.databases import SECRET_KEY
+from support.ledgers import unguarded
+from support.servers import CAP_EPSILON, installed
+from support.wording import holds, refuses
 from terrine_protocol import Role
 from terrine_server.app import create_app
 from terrine_server.errors import Unauthorized

@@ -5,16 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from digits import DigitsEnsemble
-from house import House
-from in_process import InProcess
-from leaving import KEY, PEOPLE, build_people, names_of
-from logged import LOG, publisher, signed
-from migrated import SECRET_KEY
-from refusals import holds, says
-from server import GNMAX, installed
-from visitor import Visitor, text_of
-
+from support.browser import House, InProcess, Visitor, text_of
+from support.data import KEY, PEOPLE, DigitsEnsemble, build_leaving_people, names_of
+from support.databases import SECRET_KEY
+from support.servers import GNMAX, LOG, installed, publisher, signed
+from support.wording import holds, says
 from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourEnsemble, forecast_from_public
 from terrine_models.teachers.people import name_digests
 from terrine_protocol import MECHANISM_SPECS, ProjectStatus, Role
@@ -144,7 +139,7 @@ def test_a_project_is_proposed_as_quickstart_does_and_opened_with_one_confirmati
 def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    people = build_people(tmp_path / "people", digits_ensemble)
+    people = build_leaving_people(tmp_path / "people", digits_ensemble)
     url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
     settings, engine = installed(tmp_path / "data", url, people)
     with InProcess() as send:

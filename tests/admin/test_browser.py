@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from browsing import browser, chromium, no_browser
-from digits import DigitsEnsemble
-from local_issuer import CLIENT, SECRET, local_issuer
-from patience import PATIENCE_SECONDS
-from refusals import holds
-from server import RunningServer, running_server
-from visitor import SCREENS
 
+from support.browser import CLIENT, SCREENS, SECRET, browser, chromium, local_issuer, no_browser
+from support.data import DigitsEnsemble
+from support.processes import PATIENCE_SECONDS
+from support.servers import RunningServer, running_server
+from support.wording import holds
 from terrine_client import Client
 from terrine_models.addons import addons
 from terrine_protocol import ProjectStatus

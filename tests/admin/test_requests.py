@@ -6,10 +6,8 @@ import html
 import re
 from typing import Any
 
-from house import House
-from refusals import holds
-from visitor import Visitor, text_of
-
+from support.browser import House, Visitor, text_of
+from support.wording import holds
 from terrine_protocol import Role
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x>"

@@ -10,12 +10,11 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
-from commands import Terrine
-from house import CONFIDENT, House
-from logged import signed
-from refusals import holds
-from visitor import SCREENS, Visitor, text_of
 
+from support.browser import CONFIDENT, SCREENS, House, Visitor, text_of
+from support.processes import Terrine
+from support.servers import signed
+from support.wording import holds
 from terrine_models.addons import addons
 from terrine_protocol import Outcome
 from terrine_server import views

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from caller import Caller
-from digits import DigitsEnsemble
-from impatient import CHEAP, PATIENT, charges, impatient
-from server import RunningServer
 
+from support.clients import IMPATIENT_GNMAX, PATIENT, Caller, charges, impatient
+from support.data import DigitsEnsemble
+from support.servers import RunningServer
 from terrine_server.api import services
 
 Call = Callable[..., Caller]
@@ -37,7 +36,7 @@ def served(
 ) -> Iterator[RunningServer]:
     """It waits for slow clients, as this test may be one on a busy machine."""
     with impatient(tmp_path_factory.mktemp("abused"), digits_ensemble, **PATIENT) as server:
-        server.open_project("other", CHEAP)
+        server.open_project("other", IMPATIENT_GNMAX)
         yield server
 
 

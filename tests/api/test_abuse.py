@@ -6,11 +6,21 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from caller import Caller, slug
-from digits import DigitsEnsemble
-from impatient import PATIENT, answers, charges, impatient, question
-from server import RunningServer
-from wire import Wire, label, request
+
+from support.clients import (
+    PATIENT,
+    Caller,
+    Wire,
+    answers,
+    charges,
+    impatient,
+    label,
+    question,
+    raw_request,
+    slug,
+)
+from support.data import DigitsEnsemble
+from support.servers import RunningServer
 
 # ------------------------------------------------------------------- two readings of a request
 
@@ -119,9 +129,9 @@ def test_requests_in_one_packet_are_answered_in_order_each_to_its_own_token(
     with closing(Wire(served)) as wire:
         wire.send(
             label(mine, body, length)
-            + request("GET", "/budget", "Authorization: Bearer terrine_none")
+            + raw_request("GET", "/budget", "Authorization: Bearer terrine_none")
             + label(theirs, body, length)
-            + request("GET", "/budget", f"Authorization: Bearer {mine}")
+            + raw_request("GET", "/budget", f"Authorization: Bearer {mine}")
         )
         assert wire.reply().json()["budget"]["project"] == "study"
         assert wire.reply().slug == "unauthorized"
@@ -222,7 +232,7 @@ def test_a_token_revoked_while_a_request_is_sent_is_refused(
 def test_paths_match_only_as_they_are_listed(served: RunningServer, target: str) -> None:
     """A proxy that blocks /metrics matches paths literally."""
     with closing(Wire(served)) as wire:
-        wire.send(request("GET", target))
+        wire.send(raw_request("GET", target))
         assert wire.reply().slug == "not-found"
 
 
@@ -235,5 +245,5 @@ def test_names_with_directory_traversal_are_refused(served: RunningServer) -> No
     auth = f"Authorization: Bearer {admin.http.headers['Authorization'].split()[1]}"
     for target in ("/projects/..", "/ledger/..%2f..%2fetc", "/ledger/%2e%2e/verify"):
         with closing(Wire(served)) as wire:
-            wire.send(request("GET", target, auth))
+            wire.send(raw_request("GET", target, auth))
             assert wire.reply().slug in ("invalid-request", "not-found"), target

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-from commands import Done, Terrine
-from digits import DigitsEnsemble
-from refusals import holds
-from serving import started
 
+from support.data import DigitsEnsemble
+from support.processes import Done, Terrine
+from support.servers import started
+from support.wording import holds
 from terrine_server.cli.console import command_text
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from caller import slug
-from patience import PATIENCE_SECONDS
-from server import RunningServer
 
+from support.clients import slug
+from support.processes import PATIENCE_SECONDS
+from support.servers import RunningServer
 from terrine_protocol import Role
 
 

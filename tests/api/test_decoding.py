@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from caller import npy, npz
 from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from refusals import holds, refuses
 
+from support.clients import npy, npz
+from support.wording import holds, refuses
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol import Column, EnsembleFacts, InputSpec, TableSchema
 from terrine_protocol.tables.encoding import encode_rows

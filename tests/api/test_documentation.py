@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-from server import RunningServer
-from table_projects import open_counted, records
 
+from support.servers import RunningServer
+from support.tables import open_counted, records
 from terrine_protocol import PROBLEMS
 from terrine_server.api.decoding import CONTENT_TYPES, CSV
 from terrine_server.settings import Settings

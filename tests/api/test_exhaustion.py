@@ -11,14 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caller import Caller, npy, npz
-from digits import DigitsEnsemble
-from impatient import PATIENT, SECONDS, answers, charges, impatient, question
-from patience import PATIENCE_SECONDS
-from server import RunningServer
-from serving import until
-from wire import Reply, Wire, label, request
 
+from support.clients import (
+    PATIENT,
+    SECONDS,
+    Caller,
+    Reply,
+    Wire,
+    answers,
+    charges,
+    impatient,
+    label,
+    npy,
+    npz,
+    question,
+    raw_request,
+)
+from support.data import DigitsEnsemble
+from support.processes import PATIENCE_SECONDS, until
+from support.servers import RunningServer
 from terrine_server.api import students
 from terrine_server.api.decoding import DecodedQueries, decode
 
@@ -81,7 +92,7 @@ def test_a_head_that_never_ends_is_closed(hasty: RunningServer) -> None:
 
 @pytest.mark.slow
 def test_a_second_head_has_the_same_time_limit_as_the_first(hasty: RunningServer) -> None:
-    wire, reply = first_reply(hasty, request("GET", "/healthz"))
+    wire, reply = first_reply(hasty, raw_request("GET", "/healthz"))
     with closing(wire):
         assert reply.status == 200
         wire.send(HEADS[1])
@@ -144,7 +155,7 @@ def test_bodies_without_a_valid_token_have_the_same_time_limit(
 ) -> None:
     wires = [Wire(hasty_with_bodies) for _ in range(3)]
     for wire, path in zip(wires, ("/projects", "/tokens", "/requests"), strict=True):
-        wire.send(request("POST", path, "Content-Length: 100", body=b"{"))
+        wire.send(raw_request("POST", path, "Content-Length: 100", body=b"{"))
     for wire in wires:
         assert wire.reply().slug == "request-timeout"
         assert wire.ends()
@@ -174,7 +185,7 @@ def test_beyond_the_limit_new_requests_get_a_503_and_others_go_on(
     """Connections without a request in progress count for nothing."""
     limits = {"max_connections": 5, "max_per_token": 4}
     with impatient(tmp_path, digits_ensemble, **limits, **PATIENT) as server:
-        ask = request("GET", "/budget", f"Authorization: Bearer {server.token()}")
+        ask = raw_request("GET", "/budget", f"Authorization: Bearer {server.token()}")
         within, idle = Wire(server), [Wire(server) for _ in range(10)]
         within.send(ask)
         assert within.reply().status == 200
@@ -186,7 +197,7 @@ def test_beyond_the_limit_new_requests_get_a_503_and_others_go_on(
         assert int(reply.headers["retry-after"]) > 0
         assert newcomer.ends()
         alive = Wire(server)
-        alive.send(request("GET", "/healthz"))
+        alive.send(raw_request("GET", "/healthz"))
         assert alive.reply().status == 200
         assert all(wire.silent() for wire in [within, *idle, *stuck])
         stuck.pop().close()

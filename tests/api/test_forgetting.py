@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leaving import KEY, PAIRS, digits, pairs
-from migrated import SECRET_KEY, migrated
-from refusals import refuses
 
+from support.data import KEY, PAIRS, digits_of_people, pairs
+from support.databases import SECRET_KEY, migrated
+from support.wording import refuses
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import IDENTITIES_FILE, load_tensors
@@ -36,7 +36,7 @@ class House:
     ledger: Ledger
 
     def place(self, name: str, data: Dataset, key: bytes = KEY) -> None:
-        public = PublicData.declare("digits", digits(slice(1200, 1400)).inputs)
+        public = PublicData.declare("digits", digits_of_people(slice(1200, 1400)).inputs)
         build(
             data,
             self.settings.ensembles_dir / name,

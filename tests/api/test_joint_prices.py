@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caller import Caller, npz, slug
-from edits import Hand
-from refusals import holds
-from server import RunningServer
 
+from support.clients import Caller, npz, slug
+from support.forgeries import Hand
+from support.servers import RunningServer
+from support.wording import holds
 from terrine_client import BudgetExhausted, Client
 from terrine_protocol import Outcome, ProjectInfo
 from terrine_server.ledger import connect

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caller import Caller, npy, npz, slug
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
-from server import RunningServer
 
+from support.clients import Caller, npy, npz, slug
+from support.servers import RunningServer
+from support.wording import refuses
 from terrine_protocol import LabelResponse, ProjectInfo
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.labeling.local_voters import LocalVoters

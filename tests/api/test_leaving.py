@@ -13,28 +13,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caller import Caller
-from commands import Terrine
-from digits import DigitsEnsemble
-from leaving import (
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from support.clients import Caller
+from support.data import (
     KEY,
     PEOPLE,
-    build_people,
-    digits,
+    DigitsEnsemble,
+    build_leaving_people,
+    digits_of_people,
     holding,
     in_one_month,
     make_next,
     next_but_die,
     points,
 )
-from leaving import save as saved
-from migrated import SECRET_KEY
-from numpy.typing import NDArray
-from processes import in_processes
-from refusals import holds, refuses
-from server import RunningServer, installed, running_server
-from sqlalchemy import select
-
+from support.data import save as saved
+from support.databases import SECRET_KEY
+from support.processes import Terrine, in_processes
+from support.servers import RunningServer, installed, running_server
+from support.wording import holds, refuses
 from terrine_models.teachers import editions as saving
 from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_server.errors import Conflict, InvalidTerms
@@ -52,7 +51,7 @@ GONE, MORE = [3, 17, 200], list(range(PEOPLE, PEOPLE + 60))
 def built(
     tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
 ) -> DigitsEnsemble:
-    return build_people(tmp_path_factory.mktemp("leaving") / "people", digits_ensemble)
+    return build_leaving_people(tmp_path_factory.mktemp("leaving") / "people", digits_ensemble)
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
 
     world.ask(queries[:40])
     before = world.accounts()
-    leaving = saved(world.tmp_path / "leaving.npz", digits(GONE))
+    leaving = saved(world.tmp_path / "leaving.npz", digits_of_people(GONE))
     done = world.run("ensemble", "forget", "--who", leaving, "--yes")
     holds(done.fine, "Edition", 2, "people", 3)
     # The ledger's own row is of the digest, and its database is elsewhere or in the directory.
@@ -153,7 +152,7 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     assert world.accounts().tolist() == expected.tolist()
     assert (expected != filled).sum() > 100
 
-    coming = saved(world.tmp_path / "coming.npz", digits([*MORE, *GONE]))
+    coming = saved(world.tmp_path / "coming.npz", digits_of_people([*MORE, *GONE]))
     done = world.run("neighbours", "add", "people", coming)
     holds(done.fine, "Edition", 3, "people", 60)
     holds(done.fine, 3, "forgotten")
@@ -228,20 +227,20 @@ def test_how_many_there_are_is_published_as_the_month_began(
 def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEnsemble) -> None:
     files = world.server.settings.data_dir
     for data, words in [
-        (digits([3, 1000]), "1 of 2 number 2"),
-        (digits(slice(PEOPLE)), "Nobody left"),
+        (digits_of_people([3, 1000]), "1 of 2 number 2"),
+        (digits_of_people(slice(PEOPLE)), "Nobody left"),
     ]:
         who = saved(world.tmp_path / "who.npz", data)
         refused = world.run("ensemble", "forget", "--who", who, "--yes").refused
         holds(refused, *words.split())
     nameless = world.tmp_path / "nameless.npz"
-    more = digits(MORE)
+    more = digits_of_people(MORE)
     np.savez(nameless, x=more.inputs, y=more.labels, classes=np.array(more.classes))
     holds(world.run("neighbours", "add", "people", nameless).refused, "group", "people")
     refused = world.run("ensemble", "forget", "--who", nameless, "--yes").refused
     holds(refused, "group")
     (files / "records.key").write_bytes(b"another key of somebody else's records")
-    who = saved(world.tmp_path / "who.npz", digits(GONE))
+    who = saved(world.tmp_path / "who.npz", digits_of_people(GONE))
     refused = world.run("ensemble", "forget", "--who", who, "--yes").refused
     holds(refused, "records.key", "backup")
     (files / "records.key").unlink()
@@ -254,7 +253,7 @@ def test_nobody_leaves_or_joins_where_nobody_knows_whose_records_are(
     terrine_server: RunningServer, terrine: Terrine, tmp_path: Path, database_url: str
 ) -> None:
     """Records alone are of nobody: who has an equal one could not be told apart."""
-    who = saved(tmp_path / "who.npz", digits(GONE))
+    who = saved(tmp_path / "who.npz", digits_of_people(GONE))
     terrine_server.settings.records_key_path.write_bytes(KEY)
     for words in [
         ("ensemble", "forget", "--who", who, "--yes"),
@@ -293,7 +292,7 @@ def test_a_ledger_older_than_the_files_removes_nothing(world: World) -> None:
     """Restored alone, it names an edition that is not there."""
     make_next(GONE, [], world.server.ledger, world.server.settings)
     world.directory.joinpath("edition-2").rename(world.tmp_path / "elsewhere")
-    who = saved(world.tmp_path / "who.npz", digits(GONE))
+    who = saved(world.tmp_path / "who.npz", digits_of_people(GONE))
     refused = world.run("ensemble", "forget", "--who", who, "--yes").refused
     assert "edition-2" in refused
     shutil.copytree(world.tmp_path / "elsewhere", world.directory / "edition-2")

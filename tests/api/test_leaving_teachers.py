@@ -12,15 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caller import Caller
-from commands import Done, Terrine
-from digits import DigitsEnsemble
-from leaving import KEY, PAIRS, forget_taught_but_die, holding, in_one_month, pairs, save
 from numpy.typing import NDArray
-from processes import in_processes
-from refusals import holds
-from server import RunningServer, running_server
 
+from support.clients import Caller
+from support.data import (
+    KEY,
+    PAIRS,
+    DigitsEnsemble,
+    forget_taught_but_die,
+    holding,
+    in_one_month,
+    pairs,
+    save,
+)
+from support.processes import Done, Terrine, in_processes
+from support.servers import RunningServer, running_server
+from support.wording import holds
 from terrine_models.data.arrays import Dataset
 from terrine_models.storage.manifests import IDENTITIES_FILE, load_tensors
 from terrine_models.teachers import editions as saving

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from caller import Caller, slug
-from digits import DigitsEnsemble
-from refusals import holds
-from server import running_server
+
+from support.clients import Caller, slug
+from support.data import DigitsEnsemble
+from support.servers import running_server
+from support.wording import holds
 
 
 @pytest.mark.usefixtures("no_refill")

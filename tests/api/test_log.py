@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from caller import Caller, slug
-from refusals import holds
-from server import RunningServer
 from sqlalchemy import text
 
+from support.clients import Caller, slug
+from support.servers import RunningServer
+from support.wording import holds
 from terrine_protocol import LogEntry, LogPage, LogVerification
 from terrine_server.ledger import connect
 from terrine_server.owner import operations

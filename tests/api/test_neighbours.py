@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caller import Caller, slug
-from commands import Terrine
-from digits import DigitsEnsemble, build_people
 from numpy.typing import NDArray
-from refusals import holds, refuses
 from rich.console import Console
-from seeded_noise import seed_noise
-from server import RunningServer, running_server
 from sqlalchemy import select, update
 
+from support.clients import Caller, slug
+from support.data import DigitsEnsemble, build_people
+from support.processes import Terrine, seed_noise
+from support.servers import RunningServer, running_server
+from support.wording import holds, refuses
 from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models.teachers.neighbours import NeighbourEnsemble

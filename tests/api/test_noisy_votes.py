@@ -11,15 +11,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from books import unguarded
-from caller import Caller, npy, npz, slug
-from commands import Terrine
-from forging import write
 from numpy.typing import NDArray
-from refusals import holds
 from scipy.stats import chi2
-from server import RunningServer
 
+from support.clients import Caller, npy, npz, slug
+from support.forgeries import write
+from support.ledgers import unguarded
+from support.processes import Terrine
+from support.servers import RunningServer
+from support.wording import holds
 from terrine_protocol import LabelResponse, NoisyVotesSpec, ProjectInfo
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import connect

@@ -15,12 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
-from caller import Caller, npy, slug
-from patience import PATIENCE_SECONDS
-from server import RunningServer
-from serving import until
 from sqlalchemy import make_url
 
+from support.clients import Caller, npy, slug
+from support.processes import PATIENCE_SECONDS, until
+from support.servers import RunningServer
 from terrine_protocol import PROBLEMS
 from terrine_server import logs
 from terrine_server.api import middleware

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from caller import Caller, slug
-from postgres import as_owner
-from refusals import holds
-from server import CAP_DELTA, CAP_EPSILON, RunningServer
 
+from support.clients import Caller, slug
+from support.databases import as_owner
+from support.servers import CAP_DELTA, CAP_EPSILON, RunningServer
+from support.wording import holds
 from terrine_protocol import (
     BudgetPage,
     EnsembleAccount,

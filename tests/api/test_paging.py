@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from caller import Caller, slug
-from dialects import SQLITE_BY_DAY
-from refusals import holds
-from server import RunningServer
+
+from support.clients import Caller, slug
+from support.databases import SQLITE_BY_DAY
+from support.servers import RunningServer
+from support.wording import holds
 
 Call = Callable[..., Caller]
 PROJECTS = ["a", "b", "c", "study", "z"]

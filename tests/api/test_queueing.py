@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from caller import Caller, slug
-from dialects import POSTGRESQL_BY_DAY
-from digits import DigitsEnsemble
-from patience import PATIENCE_SECONDS
-from server import RunningServer, running_server
 
+from support.clients import Caller, slug
+from support.data import DigitsEnsemble
+from support.databases import POSTGRESQL_BY_DAY
+from support.processes import PATIENCE_SECONDS
+from support.servers import RunningServer, running_server
 from terrine_server.errors import Overloaded
 from terrine_server.labeling.pipeline import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics

@@ -13,11 +13,12 @@ import httpx
 import numpy as np
 import psycopg
 import pytest
-from caller import Caller, npy, npz, slug
-from postgres import as_owner
 from psycopg import sql
-from server import INTERACTIVE, RunningServer
 from sqlalchemy import make_url
+
+from support.clients import Caller, npy, npz, slug
+from support.databases import as_owner
+from support.servers import INTERACTIVE, RunningServer
 
 Call = Callable[..., Caller]
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"

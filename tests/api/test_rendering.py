@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import CLASSES, COUNTED, FACTS, GNMAX, IMMUTABLE, LNMAX, RECORDS, digest, terms
-from caller import Caller
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
-from server import RunningServer
 
+from support.clients import Caller
+from support.ledgers import CLASSES, COUNTED, FACTS, GNMAX, IMMUTABLE, LNMAX, RECORDS, digest, terms
+from support.servers import RunningServer
 from terrine_protocol import (
     LabelResponse,
     LabelResult,

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from caller import Caller, slug
-from commands import Terrine
-from dialects import SQLITE_BY_DAY
-from digits import DigitsEnsemble
-from refusals import holds, refuses
-from server import RunningServer, running_server
 from structlog.testing import capture_logs
 
+from support.clients import Caller, slug
+from support.data import DigitsEnsemble
+from support.databases import SQLITE_BY_DAY
+from support.processes import Terrine
+from support.servers import RunningServer, running_server
+from support.wording import holds, refuses
 from terrine_client import AsyncClient, BudgetExhausted, Client, Conflict, NotFound
 from terrine_protocol import (
     GNMaxSpec,

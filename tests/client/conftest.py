@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 import stamina
-from faulty_server import FaultyServer, running_faulty_server
+
+from support.clients import FaultyServer, running_faulty_server
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from faulty_server import FaultyServer, hangs_up, problem, replies, running_faulty_server
-from refusals import holds, refuses
 
 import terrine_client
+from support.clients import FaultyServer, hangs_up, problem, replies, running_faulty_server
+from support.wording import holds, refuses
 from terrine_client import (
     AsyncClient,
     Client,

@@ -10,15 +10,15 @@ from unittest import SkipTest
 import numpy as np
 import pandas as pd
 import pytest
-from migrated import SECRET_KEY, migrated
-from refusals import refuses
-from seeded_noise import seed_noise
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from sklearn.utils.validation import validate_data
 
+from support.databases import SECRET_KEY, migrated
+from support.processes import seed_noise
+from support.wording import refuses
 from terrine_client import Client
 from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.data.arrays import Dataset, InputSpec

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_server import FaultyServer, replies
-from refusals import holds, refuses
 
+from support.clients import FaultyServer, replies
+from support.wording import holds, refuses
 from terrine_client import (
     AsyncClient,
     BudgetExhausted,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pytest
-from faulty_server import FaultyServer, replies
 from pydantic import ValidationError
-from refusals import refuses
 
+from support.clients import FaultyServer, replies
+from support.wording import refuses
 from terrine_client import (
     NO_COUNT,
     AsyncClient,
@@ -25,7 +25,7 @@ from terrine_client import (
 from terrine_protocol import Budget, LabelResponse, LabelResult
 
 if TYPE_CHECKING:
-    from server import RunningServer
+    from support.servers import RunningServer
 
 TOKEN = "terrine_id_secret"
 
@@ -87,7 +87,7 @@ def test_an_error_hands_over_the_counts_received_until_then(counted: FaultyServe
 
 
 def _works(handler: Any, seen: Any) -> None:
-    from faulty_server import works
+    from support.clients import works
 
     works(handler, seen)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from refusals import refuses
-from wire_examples import EXAMPLES, MECHANISMS
 
 import terrine_protocol as protocol
+from support.documents import EXAMPLES, MECHANISMS
+from support.wording import refuses
 from terrine_protocol import (
     PROBLEMS,
     InputSpec,

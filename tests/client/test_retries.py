@@ -8,7 +8,8 @@ from email.utils import format_datetime
 
 import numpy as np
 import pytest
-from faulty_server import (
+
+from support.clients import (
     Fault,
     FaultyServer,
     cuts_off,
@@ -19,10 +20,8 @@ from faulty_server import (
     works,
     works_but_hangs_up,
 )
-from patience import PATIENCE_SECONDS
-from refusals import holds, refuses
-from serving import until
-
+from support.processes import PATIENCE_SECONDS, until
+from support.wording import holds, refuses
 from terrine_client import (
     AsyncClient,
     Client,

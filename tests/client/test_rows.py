@@ -16,13 +16,13 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from caller import npy
-from documented import ROOT, blocks
-from migrated import SECRET_KEY, migrated
-from refusals import holds, refuses
 from sklearn.ensemble import RandomForestClassifier
-from table_projects import SCHEMA, frame, open_counted, records
 
+from support.clients import npy
+from support.databases import SECRET_KEY, migrated
+from support.documents import ROOT, blocks
+from support.tables import SCHEMA, frame, open_counted, records
+from support.wording import holds, refuses
 from terrine_client import AsyncClient, Client
 from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from dialects import SQLITE_BY_DAY
-from refusals import refuses
 
+from support.databases import SQLITE_BY_DAY
+from support.wording import refuses
 from terrine_client import (
     AsyncClient,
     BudgetExhausted,
@@ -37,7 +37,7 @@ from terrine_protocol import (
 )
 
 if TYPE_CHECKING:
-    from server import RunningServer
+    from support.servers import RunningServer
 
 GNMAX = GNMaxSpec(name="gnmax", sigma=4)
 

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from composed import REPOSITORY, SECRETS, Composition, composed, docker, until
-from refusals import holds, says
+
+from support.servers import REPOSITORY, SECRETS, Composition, composed, docker, wait_until
+from support.wording import holds, says
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -230,7 +231,7 @@ def replicas(compose: Composition, digits: np.ndarray) -> Iterator[list[str]]:
         httpx.get(f"{compose.url}/problems")
         return all(answered_by(container, "/problems") > 0 for container in containers)
 
-    until(each_is_found)
+    wait_until(each_is_found)
     yield containers
     compose.start_again()
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from composed import Composition, composed, docker
-from documented import IN_DOCKER, ROOT, blocks, lines
-from refusals import holds
 
+from support.documents import IN_DOCKER, ROOT, blocks, lines
+from support.servers import Composition, composed, docker
+from support.wording import holds
 from terrine_client import Client
 from terrine_protocol.tables.encoding import encode_table
 

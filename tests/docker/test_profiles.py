@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from composed import REPOSITORY, Composition, composed, docker
-from refusals import holds
+
+from support.servers import REPOSITORY, Composition, composed, docker
+from support.wording import holds
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from composed import Composition, composed, docker, until
-from refusals import holds, says
+
+from support.servers import Composition, composed, docker, wait_until
+from support.wording import holds, says
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -33,7 +34,7 @@ class Witnessed:
         """Do something that is logged; return how many entries the log has then."""
         before = self.log()["size"]
         self.compose.terrine("token", "create", "--role", "auditor")
-        until(lambda: self.log()["size"] > before)
+        wait_until(lambda: self.log()["size"] > before)
         logged: int = self.log()["size"]
         return logged
 
@@ -70,7 +71,7 @@ def witnessed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             "run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "sh", "server", *write
         )
         composition.succeed("restart", "server")
-        until(lambda: httpx.get(f"{composition.url}/readyz").status_code == 200)
+        wait_until(lambda: httpx.get(f"{composition.url}/readyz").status_code == 200)
         yield Witnessed(composition)
 
 
@@ -88,17 +89,17 @@ def test_its_image_has_neither_pytorch_nor_a_database(witnessed: Witnessed) -> N
 
 
 def test_it_cosigns_and_nobody_waits_while_it_is_killed_or_late(witnessed: Witnessed) -> None:
-    until(witnessed.cosigned)
+    wait_until(witnessed.cosigned)
     for stop, go_on in (("kill", UP), ("pause", ("unpause", "witness"))):
         witnessed.compose.succeed(stop, "witness")
         logged = witnessed.act()
-        until(witnessed.missed)
+        wait_until(witnessed.missed)
         assert witnessed.act() > logged, "the log and the ledger go on"
         refused = witnessed.compose("run", "--rm", "--no-TTY", "--no-deps", "server", *VERIFY)
         assert refused.returncode == 1
         holds(refused.stdout, "nobody", "quorum")
         witnessed.compose.succeed(*go_on)
-        until(witnessed.cosigned)
+        wait_until(witnessed.cosigned)
         holds(witnessed.compose.terrine(*VERIFY), "cosigned", "w")
 
 
@@ -129,7 +130,7 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
             "run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "sh", "server", "-euc", then
         )
         compose.succeed("up", "--detach", "--wait")
-        until(lambda: readiness() == found)
+        wait_until(lambda: readiness() == found)
 
     def dump(name: str) -> None:
         shell("db", f"pg_dump --username=terrine --format=custom terrine > /tmp/{name}.dump")
@@ -137,14 +138,14 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
     dump("older")
     for _ in range(3):
         witnessed.act()
-    until(witnessed.cosigned)
+    wait_until(witnessed.cosigned)
     published = witnessed.log()["size"]
     dump("newer")
 
     set_back("older", "cp checkpoint.signed checkpoint.kept", "/problems/ledger-restored")
     before = httpx.get(f"{compose.url}/checkpoint").text
     compose.terrine("token", "create", "--role", "auditor")
-    until(lambda: says(compose.succeed("logs", "server"), "no", "checkpoint"))
+    wait_until(lambda: says(compose.succeed("logs", "server"), "no", "checkpoint"))
     assert httpx.get(f"{compose.url}/checkpoint").text == before
     found = compose("run", "--rm", "--no-TTY", "--no-deps", "server", *SIGNED)
     assert found.returncode == 1
@@ -153,7 +154,7 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
     set_back("older", "rm checkpoint.signed")
     while witnessed.act() < published:
         pass
-    until(witnessed.missed)
+    wait_until(witnessed.missed)
     witnessed.act()
     assert witnessed.missed(), "a longer one does not continue it, either"
     said = compose.succeed("logs", "server")
@@ -163,19 +164,19 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
     holds(refused.stdout, "nobody", "quorum")
 
     set_back("newer", "mv checkpoint.kept checkpoint.signed")
-    until(witnessed.cosigned)
+    wait_until(witnessed.cosigned)
     witnessed.act()
-    until(witnessed.cosigned)
+    wait_until(witnessed.cosigned)
 
 
 def test_another_key_at_its_address_is_no_witness(witnessed: Witnessed) -> None:
     """Nor does its forgetting what it promised bring it back: it has another key then."""
-    until(witnessed.cosigned)
+    wait_until(witnessed.cosigned)
     witnessed.compose.succeed("rm", "--stop", "--force", "witness")
     docker("volume", "rm", f"{witnessed.compose.environment['COMPOSE_PROJECT_NAME']}_witness")
     witnessed.compose.succeed(*UP)
     witnessed.act()
-    until(witnessed.missed)
+    wait_until(witnessed.missed)
     said = witnessed.compose.succeed("logs", "--no-log-prefix", "server")
     holds(said, "cosignature")
     assert witnessed.missed()

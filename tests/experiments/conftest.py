@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from commands import Terrine, commands
-from seeded_noise import seed_noise
 
+from support.processes import Terrine, commands, seed_noise
 from terrine_experiments.__main__ import main
 
 

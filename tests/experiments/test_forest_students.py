@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from refusals import refuses
-from taught import chosen, taught
 
 import terrine_experiments.students  # noqa: F401 - which makes the forest a method
+from support.data import chosen, taught
+from support.wording import refuses
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.students.answers import Answers

@@ -10,9 +10,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
-from commands import Terrine
-from refusals import holds
 
+from support.processes import Terrine
+from support.wording import holds
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC, Drawing, write_glyphs
 from terrine_experiments.glyphs.fonts import (
     LETTERS,

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from commands import Terrine
 from numpy.typing import NDArray
-from refusals import holds, refuses, says
 from rich.console import Console
 from sklearn.datasets import load_digits
 
+from support.processes import Terrine
+from support.wording import holds, refuses, says
 from terrine_experiments.interval import half_width
 from terrine_experiments.lesson import Lesson
 from terrine_experiments.owner import trained

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-from digits import DigitsEnsemble
-from fuzzing import DOCUMENTED, SHARES, answered, examples, tell, tireless_server
 from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
@@ -18,7 +16,10 @@ from schemathesis.checks import CheckFunction, not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.openapi.loaders import from_url
 from schemathesis.specs.openapi import checks
-from server import RunningServer
+
+from support.clients import DOCUMENTED, SHARES, answered, examples, tell, tireless_server
+from support.data import DigitsEnsemble
+from support.servers import RunningServer
 
 CHECKS: list[CheckFunction] = [
     not_a_server_error,

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from migrated import SECRET_KEY, migrated
 from numpy.typing import NDArray
-from refusals import refuses
-from seeded_noise import seed_noise
 from sqlalchemy import select
 
+from support.databases import SECRET_KEY, migrated
+from support.processes import seed_noise
+from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers import editions as saving

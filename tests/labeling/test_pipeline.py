@@ -11,26 +11,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import CLASSES, COUNTED
-from migrated import SECRET_KEY
-from publishing import CAP, DELTA, ORDER, publishing_ledger
-from publishing import TEACHERS as THOUSAND
-from refusals import refuses
-from seeded_noise import seed_noise
-from told import (
-    CONFIDENT,
+
+from support.databases import SECRET_KEY
+from support.ledgers import (
+    CLASSES,
+    COUNTED,
+    DELTA,
     INTERACTIVE,
     MOST,
+    ORDER,
+    PUBLISHING_CAP,
     SHARP,
+    TOLD_CONFIDENT,
     Told,
     cast_votes,
     images,
     labels,
     one,
+    publishing_ledger,
     seqs,
     study,
 )
-
+from support.ledgers import PUBLISHING_TEACHERS as THOUSAND
+from support.processes import seed_noise
+from support.wording import refuses
 from terrine_protocol import Outcome, ProjectStatus, Role, TokenCreate
 from terrine_server.errors import (
     BudgetExhausted,
@@ -143,7 +147,7 @@ def test_only_what_may_be_paid_is_voted_on(tmp_path: Path) -> None:
 
 
 def test_an_abstention_leaves_room_for_more_than_the_worst_price_would(tmp_path: Path) -> None:
-    service, voters, ledger = study(tmp_path, CONFIDENT, 2)
+    service, voters, ledger = study(tmp_path, TOLD_CONFIDENT, 2)
     pairs = [(99, n) for n in range(MOST)]
     answer = one(service, service.check("study", images(*pairs)))
     assert isinstance(answer, ChargedBatch)
@@ -156,7 +160,7 @@ def test_an_abstention_leaves_room_for_more_than_the_worst_price_would(tmp_path:
 
 
 def test_an_abstention_is_not_voted_on_again(tmp_path: Path) -> None:
-    service, voters, _ = study(tmp_path, CONFIDENT, 9)
+    service, voters, _ = study(tmp_path, TOLD_CONFIDENT, 9)
     one(service, service.check("study", images((99, 0), (0, 1))))
     answer = one(service, service.check("study", images((99, 0), (0, 1), (0, 2))))
     assert voters.asked == [[0, 1], [2]]
@@ -268,7 +272,7 @@ def test_every_query_is_counted_at_its_own_votes(
     """A data-dependent project's tally: what it says is secret, and must be exact."""
     built = build_mechanism(mechanism, teachers=THOUSAND, classes=CLASSES)
     figure = BoundRelease(order=ORDER, beta=0.01, sigma=60.0, z=publication_z(DELTA, 1))
-    quoted = quote(built, 2.0, DELTA, cap_rule=CAP.rule, publishing=(figure, (50,)))
+    quoted = quote(built, 2.0, DELTA, cap_rule=PUBLISHING_CAP.rule, publishing=(figure, (50,)))
     ledger = publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
     project = ledger.open_project(NewProject("study", "thousand", mechanism, quoted))
     service = Labeling(ledger, Told(THOUSAND), Metrics(), MOST)

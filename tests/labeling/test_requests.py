@@ -8,21 +8,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from books import CLASSES, TEACHERS, terms
-from publishing import open_published, publishing_ledger
-from refusals import refuses
-from told import (
-    CONFIDENT,
+
+from support.ledgers import (
+    CLASSES,
     INTERACTIVE,
     MOST,
     SHARP,
+    TEACHERS,
+    TOLD_CONFIDENT,
     Told,
     cast_votes,
     images,
     one,
+    open_published,
+    publishing_ledger,
     study,
+    terms,
 )
-
+from support.wording import refuses
 from terrine_server.errors import (
     EnsembleUnavailable,
     InvalidQuery,
@@ -122,7 +125,7 @@ def test_only_full_tallies_are_accepted(
 
 def priced(budget: int, delta_budget: int, *prices: tuple[int, int]) -> Terms:
     """Terms with these budgets, and a price (cost, delta) for an answer and an abstention."""
-    quoted = terms(2, CONFIDENT, epsilon=80.0)
+    quoted = terms(2, TOLD_CONFIDENT, epsilon=80.0)
     answered, abstained = (Price(cost, delta, cost) for cost, delta in prices)
     listed = {VoteOutcome.ANSWERED: answered, VoteOutcome.ABSTAINED: abstained}
     return replace(quoted, budget=budget, delta_budget=delta_budget, prices=listed)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from books import open_ledger
 
+from support.ledgers import open_ledger
 from terrine_server.ledger import Ledger
 
 

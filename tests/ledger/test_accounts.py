@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from books import (
+
+from support.ledgers import (
     CLASSES,
     CONFIDENT,
     FACTS,
@@ -23,8 +24,7 @@ from books import (
     register,
     terms,
 )
-from refusals import refuses
-
+from support.wording import refuses
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
 from terrine_server.ledger import Ledger, NewProject

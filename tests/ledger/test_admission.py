@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from books import CONFIDENT, GNMAX, STABLE, abstained, answered, digest, terms
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
 
+from support.ledgers import CONFIDENT, GNMAX, STABLE, abstained, answered, digest, terms
+from support.wording import refuses
 from terrine_protocol import Outcome
 from terrine_server.ledger import RecordedCharges
 from terrine_server.ledger.charging import admit

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from backups import Tool, tools_of
-from books import answered, open_ledger, open_project
-from logged import policy_of, publisher
-from migrated import SECRET_KEY
-from refusals import holds
 
+from support.databases import SECRET_KEY, Tool, tools_of
+from support.ledgers import answered, open_ledger, open_project
+from support.servers import policy_of, publisher
+from support.wording import holds
 from terrine_server.errors import BudgetExhausted
 from terrine_server.ledger import Ledger, connect
 

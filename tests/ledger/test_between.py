@@ -8,12 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from between import come_between, come_first
-from books import answered, open_ledger, open_project
-from migrated import SECRET_KEY
-from postgres import as_owner
 from sqlalchemy import Connection, event, make_url, text
 
+from support.databases import SECRET_KEY, as_owner
+from support.ledgers import answered, open_ledger, open_project
+from support.workers import come_between, come_first
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from migrated import SECRET_KEY
-from old_ledgers import BEFORE, Edit, apart, double, old_ledger, share
-from postgres import as_owner
-from refusals import refuses
 
+from support.databases import SECRET_KEY, as_owner
+from support.forgeries import BEFORE, Edit, apart, double, old_ledger, share
+from support.wording import refuses
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger import Ledger, upgrade
 from terrine_server.ledger.migrating import schema_differences

@@ -13,14 +13,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import CLASSES, open_ledger, open_project
-from commands import Terrine
-from neighbouring import many, open_people
-from publishing import open_published, published_terms, publishing_ledger, voted
-from refusals import holds
-from told import images, one, seqs, study
-from wire_examples import MECHANISMS as EXAMPLES
 
+from support.documents import MECHANISMS as EXAMPLES
+from support.ledgers import (
+    CLASSES,
+    images,
+    many,
+    one,
+    open_ledger,
+    open_people,
+    open_project,
+    open_published,
+    published_terms,
+    publishing_ledger,
+    seqs,
+    study,
+    voted,
+)
+from support.processes import Terrine
+from support.wording import holds
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.ledger import connect
 from terrine_server.ledger.chain import LOG_START, charge_hash, frame, log_hash

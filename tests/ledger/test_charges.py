@@ -5,19 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from books import (
-    CONFIDENT,
-    abstained,
-    answered,
-    digest,
-    open_ledger,
-    open_project,
-)
-from migrated import SECRET_KEY
-from postgres import as_owner
-from refusals import refuses
 from sqlalchemy import Engine, event, text
 
+from support.databases import SECRET_KEY, as_owner
+from support.ledgers import CONFIDENT, abstained, answered, digest, open_ledger, open_project
+from support.wording import refuses
 from terrine_protocol import Outcome
 from terrine_server.errors import (
     LedgerCorrupted,

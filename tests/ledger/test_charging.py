@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books import (
+from sqlalchemy import event, text
+
+from support.databases import SECRET_KEY, SQLITE_BY_DAY, as_owner
+from support.ledgers import (
     CONFIDENT,
     abstained,
     answered,
     digest,
     open_ledger,
     open_project,
+    open_published,
+    publishing_ledger,
     unvoted,
+    voted,
 )
-from dialects import SQLITE_BY_DAY
-from migrated import SECRET_KEY
-from postgres import as_owner
-from publishing import open_published, publishing_ledger, voted
-from refusals import refuses
-from sqlalchemy import event, text
-
+from support.wording import refuses
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,

@@ -6,11 +6,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from at_once import at_once
-from books import GNMAX, answered, open_ledger, open_project, terms
-from ledger_workers import open_projects
-from processes import in_processes
 
+from support.ledgers import GNMAX, answered, open_ledger, open_project, terms
+from support.processes import at_once, in_processes
+from support.workers import open_projects
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import ProjectClosed, ServiceError
 

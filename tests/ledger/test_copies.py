@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from books import answered, open_ledger, open_project
-from migrated import SECRET_KEY, migrated
-from old_ledgers import BEFORE, old_ledger, share
-from postgres import as_owner
-from refusals import refuses
 
+from support.databases import SECRET_KEY, as_owner, migrated
+from support.forgeries import BEFORE, old_ledger, share
+from support.ledgers import answered, open_ledger, open_project
+from support.wording import refuses
 from terrine_server.errors import Conflict, SchemaMismatch
 from terrine_server.ledger import Ledger, connect, copies, upgrade
 from terrine_server.ledger.migrating import schema_differences

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from between import come_between
-from books import (
+
+from support.databases import SECRET_KEY, SQLITE_BY_DAY
+from support.forgeries import first_finding, kind, rehash, rewrite, rows_of
+from support.ledgers import (
     COUNTED,
     GNMAX,
     answered,
@@ -22,11 +24,8 @@ from books import (
     terms,
     unguarded,
 )
-from dialects import SQLITE_BY_DAY
-from forging import first_finding, kind, rehash, rewrite, rows_of
-from migrated import SECRET_KEY
-from refusals import holds, refuses
-
+from support.wording import holds, refuses
+from support.workers import come_between
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import ChargedBatch, Ledger, NewProject, ProjectRecord, Proposal, connect
 from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts

@@ -11,15 +11,23 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from books import COUNTED, NOISY, answered, counted, digest, open_ledger, open_project
-from dialects import SQLITE_BY_DAY
-from ledger_workers import ask_and_log, die_after_commit, die_before
-from migrated import SECRET_KEY
-from postgres import as_owner
-from processes import in_processes, start
-from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import text
 
+from support.databases import SECRET_KEY, SQLITE_BY_DAY, as_owner
+from support.ledgers import (
+    COUNTED,
+    NOISY,
+    answered,
+    counted,
+    digest,
+    open_ledger,
+    open_project,
+    open_published,
+    publishing_ledger,
+    voted,
+)
+from support.processes import in_processes, start
+from support.workers import ask_and_log, die_after_commit, die_before
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger import database as database_module

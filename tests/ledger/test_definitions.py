@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from books import answered, open_ledger, open_project
-from migrated import SECRET_KEY
-from postgres import as_owner
-from refusals import holds, refuses, says
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from support.databases import SECRET_KEY, as_owner
+from support.ledgers import answered, open_ledger, open_project
+from support.wording import holds, refuses, says
 from terrine_server.errors import LedgerCorrupted, SchemaMismatch
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
 from terrine_server.ledger.migrating import schema_differences

@@ -6,12 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
-from books import CONFIDENT, abstained, answered, open_ledger, open_project
-from forging import first_finding
-from publishing import open_published, publishing_ledger, voted
-from refusals import holds
 from typer.testing import CliRunner, Result
 
+from support.forgeries import first_finding
+from support.ledgers import (
+    CONFIDENT,
+    abstained,
+    answered,
+    open_ledger,
+    open_project,
+    open_published,
+    publishing_ledger,
+    voted,
+)
+from support.wording import holds
 from terrine_protocol import ProjectStatus
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger

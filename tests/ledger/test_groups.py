@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from books import CONFIDENT, abstained, answered, open_ledger, open_project
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import holds
 
+from support.ledgers import CONFIDENT, abstained, answered, open_ledger, open_project
+from support.wording import holds
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,

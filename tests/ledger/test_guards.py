@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from books import answered, open_project, unguarded
-from forging import kind, rebuild, rows_of
 from sqlalchemy import Connection, select, text, update
 
+from support.forgeries import kind, rebuild, rows_of
+from support.ledgers import answered, open_project, unguarded
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, rows, verifying
 from terrine_server.ledger.chain import canonical_json, genesis

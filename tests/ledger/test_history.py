@@ -7,10 +7,20 @@ from itertools import product
 from random import Random
 
 import pytest
-from books import CONFIDENT, abstained, answered, open_ledger, open_project, unguarded
-from publishing import open_published, published_terms, publishing_ledger, voted
 from sqlalchemy import text
 
+from support.ledgers import (
+    CONFIDENT,
+    abstained,
+    answered,
+    open_ledger,
+    open_project,
+    open_published,
+    published_terms,
+    publishing_ledger,
+    unguarded,
+    voted,
+)
 from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import rows

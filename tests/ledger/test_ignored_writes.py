@@ -12,12 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from books import CONFIDENT, answered, digest, open_ledger, open_project, register, terms
-from migrated import SECRET_KEY
-from postgres import as_owner
 from sqlalchemy import Engine, text
 
 import terrine_server
+from support.databases import SECRET_KEY, as_owner
+from support.ledgers import CONFIDENT, answered, digest, open_ledger, open_project, register, terms
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, NewToken, check_writable, connect

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept_ledger import DATABASE, EXPORTS
-from migrated import SECRET_KEY
-from releasing import REPOSITORY
 
+from support.databases import SECRET_KEY
+from support.documents import REPOSITORY
+from support.forgeries import DATABASE, EXPORTS
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
 from terrine_server.ledger.verifying import verify_export
 

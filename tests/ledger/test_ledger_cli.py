@@ -9,12 +9,20 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from books import CONFIDENT, GNMAX, abstained, answered, open_ledger, open_project, unguarded
-from migrated import SECRET_KEY
-from refusals import holds
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
+from support.databases import SECRET_KEY
+from support.ledgers import (
+    CONFIDENT,
+    GNMAX,
+    abstained,
+    answered,
+    open_ledger,
+    open_project,
+    unguarded,
+)
+from support.wording import holds
 from terrine_server.cli import app
 from terrine_server.errors import NotFound, SchemaMismatch
 from terrine_server.ledger import Ledger, connect, upgrade

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from books import LNMAX, answered, open_ledger, open_project, unguarded
-from refusals import refuses
 from sqlalchemy import text
 
+from support.ledgers import LNMAX, answered, open_ledger, open_project, unguarded
+from support.wording import refuses
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import LedgerCorrupted, ProjectPaused
 from terrine_server.ledger import Actor, Ledger

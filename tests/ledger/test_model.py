@@ -12,8 +12,6 @@ from typing import TypeVar
 
 import hypothesis.strategies as st
 import pytest
-from books import CONFIDENT, FACTS, RECORDS, digest, terms
-from copies import Copies
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,11 +21,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from logged import policy_of, publisher
-from migrated import SECRET_KEY, migrated
-from reference_ledger import Answer, Book, Books, Refused
 from sqlalchemy import Connection, event
 
+from support.databases import SECRET_KEY, Copies, migrated
+from support.ledgers import CONFIDENT, FACTS, RECORDS, Answer, Book, Books, Refused, digest, terms
+from support.servers import policy_of, publisher
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.ledger import Ledger, NewProject, Proposal, connect

@@ -7,18 +7,25 @@ import json
 
 import numpy as np
 import pytest
-from books import answered, open_ledger, open_project
-from caller import Caller
-from commands import Terrine
-from migrated import SECRET_KEY
-from neighbouring import many, open_people
-from postgres import as_owner
-from publishing import open_published, published_terms, publishing_ledger, voted
-from refusals import holds, says
-from server import RunningServer
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from support.clients import Caller
+from support.databases import SECRET_KEY, as_owner
+from support.ledgers import (
+    answered,
+    many,
+    open_ledger,
+    open_people,
+    open_project,
+    open_published,
+    published_terms,
+    publishing_ledger,
+    voted,
+)
+from support.processes import Terrine
+from support.servers import RunningServer
+from support.wording import holds, says
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import connect
 from terrine_server.owner.sign_in import Tokens

@@ -6,16 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from at_once import at_once
-from books import FACTS, GNMAX, RECORDS, answered, digest, open_project, register, terms
-from dialects import POSTGRESQL_BY_DAY, SQLITE_BY_DAY
-from ledger_workers import open_projects_on, register_in
-from migrated import SECRET_KEY, migrated
-from neighbouring import open_study, register_people
-from processes import in_processes
-from refusals import holds, refuses
 from sqlalchemy import update
 
+from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY, SQLITE_BY_DAY, migrated
+from support.ledgers import (
+    FACTS,
+    GNMAX,
+    RECORDS,
+    answered,
+    digest,
+    open_project,
+    open_study,
+    register,
+    register_people,
+    terms,
+)
+from support.processes import at_once, in_processes
+from support.wording import holds, refuses
+from support.workers import open_projects_on, register_in
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
 from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, connect

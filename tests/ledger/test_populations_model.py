@@ -7,7 +7,6 @@ from itertools import count
 
 import hypothesis.strategies as st
 import pytest
-from books import CONFIDENT, FACTS, RECORDS, digest, terms
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,9 +16,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from migrated import SECRET_KEY, migrated
-from reference_ledger import Book, Books, Refused
 
+from support.databases import SECRET_KEY, migrated
+from support.ledgers import CONFIDENT, FACTS, RECORDS, Book, Books, Refused, digest, terms
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.ledger import Ledger, NewProject, Proposal

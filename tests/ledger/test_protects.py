@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from books import FACTS
-from migrated import SECRET_KEY, migrated
-from refusals import holds
 
+from support.databases import SECRET_KEY, migrated
+from support.ledgers import FACTS
+from support.wording import holds
 from terrine_models.data.arrays import load_npz
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import build

@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from publishing import CLASSES as CLASS_COUNT
-from publishing import (
+
+from support.ledgers import (
     DELTA,
     EPSILON,
-    GNMAX,
-    TEACHERS,
+    PUBLISHING_GNMAX,
+    PUBLISHING_TEACHERS,
+    digest,
     open_published,
     published_terms,
     publishing_ledger,
     voted,
 )
-from refusals import refuses
-from seeded_noise import seed_noise
-
+from support.ledgers import PUBLISHING_CLASSES as CLASS_COUNT
+from support.processes import seed_noise
+from support.wording import refuses
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import BudgetExhausted, Conflict
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, RecordedCharges
@@ -35,7 +35,9 @@ from terrine_server.privacy.published import ActualCost, Meter
 
 TERMS = published_terms()
 WORST_CASE = quote(
-    build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASS_COUNT), EPSILON, DELTA
+    build_mechanism(PUBLISHING_GNMAX, teachers=PUBLISHING_TEACHERS, classes=CLASS_COUNT),
+    EPSILON,
+    DELTA,
 ).affordable(Account())
 
 
@@ -259,9 +261,9 @@ def test_a_charge_that_fails_publishes_nothing(
 
 
 def test_a_worst_case_project_has_no_secret_spend(ledger: Ledger) -> None:
-    mechanism = build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASS_COUNT)
+    mechanism = build_mechanism(PUBLISHING_GNMAX, teachers=PUBLISHING_TEACHERS, classes=CLASS_COUNT)
     terms = quote(mechanism, 1.0, DELTA, cap_rule=TERMS.cap_rule)
-    ledger.open_project(NewProject("plain", "thousand", GNMAX, terms))
+    ledger.open_project(NewProject("plain", "thousand", PUBLISHING_GNMAX, terms))
     with pytest.raises(Conflict):
         ledger.secret_spend("plain")
 

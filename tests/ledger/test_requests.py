@@ -9,16 +9,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from at_once import at_once
-from books import GNMAX, digest, open_ledger, open_project, terms
-from dialects import SQLITE_BY_DAY
-from ledger_workers import die_approving
-from migrated import SECRET_KEY
-from processes import in_processes
-from refusals import refuses
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from support.databases import SECRET_KEY, SQLITE_BY_DAY
+from support.ledgers import GNMAX, digest, open_ledger, open_project, terms
+from support.processes import at_once, in_processes
+from support.wording import refuses
+from support.workers import die_approving
 from terrine_protocol import ProjectStatus, RequestStatus, Role
 from terrine_server.errors import CapExceeded, Conflict, NotFound, ServiceError
 from terrine_server.ledger import Ledger, NewProject, NewToken, RequestRecord, connect

@@ -8,27 +8,29 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from books import (
-    CONFIDENT,
-    COUNTED,
-    answered,
-    counted,
-    digest,
-    open_ledger,
-    open_project,
-    register,
-    terms,
-)
-from commands import Terrine
-from migrated import SECRET_KEY
-from neighbouring import PEOPLE, open_people
-from postgres import as_owner
-from publishing import open_published, publishing_ledger, voted
-from refusals import holds, refuses
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 
+from support.databases import SECRET_KEY, as_owner
+from support.ledgers import (
+    CONFIDENT,
+    COUNTED,
+    PEOPLE,
+    answered,
+    counted,
+    digest,
+    open_ledger,
+    open_people,
+    open_project,
+    open_published,
+    publishing_ledger,
+    register,
+    terms,
+    voted,
+)
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor import check_database_rights
 from terrine_server.errors import DatabaseUnavailable

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from books import answered, digest, open_ledger, open_project
-from ledger_workers import migrate
-from migrated import SECRET_KEY
-from postgres import as_owner
-from processes import in_processes
-from refusals import refuses
 from sqlalchemy import Engine, insert, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from support.databases import SECRET_KEY, as_owner
+from support.ledgers import answered, digest, open_ledger, open_project
+from support.processes import in_processes
+from support.wording import refuses
+from support.workers import migrate
 from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect, upgrade
 from terrine_server.ledger.schema import charges, metadata

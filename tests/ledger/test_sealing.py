@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books import GNMAX, answered, digest, open_ledger, open_project, terms, unguarded
-from commands import Terrine
-from dialects import POSTGRESQL_BY_DAY
-from migrated import SECRET_KEY
-from refusals import holds, refuses
 from sqlalchemy import Engine, event, text, update
 
+from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY
+from support.ledgers import GNMAX, answered, digest, open_ledger, open_project, terms, unguarded
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
 from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal

@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import digest, unguarded
-from dialects import SQLITE_BY_DAY
-from migrated import SECRET_KEY
-from neighbouring import (
+from numpy.typing import NDArray
+from sqlalchemy import delete, event, insert, select, update
+
+from support.databases import SECRET_KEY, SQLITE_BY_DAY
+from support.ledgers import (
     NEIGHBOURS,
     PEOPLE,
     Opened,
     People,
     TheirVoters,
+    digest,
     many,
     open_people,
     open_study,
+    unguarded,
 )
-from numpy.typing import NDArray
-from refusals import holds, refuses
-from sqlalchemy import delete, event, insert, select, update
-
+from support.wording import holds, refuses
 from terrine_server import views
 from terrine_server.errors import BudgetExhausted, LedgerCorrupted
 from terrine_server.labeling.pipeline import Labeling

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import FACTS, answered, digest, open_project
-from migrated import SECRET_KEY, migrated
 from typer.testing import CliRunner
 
 import terrine_server
+from support.databases import SECRET_KEY, migrated
+from support.ledgers import FACTS, answered, digest, open_project
 from terrine_server.api.ledger import csv_lines
 from terrine_server.cli.ledger import app
 from terrine_server.cli.student import save_labels

@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import unguarded
-from publishing import CAP, CLASSES, GNMAX, TEACHERS, publishing_ledger, voted
 from sqlalchemy import delete, select, update
 
+from support.ledgers import (
+    PUBLISHING_CAP,
+    PUBLISHING_CLASSES,
+    PUBLISHING_GNMAX,
+    PUBLISHING_TEACHERS,
+    publishing_ledger,
+    unguarded,
+    voted,
+)
 from terrine_protocol import SecretSpend
 from terrine_server.errors import Conflict, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
@@ -19,16 +26,16 @@ from terrine_server.ledger.schema import secret_spends
 from terrine_server.privacy import BoundRelease, Terms, VoteOutcome, build_mechanism, quote
 from terrine_server.privacy.published import Meter
 
-ORDER = CAP.rule.order or 0.0
+ORDER = PUBLISHING_CAP.rule.order or 0.0
 RELEASE = BoundRelease(order=ORDER, beta=0.01, sigma=60.0, z=6.0)
 
 
 def gnmax(publishing: bool = True) -> Terms:
     return quote(
-        build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASSES),
+        build_mechanism(PUBLISHING_GNMAX, teachers=PUBLISHING_TEACHERS, classes=PUBLISHING_CLASSES),
         2.0,
         1e-6,
-        cap_rule=CAP.rule,
+        cap_rule=PUBLISHING_CAP.rule,
         publishing=(RELEASE, [50]) if publishing else None,
     )
 
@@ -41,8 +48,10 @@ def ledger(database_url: str) -> Ledger:
 @pytest.fixture
 def project(ledger: Ledger) -> ProjectRecord:
     """The second of its ensemble. The first has no tally, so numbers of both must not be mixed."""
-    ledger.open_project(NewProject("worst-case", "thousand", GNMAX, gnmax(publishing=False)))
-    return ledger.open_project(NewProject("study", "thousand", GNMAX, gnmax()))
+    ledger.open_project(
+        NewProject("worst-case", "thousand", PUBLISHING_GNMAX, gnmax(publishing=False))
+    )
+    return ledger.open_project(NewProject("study", "thousand", PUBLISHING_GNMAX, gnmax()))
 
 
 def set_tally(url: str, values: Mapping[str, Any] | None) -> None:
@@ -76,12 +85,17 @@ def test_the_secret_spend_is_what_the_counted_votes_cost(
 ) -> None:
     ledger.charge(project.id, voted(project, range(7)))
     ledger.charge(project.id, voted(project, range(7, 12), agreement=0.6))
-    events = build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASSES).events()
-    meter = Meter(events, teachers=TEACHERS, classes=CLASSES, order=ORDER)
+    events = build_mechanism(
+        PUBLISHING_GNMAX, teachers=PUBLISHING_TEACHERS, classes=PUBLISHING_CLASSES
+    ).events()
+    meter = Meter(events, teachers=PUBLISHING_TEACHERS, classes=PUBLISHING_CLASSES, order=ORDER)
     counted = np.zeros(meter.size, dtype=np.int64)
     for agreement, queries in [(0.95, 7), (0.6, 5)]:
-        votes = np.zeros((1, CLASSES), dtype=np.int64)
-        votes[0, :2] = round(agreement * TEACHERS), round((1 - agreement) * TEACHERS)
+        votes = np.zeros((1, PUBLISHING_CLASSES), dtype=np.int64)
+        votes[0, :2] = (
+            round(agreement * PUBLISHING_TEACHERS),
+            round((1 - agreement) * PUBLISHING_TEACHERS),
+        )
         (places,) = meter.places(VoteOutcome.ANSWERED, votes)
         for place in places:
             counted[place] += queries

@@ -31,7 +31,33 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from books import (
+from fastapi import FastAPI
+from sqlalchemy import Column, Connection, RowMapping, delete, insert, select, update
+
+from support.browser import InProcess
+from support.data import DigitsEnsemble
+from support.databases import SECRET_KEY
+from support.forgeries import (
+    ENTRIES,
+    TABLES,
+    Hand,
+    Row,
+    World,
+    add,
+    altered,
+    cut,
+    edited_json,
+    in_order,
+    kind,
+    other_values,
+    rebuild,
+    rehash,
+    remove,
+    rewrite,
+    rows_of,
+    swap,
+)
+from support.ledgers import (
     CONFIDENT,
     GNMAX,
     answered,
@@ -42,20 +68,10 @@ from books import (
     reseal,
     terms,
     unguarded,
+    voted,
 )
-from digits import DigitsEnsemble
-from edits import Hand, edited_json, other_values
-from fastapi import FastAPI
-from forging import add, altered, cut, kind, rebuild, rehash, remove, rewrite, rows_of, swap
-from in_process import InProcess
-from logged import policy_of
-from migrated import SECRET_KEY
-from publishing import voted
-from seeded_noise import seed_noise
-from server import RunningServer, installed
-from sqlalchemy import Column, Connection, RowMapping, delete, insert, select, update
-from tampering import ENTRIES, TABLES, Row, World, in_order
-
+from support.processes import seed_noise
+from support.servers import RunningServer, installed, policy_of
 from terrine_protocol import ProjectStatus
 from terrine_server import doctor
 from terrine_server.app import create_app

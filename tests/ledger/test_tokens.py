@@ -6,10 +6,10 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from books import digest, open_ledger, open_project
-from migrated import SECRET_KEY
-from refusals import refuses
 
+from support.databases import SECRET_KEY
+from support.ledgers import digest, open_ledger, open_project
+from support.wording import refuses
 from terrine_protocol import Role, TokenCreate
 from terrine_server.errors import Conflict, NotFound, TokenChanged, Unauthorized
 from terrine_server.ledger import Ledger, NewToken, TokenRecord

@@ -13,13 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import counted, unguarded
-from migrated import SECRET_KEY
-from neighbouring import NEIGHBOURS, PEOPLE, Opened, many, open_people, open_study
 from numpy.typing import NDArray
-from refusals import holds, refuses
 from sqlalchemy import delete, select, update
 
+from support.databases import SECRET_KEY
+from support.ledgers import (
+    NEIGHBOURS,
+    PEOPLE,
+    Opened,
+    counted,
+    many,
+    open_people,
+    open_study,
+    unguarded,
+)
+from support.wording import holds, refuses
 from terrine_server.errors import (
     BudgetExhausted,
     ConcurrentUpdate,

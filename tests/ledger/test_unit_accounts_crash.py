@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from neighbour_workers import ask_and_tell, ask_but_die, replica
-from neighbouring import NEIGHBOURS, Opened, many, open_people, recomputed
 from numpy.typing import NDArray
-from patience import PATIENCE_SECONDS
-from processes import in_processes, start
-from serving import until
 
+from support.ledgers import NEIGHBOURS, Opened, many, open_people, recomputed
+from support.processes import PATIENCE_SECONDS, in_processes, start, until
+from support.workers import ask_and_tell, ask_but_die, replica
 from terrine_server.ledger import ChargedBatch
 
 

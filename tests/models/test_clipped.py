@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from commands import Terrine
-from refusals import holds, refuses
 
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_client import Client
 from terrine_client.estimator import buy
 from terrine_models.tables.loading import load_table

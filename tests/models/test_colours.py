@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from refusals import refuses
 from sklearn.linear_model import LogisticRegression
 
+from support.wording import refuses
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import (
     FeatureMap,

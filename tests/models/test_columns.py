@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from hospital import stays
 from pydantic import ValidationError
-from refusals import holds, refuses
 
+from support.tables import stays
+from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import check_table, load_table, read_schema
 from terrine_models.tables.roles import propose_schema

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refuses, says
-from table_corpus import npz, zipped
 
+from support.tables import npz, zipped
+from support.wording import refuses, says
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import is_table, load_table
 from terrine_protocol.tables import Column, TableSchema

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_models.data.arrays import (
     DataError,
     Dataset,

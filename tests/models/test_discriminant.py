@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from refusals import refuses
 from scipy.stats import multivariate_normal
 from sklearn.datasets import load_digits
-from taught import chosen, taught
 
+from support.data import chosen, taught
+from support.wording import refuses
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
 from terrine_models.features.linear import UNSEEN_CLASS_SCORE, discriminant, mean_head
 from terrine_models.features.maps import PublicData, public_features

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_models.data.arrays import Dataset
 from terrine_models.storage.manifests import (
     StoreError,

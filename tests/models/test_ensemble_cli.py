@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Terrine
-from hospital import DEFAULT_ROLES, stays
 from PIL import Image
-from refusals import holds
 
+from support.processes import Terrine
+from support.tables import DEFAULT_ROLES, stays
+from support.wording import holds
 from terrine_models.data.arrays import Dataset
 from terrine_models.teachers.kinds import load_manifest
 from terrine_server.cli.reading import split_names

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
-from refusals import holds, refuses, says
 
+from support.wording import holds, refuses, says
 from terrine_models.data.arrays import DataError, load_groups, load_idx, load_npz
 from terrine_models.data.images import class_folders, load_image_classes
 from terrine_models.tables import roles

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Terrine
-from refusals import holds
-from seeded_noise import seed_noise
 
 import terrine_experiments.students  # noqa: F401 - which makes the forest a method
+from support.processes import Terrine, seed_noise
+from support.wording import holds
 from terrine_client import Client
 from terrine_models.data.arrays import Dataset
 from terrine_models.students.models import Student

@@ -14,9 +14,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from refusals import refuses
 from sklearn.ensemble import RandomForestClassifier
 
+from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors

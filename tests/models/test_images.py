@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.data.images import (
     class_folders,

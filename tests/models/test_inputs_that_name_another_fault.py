@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from pyarrow import feather, orc
-from refusals import holds, refuses
 
+from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
 from terrine_models.tables.loading import check_table, has_column, is_table, load_table
 from terrine_models.tables.roles import propose_schema

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept_ensembles import ANSWERS, KEPT, LOCAL, RECORDS_KEY, answers
-from refusals import holds, refuses
 
+from support.data import ANSWERS, KEPT, LOCAL, RECORDS_KEY, answers
+from support.wording import holds, refuses
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.editions import forget
 from terrine_models.teachers.kinds import load_manifest, verified_digest

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow.feather
 import pytest
-from hospital import stays
-from refusals import refuses
 
+from support.tables import stays
+from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables import roles
 from terrine_models.tables.loading import Table, encoded_input, load_table

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import Terrine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from refusals import holds, refuses
 
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors

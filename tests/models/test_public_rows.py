@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Terrine
-from refusals import holds
 from sklearn.datasets import load_digits
 
+from support.processes import Terrine
+from support.wording import holds
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
 from terrine_models.tables.loading import encoded_input

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hospital import DEFAULT_ROLES, stays
-from refusals import holds, refuses, says
 
+from support.tables import DEFAULT_ROLES, stays
+from support.wording import holds, refuses, says
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import RoleGuess, find_repeated_people, propose_schema

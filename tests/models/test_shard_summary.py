@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Terrine
-from hospital import stays
-from refusals import holds
 
+from support.processes import Terrine
+from support.tables import stays
+from support.wording import holds
 from terrine_models.data.arrays import Dataset
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.shards import ShardSummary

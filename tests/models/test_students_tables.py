@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from refusals import holds, refuses
 
+from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import table_corpus
-from hospital import stays
-from refusals import refuses
-from table_corpus import RECORDED, Case, cases, read
 
+from support import tables
+from support.tables import RECORDED, Case, cases, read, stays
+from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
@@ -45,7 +44,7 @@ def test_what_was_recorded_is_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_adult_is_read_as_it_was(tmp_path: Path, shared_data: Path) -> None:
     recorded = json.loads(RECORDED.read_text())
-    every = list(table_corpus.adult(shared_data / "adult"))
+    every = list(tables.adult(shared_data / "adult"))
     assert not [wrong for each in every if (wrong := held(each, tmp_path, recorded))]
 
 
@@ -96,7 +95,7 @@ def test_a_parquet_file_is_read_twice_at_most_as_its_digest_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.parquet"
-    table_corpus.flights(25_000, 1).to_parquet(path)
+    tables.flights(25_000, 1).to_parquet(path)
     schema = propose_schema(path, label="late").schema
     reads, size = Reads(monkeypatch), path.stat().st_size
     opened, bytes_read = reads.of(lambda: load_table(path, schema))

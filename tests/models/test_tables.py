@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refuses
-from table_corpus import ADULT
 
+from support.tables import ADULT
+from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.features.maps import PublicData
 from terrine_models.tables.loading import encoded_input, load_table, read_schema

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import numpy as np
 import pytest
 import torch
-from commands import Terrine
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from refusals import holds, refuses
 
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError

@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from killed_training import train_until_killed
-from processes import in_processes
-from refusals import refuses
 
+from support.processes import in_processes
+from support.wording import refuses
+from support.workers import train_until_killed
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.storage.manifests import load_tensors, manifest_digest

@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from commands import Terrine
-from digits import DigitsEnsemble
-from machine import Machine
-from migrated import SECRET_KEY
 
+from support.data import DigitsEnsemble
+from support.databases import SECRET_KEY
+from support.processes import Terrine
+from support.servers import Machine
 from terrine_server.ledger import connect
 from terrine_server.ledger.database import sqlite_path
 

@@ -15,21 +15,17 @@ from typing import Any
 
 import httpx
 import numpy as np
-import processes
 import pytest
-from at_once import at_once
-from books import answered
-from commands import Done, Terrine
-from copies import Copies
-from dying_restore import restore_but_die
-from kept_ensembles import KEPT, RECORDS_KEY
-from machine import Machine, question
-from migrated import SECRET_KEY
-from postgres import SERVICE, as_owner
-from refusals import holds, refuses
-from serving import serving
 from sqlalchemy import Engine, create_engine, text
 
+from support import processes
+from support.data import KEPT, RECORDS_KEY
+from support.databases import SECRET_KEY, SERVICE, Copies, as_owner
+from support.ledgers import answered
+from support.processes import Done, Terrine, at_once
+from support.servers import Machine, question, serving_process
+from support.wording import holds, refuses
+from support.workers import restore_but_die
 from terrine_protocol import ProjectStatus
 from terrine_server.ledger import Ledger, connect, copies, database, migrating
 from terrine_server.owner import backup as backups
@@ -169,7 +165,7 @@ def test_a_backup_is_restored_on_another_machine_which_answers_and_verifies(
 ) -> None:
     machine = service.machine
     headers = machine.student("paid", 20)
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         first = httpx.post(f"{server.url}/label", json=question(1), headers=headers).json()
     made = service.back_up().fine
     holds(made, machine.data / "secret.key")
@@ -182,7 +178,7 @@ def test_a_backup_is_restored_on_another_machine_which_answers_and_verifies(
     holds(new.run("ledger", "verify", "all"), "paid", "intact", 1)
     assert new.machine.wrong(**new.variables) == []
     new.run("project", "resume", "paid")
-    with serving(new.machine) as server:
+    with serving_process(new.machine) as server:
         replies = [
             httpx.post(f"{server.url}/label", json=question(n), headers=headers) for n in (1, 2)
         ]
@@ -198,7 +194,7 @@ def test_what_is_charged_while_a_backup_is_made_is_in_it_or_not_and_it_verifies(
 ) -> None:
     machine = service.machine
     headers = machine.student("paid", 200)
-    with serving(machine) as server, httpx.Client(headers=headers, timeout=60) as client:
+    with serving_process(machine) as server, httpx.Client(headers=headers, timeout=60) as client:
 
         def work(thread: int) -> None:
             for number in range(3 if thread else 30):
@@ -264,7 +260,7 @@ def test_after_a_restore_the_service_charges_opens_and_registers_with_its_own_ro
     made = service.backup()
     service.replace(made)
     service.machine.ledger.set_status("paid", ProjectStatus.ACTIVE)
-    with serving(service.machine) as server:
+    with serving_process(service.machine) as server:
         assert httpx.get(f"{server.url}/readyz").status_code == 200
         reply = httpx.post(f"{server.url}/label", json=question(5), headers=headers)
         assert reply.status_code == 200
@@ -275,7 +271,7 @@ def test_after_a_restore_the_service_charges_opens_and_registers_with_its_own_ro
 @pytest.mark.usefixtures("each_database_url")
 def test_a_restore_waits_for_nobody_and_refuses_while_a_server_runs(service: Service) -> None:
     made = service.backup()
-    with serving(service.machine):
+    with serving_process(service.machine):
         refused = service.restore(made, "--replace").refused
     holds(refused, SERVICE if service.owners_url.startswith("postgresql") else "terrine.sqlite")
     assert not list(service.data.glob("before-restore-*"))

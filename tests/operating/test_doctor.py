@@ -12,14 +12,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from books import answered, unguarded
-from dialects import SQLITE_BY_DAY
-from machine import Machine
-from migrated import SECRET_KEY
-from postgres import as_owner
-from refusals import holds, says
 from sqlalchemy import make_url, text
 
+from support.databases import SECRET_KEY, SQLITE_BY_DAY, as_owner
+from support.ledgers import answered, unguarded
+from support.servers import Machine
+from support.wording import holds, says
 from terrine_server.doctor import (
     FULL_DISK_BYTES,
     LOW_DISK_BYTES,

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_client._receipts import Receipts
 from terrine_protocol.files import replacing, write_atomically
 from terrine_server.cli.console import CommandError, writing

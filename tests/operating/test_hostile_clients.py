@@ -12,11 +12,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from machine import Machine, question
-from patience import PATIENCE_SECONDS
-from refusals import holds
-from serving import Serving, serving, until
 
+from support.processes import PATIENCE_SECONDS, until
+from support.servers import Machine, Serving, question, serving_process
+from support.wording import holds
 from terrine_protocol import Role
 from terrine_server.serving.bounds import SPARE_CONNECTIONS
 
@@ -90,7 +89,7 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
     closed."""
     headers = served_machine.student("kept", 5)
     with (
-        serving(served_machine, write_seconds=5, max_connections=SEATS) as server,
+        serving_process(served_machine, write_seconds=5, max_connections=SEATS) as server,
         never_reading(server, SEATS, 1),
     ):
         with client(server, "127.0.2.1") as stranger, client(server, "127.0.1.1", headers) as own:
@@ -113,7 +112,7 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
     meanwhile."""
     headers = served_machine.student("kept", 5)
     with (
-        serving(served_machine, write_seconds=10, max_connections=SEATS) as server,
+        serving_process(served_machine, write_seconds=10, max_connections=SEATS) as server,
         never_reading(server, SEATS, 16),
         client(server, "127.0.2.1") as stranger,
         client(server, "127.0.2.1", headers) as own,
@@ -132,7 +131,7 @@ def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Ma
     """One token has its share of the slots, and no more."""
     greedy, others = served_machine.student("greedy", 5), served_machine.student("kept", 5)
     with (
-        serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
+        serving_process(served_machine, write_seconds=60, max_connections=SEATS) as server,
         ExitStack() as open_,
         client(server, "127.0.1.1", others) as other,
     ):
@@ -149,7 +148,7 @@ def test_colluding_students_who_never_read_keep_no_other_student_out(
     league = [served_machine.student(name, 5) for name in ("greedy", "grasping")]
     league.append(served_machine.bearer(Role.STUDENT, "greedy"))
     with (
-        serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
+        serving_process(served_machine, write_seconds=60, max_connections=SEATS) as server,
         ExitStack() as open_,
         client(server, "127.0.2.1", others) as other,
     ):
@@ -165,7 +164,7 @@ def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
     """Those of one client of the proxy; and a client that only claims to be a proxy is none."""
     forwarded = b"X-Forwarded-For: 10.0.0.9\r\n"
     with (
-        serving(
+        serving_process(
             served_machine, forwarded_allow_ips="127.0.1.1", max_connections=12, write_seconds=60
         ) as server,
         never_reading(server, 3, 1, forwarded),
@@ -184,7 +183,7 @@ def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
 def test_idle_connections_give_way_to_new_ones(served_machine: Machine) -> None:
     """Those of whoever has most of them; the connections of others stay."""
     headers = served_machine.student("kept", 5)
-    with serving(served_machine, max_connections=16, keep_alive_seconds=60) as server:
+    with serving_process(served_machine, max_connections=16, keep_alive_seconds=60) as server:
         host, port = urlsplit(server.url).hostname, urlsplit(server.url).port
         assert host is not None
         own, stranger = (
@@ -230,7 +229,7 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
 ) -> None:
     """`ulimit -n 1024` and 1,100 idle connections: others are served as if they were not there."""
     headers = served_machine.student("kept", 5)
-    with serving(served_machine, descriptors=(1024, 1024), max_connections=5000) as server:
+    with serving_process(served_machine, descriptors=(1024, 1024), max_connections=5000) as server:
         (warned,) = server.entries("may be a mistake")
         assert warned["setting"] == "TERRINE_MAX_CONNECTIONS"
         idle = [connection(server, f"127.0.1.{number % 50 + 1}") for number in range(1100)]
@@ -247,7 +246,7 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
 
 
 def test_a_server_allows_itself_as_many_descriptors_as_it_may(served_machine: Machine) -> None:
-    with serving(served_machine, descriptors=(256, 4096)) as server:
+    with serving_process(served_machine, descriptors=(256, 4096)) as server:
         limits = Path(f"/proc/{server.pid}/limits").read_text()
         holds(limits, "Max", "open", "files", 4096)
         assert not server.entries("may be a mistake")

@@ -12,11 +12,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from caller import npy, npz
-from machine import Machine
-from serving import serving
 from sklearn.datasets import load_digits
 
+from support.clients import npy, npz
+from support.servers import Machine, serving_process
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.training import train_ensemble
@@ -127,7 +126,7 @@ def test_no_body_costs_much_memory(
 ) -> None:
     kept, read = served_machine.student("kept", 50), pages(served_machine)
     with (
-        serving(served_machine, max_body_bytes=LIMIT) as server,
+        serving_process(served_machine, max_body_bytes=LIMIT) as server,
         httpx.Client(base_url=server.url, timeout=120) as http,
     ):
         process = server.pid

@@ -9,13 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from caller import Caller, slug
-from digits import DigitsEnsemble
 from prometheus_client.parser import text_string_to_metric_families
-from server import CAP_EPSILON, GNMAX, RunningServer, running_server
-from serving import until
 from sqlalchemy import make_url
 
+from support.clients import Caller, slug
+from support.data import DigitsEnsemble
+from support.processes import until
+from support.servers import CAP_EPSILON, GNMAX, RunningServer, running_server
 from terrine_protocol import PROBLEMS, ProjectStatus
 from terrine_protocol.transparency import Checkpoint, Note
 from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key

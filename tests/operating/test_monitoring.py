@@ -22,12 +22,12 @@ import httpx
 import promql_parser as promql
 import pytest
 import yaml
-from caller import Caller
-from digits import DigitsEnsemble
-from logged import LOG, witness_key
 from prometheus_client.parser import text_string_to_metric_families
-from server import RunningServer, running_server
-from serving import until
+
+from support.clients import Caller
+from support.data import DigitsEnsemble
+from support.processes import until
+from support.servers import LOG, RunningServer, running_server, witness_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MONITORING = REPOSITORY / "charts" / "terrine" / "files" / "monitoring"

@@ -6,8 +6,9 @@ import stat
 from pathlib import Path
 
 import numpy as np
-from commands import Terrine
-from refusals import says
+
+from support.processes import Terrine
+from support.wording import says
 
 
 def open_to_others(directory: Path) -> dict[str, str]:

@@ -12,13 +12,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from caller import slug
-from commands import Terrine
-from machine import Machine
-from refusals import holds
-from seeded_noise import SEED
-from serving import Serving, serving
 
+from support.clients import slug
+from support.processes import SEED, Terrine
+from support.servers import Machine, Serving, serving_process
+from support.wording import holds
 from terrine_client import BudgetExhausted, Client
 from terrine_protocol import Outcome, SecretSpend
 
@@ -97,7 +95,7 @@ def served(thousand: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servi
     """With the same noise each time."""
     monkeypatch.setenv(SEED, "0")
     holds(thousand.run(*OPEN, *PUBLISHING).fine, "bounds", "published")
-    with serving(thousand) as server:
+    with serving_process(thousand) as server:
         yield server
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Terrine
-from refusals import holds, refuses
 
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, load_idx, load_inputs
 from terrine_models.data.images import load_images
 from terrine_models.storage.manifests import StoreError, verified_bytes

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from backups import tools_of
-from caller import slug
-from machine import Machine, question
-from refusals import holds
-from serving import Serving, serving, until
 
+from support.clients import slug
+from support.databases import tools_of
+from support.processes import until
+from support.servers import Machine, Serving, question, serving_process
+from support.wording import holds
 from terrine_protocol.transparency import Checkpoint, Note
 
 OPEN = ("project", "open", "next", "--ensemble", "digits", "--mechanism", "gnmax:sigma=4")
@@ -45,7 +45,7 @@ def test_a_ledger_that_went_back_answers_what_is_paid_and_spends_nothing(
     machine.init().fine  # noqa: B018 - asserts; it makes the log's key
     student = machine.bearer("student", "study")
     auditor, admin = machine.bearer("auditor"), machine.bearer("admin")
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         paid = ask(server, student, 1, 2)
         assert paid.status_code == 200, paid.text
         before = sign_all(machine)
@@ -63,7 +63,7 @@ def test_a_ledger_that_went_back_answers_what_is_paid_and_spends_nothing(
     holds(found.out, "CONTINUED")
     holds(found.out, after.size, "checkpoint.signed")
     holds(machine.run(*OPEN, *BUDGET).refused, "restored")
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         replayed = ask(server, student, 1, 2)
         assert replayed.status_code == 200, replayed.text
         labels = [each["label"] for each in paid.json()["results"]]
@@ -105,7 +105,7 @@ def test_a_ledger_that_went_back_answers_what_is_paid_and_spends_nothing(
     assert problems(machine) == []
     machine.run(*OPEN, *BUDGET).fine  # noqa: B018 - asserts
     other = machine.bearer("student", "next")
-    with serving(machine, checkpoint_seconds=0.1) as server:
+    with serving_process(machine, checkpoint_seconds=0.1) as server:
         assert slug(ask(server, student, 1)) == "project-paused"
         assert ask(server, other, 5).status_code == 200
         assert httpx.get(f"{server.url}/readyz").status_code == 200
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_new_queries(served_machine: Mach
     student, file = machine.bearer("student", "study"), machine.data / "checkpoint.signed"
     sign_all(machine)
     whole = file.read_bytes()
-    with serving(machine, checkpoint_seconds=0.1) as server:
+    with serving_process(machine, checkpoint_seconds=0.1) as server:
         assert ask(server, student, 1).status_code == 200
         file.write_bytes(whole[: len(whole) // 2])
         ready = until(lambda: httpx.get(f"{server.url}/readyz"), lambda reply: reply.is_error)
@@ -147,7 +147,7 @@ def test_without_the_key_what_was_signed_is_believed_and_put_aside(
     key, file = machine.data / "checkpoint.key", machine.data / "checkpoint.signed"
     sign_all(machine)
     backup(machine.database_url, tmp_path / "backup")
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         assert ask(server, student, 1).status_code == 200
         server.stop()
     sign_all(machine)
@@ -168,7 +168,7 @@ def test_a_log_that_ends_keeps_its_key_and_what_it_signed(
     holds(machine.run("init", "--origin", "labels.example.org").fine, "labels.example.org")
     old_key = (machine.data / "checkpoint.key").read_text()
     student = machine.bearer("student", "study")
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         assert ask(server, student, 1).status_code == 200
         backup(machine.database_url, tmp_path / "backup")
         assert ask(server, student, 2).status_code == 200

@@ -13,15 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from dialects import POSTGRESQL_BY_DAY, SQLITE_BY_DAY
 from fastapi import FastAPI
-from machine import Machine, question
-from patience import PATIENCE_SECONDS
-from postgres import as_owner
-from refusals import holds
-from serving import Serving, serving, until
 from sqlalchemy import text
 
+from support.databases import POSTGRESQL_BY_DAY, SQLITE_BY_DAY, as_owner
+from support.processes import PATIENCE_SECONDS, until
+from support.servers import Machine, Serving, question, serving_process
+from support.wording import holds
 from terrine_server.ledger import connect
 
 
@@ -92,7 +90,7 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     @contextmanager
     def asking() -> Iterator[tuple[Serving, httpx.Client, ThreadPoolExecutor]]:
         with (
-            serving(served_machine) as server,
+            serving_process(served_machine) as server,
             httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_SECONDS) as http,
             ThreadPoolExecutor(clients) as pool,
         ):
@@ -120,7 +118,7 @@ def test_every_line_of_the_log_is_json_with_time_level_and_process(
     served_machine: Machine,
 ) -> None:
     headers = served_machine.student("logged", 1)
-    with serving(served_machine) as server:
+    with serving_process(served_machine) as server:
         named = {**headers, "X-Request-Id": "trace-1"}
         assert httpx.post(f"{server.url}/label", json=question(1), headers=named).status_code == 200
         named["X-Request-Id"] = "trace-2"

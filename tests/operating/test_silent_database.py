@@ -12,9 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from machine import Machine, question
-from postgres import Postgres
-from serving import Serving, serving, until
+
+from support.databases import Postgres
+from support.processes import until
+from support.servers import Machine, Serving, question, serving_process
 
 POSTGRESQL = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 SECONDS = 2
@@ -46,7 +47,9 @@ def test_health_is_answered_while_more_requests_than_threads_wait_for_a_silent_d
     """Those whose statements were sent wait for its end, and health is answered before that."""
     headers = served_machine.student("study2", 100)
     with (
-        serving(served_machine, database_seconds=10 * PATIENCE, max_per_token=100) as server,
+        serving_process(
+            served_machine, database_seconds=10 * PATIENCE, max_per_token=100
+        ) as server,
         httpx.Client(base_url=server.url, headers=headers, timeout=2 * PATIENCE) as http,
         ThreadPoolExecutor(60) as pool,
     ):
@@ -67,7 +70,7 @@ def test_a_silent_database_is_a_503_in_time_and_afterwards_all_goes_on(
     """More requests than threads; each is told, and health is answered all the while."""
     headers = served_machine.student("study2", 100)
     with (
-        serving(served_machine, database_seconds=SECONDS, max_per_token=100) as server,
+        serving_process(served_machine, database_seconds=SECONDS, max_per_token=100) as server,
         httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE) as http,
         ThreadPoolExecutor(60) as pool,
     ):
@@ -122,7 +125,7 @@ def test_charges_that_a_silence_left_uncertain_are_answered_once(
                 (kept[number],) = reply.json()["results"]
 
     with (
-        serving(served_machine, database_seconds=SECONDS) as server,
+        serving_process(served_machine, database_seconds=SECONDS) as server,
         ThreadPoolExecutor(4) as pool,
     ):
         clients = [pool.submit(ask_on, server) for _ in range(4)]

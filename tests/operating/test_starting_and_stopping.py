@@ -16,12 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
-from machine import Machine, question
-from patience import PATIENCE_SECONDS
-from postgres import Postgres
-from refusals import holds
-from serving import serving, until
 
+from support.databases import Postgres
+from support.processes import PATIENCE_SECONDS, until
+from support.servers import Machine, question, serving_process
+from support.wording import holds
 from terrine_server.cli import serve
 from terrine_server.settings import Settings
 
@@ -156,7 +155,7 @@ def test_the_database_s_password_is_not_said(capsys: pytest.CaptureFixture[str])
 
 
 def test_trusting_everybody_to_name_an_address_is_warned_of(served_machine: Machine) -> None:
-    with serving(served_machine, forwarded_allow_ips="*") as server:
+    with serving_process(served_machine, forwarded_allow_ips="*") as server:
         (warning,) = server.entries("may be a mistake")
     assert warning["setting"] == "TERRINE_FORWARDED_ALLOW_IPS"
 
@@ -175,7 +174,7 @@ def test_a_server_waits_for_a_postgresql_that_recovers(
 
         with ThreadPoolExecutor(1) as pool:
             promoted = pool.submit(promote)
-            with serving(served_machine) as server:
+            with serving_process(served_machine) as server:
                 promoted.result()
                 assert (
                     httpx.get(f"{server.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
@@ -193,7 +192,7 @@ def test_a_stopping_server_announces_the_close_and_never_fails_bare(
         f"Authorization: {headers['Authorization']}\r\nContent-Length: {len(body)}\r\n"
         "Expect: 100-continue\r\n\r\n"
     ).encode()
-    with serving(served_machine, shutdown_seconds=10) as server:
+    with serving_process(served_machine, shutdown_seconds=10) as server:
         url = httpx.URL(server.url)
         finishing, cut = (socket.create_connection((url.host, url.port)) for _ in range(2))
         for one in (finishing, cut):

@@ -7,15 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import Done
-from kept_ensembles import KEPT
-from machine import Machine
-from migrated import SECRET_KEY
-from old_ledgers import BEFORE, old_ledger, with_manifests
-from postgres import as_owner
-from refusals import holds
 from sqlalchemy import text
 
+from support.data import KEPT
+from support.databases import SECRET_KEY, as_owner
+from support.forgeries import BEFORE, old_ledger, with_manifests
+from support.processes import Done
+from support.servers import Machine
+from support.wording import holds
 from terrine_models.storage.manifests import manifest_digest
 from terrine_server.ledger import connect
 

@@ -10,8 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_models.addons import addons
 from terrine_models.features.backbones import backbones
 from terrine_models.storage.manifests import StoreError

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
-from refusals import holds, says
-from releasing import REPOSITORY, declared_version
 
+from support.documents import REPOSITORY, declared_version
+from support.wording import holds, says
 from terrine_server.settings import Settings
 
 CHART = REPOSITORY / "charts" / "terrine"

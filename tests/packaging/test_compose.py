@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from refusals import holds
-from releasing import REPOSITORY
+
+from support.documents import REPOSITORY
+from support.wording import holds
 
 COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
 OWNER = yaml.safe_load((REPOSITORY / "docker" / "owners" / "owner.yml").read_text())

@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from releasing import REPOSITORY, build, declared_version, unpack_elsewhere
+
+from support.documents import REPOSITORY, build, declared_version, unpack_elsewhere
 
 PACKAGES = (
     "terrine_addons",

@@ -13,10 +13,11 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import pytest
-from books import CONFIDENT, answered, open_ledger, open_project
-from logged import LOG, policy_text
 from packaging.requirements import Requirement
-from refusals import holds
+
+from support.ledgers import CONFIDENT, answered, open_ledger, open_project
+from support.servers import LOG, policy_text
+from support.wording import holds
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]

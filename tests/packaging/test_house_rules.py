@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from refusals import holds
+
+from support.wording import holds
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = {
@@ -105,7 +106,7 @@ def test_no_file_has_a_todo(tracked: list[Path]) -> None:
 
 
 def test_tests_hold_errors_to_names_and_not_to_sentences(tracked: list[Path]) -> None:
-    """`refuses` and `holds` (tests/support/refusals.py) do; tests/wording.txt has the sentences."""
+    """`refuses` and `holds` (tests/support/wording.py) do; tests/wording.txt has the sentences."""
     assert findings(tracked, r"[m]atch=\w?[\"'][^\"' ]+ [^\"' ]+ [^\"']") == []
     tests = [
         p for p in tracked if p.suffix == ".py" and p.relative_to(REPOSITORY).parts[0] == "tests"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from reference_pages import pages, walk
-from releasing import REPOSITORY
 
+from support.documents import REPOSITORY
+from support.reference_pages import pages, walk
 from terrine_server.cli import CommandGroup, LazyCommand, command_line, list_commands
 from terrine_server.settings import Settings, TeacherServer
 

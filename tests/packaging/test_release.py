@@ -10,8 +10,9 @@ from importlib.metadata import version
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from refusals import refuses
-from releasing import REPOSITORY, ReleaseError, check_changelog, declared_version
+
+from support.documents import REPOSITORY, ReleaseError, check_changelog, declared_version
+from support.wording import refuses
 
 VERSION = declared_version()
 CHANGELOG = (REPOSITORY / "CHANGELOG.md").read_text()

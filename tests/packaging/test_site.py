@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from releasing import REPOSITORY
+
+from support.documents import REPOSITORY
 
 pytestmark = [
     pytest.mark.nightly,

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from releasing import REPOSITORY
+
+from support.documents import REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from commands import Terrine
-from refusals import holds
 
+from support.processes import Terrine
+from support.wording import holds
 from terrine_server.planning.consensus import Consensus, Votes
 from terrine_server.planning.opening import choose
 from terrine_server.planning.plan import compare, plan, plan_counts

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_server.planning.consensus import (
     Consensus,
     NoiseModel,

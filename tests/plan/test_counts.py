@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from commands import Terrine
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from refusals import holds, refuses
 
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_server.planning.first_project import fitted_noise, sigma_for_rows
 from terrine_server.privacy import Account, ParameterError, build_mechanism, gdp_budget, quote
 

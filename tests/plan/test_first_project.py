@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_server.planning.first_project import (
     Setting,
     default_delta,

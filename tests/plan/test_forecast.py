@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_server.planning import forecast

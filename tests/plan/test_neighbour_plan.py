@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_server.planning.first_project import default_near, has_less_noise, plan_neighbours
 from terrine_server.privacy import ParameterError, build_mechanism, quote
 

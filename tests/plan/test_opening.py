@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_server.planning.opening import (
     MAX_OUTCOME_COST,
     Quote,

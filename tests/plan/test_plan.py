@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refuses
 
 from reference.sensitivity import Charged, secret_spend
+from support.wording import refuses
 from terrine_server.planning.consensus import Consensus, Votes
 from terrine_server.planning.plan import Plan, default_grid, plan, specifications
 from terrine_server.planning.publishing import DataDependent, PublishingPlan

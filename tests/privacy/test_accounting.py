@@ -12,12 +12,12 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from exact_laws import laplace_pmf, noisy_max_law
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refuses
 
 from reference.costs import ORDERS
+from support.laws import laplace_pmf, noisy_max_law
+from support.wording import refuses
 from terrine_server.privacy import (
     Composition,
     CostEvent,

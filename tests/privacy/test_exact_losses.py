@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact_laws import (
+from scipy.special import ndtri
+
+from support.laws import (
     Law,
     allowed_by_gdp,
     events_of,
@@ -21,8 +23,6 @@ from exact_laws import (
     renyi,
     tail,
 )
-from scipy.special import ndtri
-
 from terrine_server.privacy import (
     CostEvent,
     VoteOutcome,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from exact_laws import gaussian_pmf, noisy_max_law, tail
 
+from support.laws import gaussian_pmf, noisy_max_law, tail
 from terrine_server.privacy import (
     Account,
     GaussianThreshold,

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 import mpmath
 import numpy as np
 import pytest
-from exact_laws import gaussian_pmf, histograms, neighbours, noisy_max_law, without_one
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 
+from support.laws import gaussian_pmf, histograms, neighbours, noisy_max_law, without_one
 from terrine_server.privacy import (
     GaussianArgmax,
     GaussianNoisyMax,

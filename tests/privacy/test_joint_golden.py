@@ -7,8 +7,8 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from joint_laws import passing, release
 
+from support.laws import passing, release
 from terrine_server.privacy.joint import (
     costs_up_to,
     counts_excess,

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joint_laws import ROUNDING, histograms, moments, moved, release
-from refusals import refuses
 
+from support.laws import ROUNDING, histograms_in_order, moments, moved, release
+from support.wording import refuses
 from terrine_server.privacy.curves import rdp
 from terrine_server.privacy.events import ConfidentMax, event_from_json
 from terrine_server.privacy.joint import (
@@ -57,7 +57,7 @@ def test_every_histogram_and_move_costs_at_most_the_price(
     prices = [outcome_costs(replace(event, answer_share=share), order) for share in SHARES]
     assert prices[0] is not None
     flat = prices[0].flat
-    for before in histograms(teachers, classes):
+    for before in histograms_in_order(teachers, classes):
         for after in moved(before):
             abstained, answered = moments(before, after, event, order)
             assert math.log(abstained + answered) / more <= flat * (1 + ROUNDING)
@@ -94,7 +94,7 @@ def test_no_baseline_costs_more_than_the_price_for_the_least_of_them(
                 price = outcome_costs(event, order)
                 if price is None:
                     continue
-                for before in histograms(teachers, classes):
+                for before in histograms_in_order(teachers, classes):
                     for after in moved(before):
                         abstained, answered = moments(before, after, event, order, own)
                         paid = abstained * math.exp(-(order - 1) * price.abstention)
@@ -114,7 +114,7 @@ def test_a_price_that_is_lower_is_too_low(
     assert costs is not None
     worst = max(
         math.log(sum(moments(before, after, event, order))) / (order - 1)
-        for before in histograms(teachers, classes)
+        for before in histograms_in_order(teachers, classes)
         for after in moved(before)
     )
     assert worst > needed * costs.flat
@@ -251,7 +251,7 @@ class Adversary:
         self.more = order - 1
         pairs = [
             (before, after)
-            for before in histograms(event.teachers, event.classes)
+            for before in histograms_in_order(event.teachers, event.classes)
             for after in moved(before)
         ]
         self.queries = {moments(*pair, event, order) for pair in pairs}

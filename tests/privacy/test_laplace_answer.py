@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import mpmath
 import numpy as np
 import pytest
-from exact_laws import histograms, laplace_pmf, neighbours, noisy_max_law, without_one
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from support.laws import histograms, laplace_pmf, neighbours, noisy_max_law, without_one
 from terrine_server.privacy import (
     LaplaceArgmax,
     LaplaceNoisyMax,

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact_laws import law
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from refusals import refuses
 from scipy.stats import chi2
-from steps import calls
 
+from support.laws import law
+from support.processes import calls
+from support.wording import refuses
 from terrine_protocol import MechanismSpec
 from terrine_server.privacy import (
     InteractiveGNMax,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from books import FACTS
 from dp_accounting.pld import PLDAccountant
-from dp_events import dp_event, dp_events
-from migrated import SECRET_KEY, migrated
 from pydantic import TypeAdapter, ValidationError
-from refusals import holds, refuses
 
+from support.databases import SECRET_KEY, migrated
+from support.dp_events import dp_event, dp_events
+from support.ledgers import FACTS
+from support.wording import holds, refuses
 from terrine_protocol import MechanismSpec, ProjectOpen
 from terrine_server.cli.ledger import _note_missing_package
 from terrine_server.errors import EnsembleUnavailable, InvalidTerms

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event, pld
 from pydantic import TypeAdapter, ValidationError
-from refusals import refuses
 from scipy.optimize import brentq
 from scipy.stats import chi2, norm
-from small_worlds import (
+
+from support.laws import (
     NORM,
     ORDER,
     OTHERS,
@@ -33,7 +33,7 @@ from small_worlds import (
     shifts,
     some_pairs,
 )
-
+from support.wording import refuses
 from terrine_protocol import MechanismSpec, NeighboursSpec
 from terrine_server.privacy import (
     GDP,
@@ -167,7 +167,7 @@ def test_overspending_in_the_last_step_shows_only_with_larger_votes() -> None:
 
 
 def _sizes() -> list[int]:
-    from small_worlds import people
+    from support.laws import people
 
     return [
         max(sum(weights[q] ** 2 for _, weights in person) for q in range(3)) if person else 0

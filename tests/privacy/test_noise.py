@@ -15,10 +15,10 @@ import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from refusals import refuses
 from scipy.stats import binomtest, chi2
-from steps import calls
 
+from support.processes import calls
+from support.wording import refuses
 from terrine_server.privacy import ParameterError
 from terrine_server.privacy.noise import (
     CHUNK,

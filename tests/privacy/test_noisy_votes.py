@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact_laws import allowed_by_gdp, gaussian_pmf
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from refusals import refuses
 from scipy.special import ndtri
 from scipy.stats import chi2
 
+from support.laws import allowed_by_gdp, gaussian_pmf
+from support.wording import refuses
 from terrine_protocol import MechanismSpec, NoisyVotesSpec
 from terrine_server.privacy import (
     GDP,

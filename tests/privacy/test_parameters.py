@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
-from refusals import holds, refuses
 
+from support.wording import holds, refuses
 from terrine_protocol import MechanismSpec
 from terrine_server.privacy import Mechanism, ParameterError, build_mechanism
 from terrine_server.privacy.parameters import check_epsilon

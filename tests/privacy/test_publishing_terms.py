@@ -13,8 +13,8 @@ from typing import Any
 
 import mpmath
 import pytest
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_server.privacy import (
     GDP,
     Account,

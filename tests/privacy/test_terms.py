@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from refusals import refuses
 
 from reference.costs import ORDERS
+from support.wording import refuses
 from terrine_server.privacy import (
     Account,
     Mechanism,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refuses
 
 from reference.costs import ORDERS, data_dependent_rdp
 from reference.local_sensitivity import (
     gaussian_curve,
 )
 from reference.sensitivity import Charged, noisy_max_sensitivity, secret_spend
+from support.wording import refuses
 from terrine_server.privacy import (
     CostEvent,
     GaussianNoisyMax,

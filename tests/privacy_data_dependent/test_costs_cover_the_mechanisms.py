@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact_laws import (
+from scipy.special import log_ndtr, ndtr
+
+from reference.costs import data_dependent_rdp, gnmax_log_q, lnmax_log_q
+from support.laws import (
     Law,
     gaussian_pmf,
     histograms,
@@ -22,9 +25,6 @@ from exact_laws import (
     renyi,
     tail,
 )
-from scipy.special import log_ndtr, ndtr
-
-from reference.costs import data_dependent_rdp, gnmax_log_q, lnmax_log_q
 from terrine_server.privacy import (
     Composition,
     CostEvent,

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
-from vote_distances import full_walk
 
 from reference.local_sensitivity import (
     BitSensitivity,
@@ -20,6 +19,7 @@ from reference.local_sensitivity import (
     gaussian_curve,
 )
 from reference.sensitivity import smooth_sensitivity
+from support.laws import full_walk
 from terrine_server.privacy.published import BoundRelease, gnmax_rdp, gnss_rdp
 
 

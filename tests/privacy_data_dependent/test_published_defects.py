@@ -11,9 +11,7 @@ import math
 
 import numpy as np
 import pytest
-from exact_laws import law, neighbours, renyi
 from numpy.typing import NDArray
-from vote_distances import VoteGraph, full_walk
 
 from reference.costs import data_dependent_rdp, gnmax_log_q
 from reference.local_sensitivity import (
@@ -22,6 +20,7 @@ from reference.local_sensitivity import (
     gaussian_curve,
 )
 from reference.sensitivity import Charged, noisy_max_sensitivity, secret_spend
+from support.laws import VoteGraph, full_walk, law, neighbours, renyi
 from terrine_server.privacy import GaussianNoisyMax, GaussianThreshold, LaplaceNoisyMax, rdp
 from terrine_server.privacy.published import bit_table, gnss_rdp, lnmax_rdp
 

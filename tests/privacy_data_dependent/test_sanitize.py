@@ -9,9 +9,9 @@ import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from refusals import refuses
 from scipy.special import ndtri
 
+from support.wording import refuses
 from terrine_server.privacy import ParameterError
 from terrine_server.privacy.published import GRID, ActualCost, BoundRelease, gnss_rdp
 

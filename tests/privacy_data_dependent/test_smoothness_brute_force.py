@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from vote_distances import VoteGraph, full_walk
 
 from reference.costs import data_dependent_rdp
 from reference.sensitivity import (
@@ -19,6 +18,7 @@ from reference.sensitivity import (
     smooth_sensitivity,
 )
 from reference.vote_paths import levels_away, levels_towards
+from support.laws import VoteGraph, full_walk
 from terrine_server.privacy import (
     GaussianNoisyMax,
     GaussianThreshold,

@@ -23,9 +23,9 @@ import urllib.request
 import venv
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from releasing import (
+from support.documents import (
     REPOSITORY,
     ReleaseError,
     build,

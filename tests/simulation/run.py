@@ -16,7 +16,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 WORLD = 5_000
 """Operations of one world."""
@@ -24,7 +24,7 @@ WORLD = 5_000
 
 def world(seed: int, operations: int) -> tuple[int, Counter[str], float]:
     """Simulate one world; return its seed, what happened how often, and its hours."""
-    from simulated import simulate
+    from support.simulated import simulate
 
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:

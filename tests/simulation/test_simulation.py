@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import CHANCES, simulate
 from sqlalchemy import Connection, Engine
 
+from support.simulated import CHANCES, simulate
 from terrine_server import errors
 from terrine_server.ledger import accounts, charging, database
 from terrine_server.ledger.records import RecordedCharges, Result

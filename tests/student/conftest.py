@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from digits import DigitsEnsemble
-from seeded_noise import seed_noise
-from server import RunningServer, running_server
+
+from support.data import DigitsEnsemble
+from support.processes import seed_noise
+from support.servers import RunningServer, running_server
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from refusals import holds, refuses
 from sklearn.datasets import load_digits
-from taught import chosen, taught
 
+from support.data import chosen, taught
+from support.wording import holds, refuses
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.answers import Answers

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from refusals import holds
-from server import RunningServer
 from sklearn.datasets import load_digits
 
+from support.servers import RunningServer
+from support.wording import holds
 from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models.data.arrays import Dataset, InputSpec

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Terrine
-from digits import PRIVATE
-from refusals import holds, refuses, says
 from rich.console import Console
-from server import RunningServer
 from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestCentroid
-from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
+from support.clients import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
+from support.data import PRIVATE
+from support.processes import Terrine
+from support.servers import RunningServer
+from support.wording import holds, refuses, says
 from terrine_client import NO_COUNT, Client
 from terrine_client._report import Report, Round, draw
 from terrine_client.distill import DistillError, distill

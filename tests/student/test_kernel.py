@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
-from taught import chosen
 
+from support.data import chosen
 from terrine_models.data.arrays import DIGITS, InputSpec, load_idx
 from terrine_models.features.linear import choose_landmarks, nystrom
 from terrine_models.features.pictures import DRAWS, distort, oriented_gradients, prepare

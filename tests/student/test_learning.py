@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from refusals import refuses
 from sklearn.datasets import load_digits, make_moons
-from taught import taught
 
+from support.data import taught
+from support.wording import refuses
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.models import Calibration, Student, Task, check_method

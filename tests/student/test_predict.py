@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from commands import Terrine
 from PIL import Image
-from refusals import holds, refuses
-from taught import taught
 
+from support.data import taught
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task

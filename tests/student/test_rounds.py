@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import holds, refuses
-from server import RunningServer
-from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
+from support.clients import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
+from support.servers import RunningServer
+from support.wording import holds, refuses
 from terrine_client import Client
 from terrine_client.distill import DistillError, distill
 from terrine_models.students.settings import Training

@@ -1,28 +1,70 @@
-"""Processes that start fast and may be killed.
-
-Slow imports happen once, in a process that then forks: a ledger worker starts in a hundredth of a
-second, a whole server in a third of a second.
-"""
+"""Processes that start fast and may be killed, commands in them, and how long tests wait."""
 
 from __future__ import annotations
 
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import resource
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import pytest
-from patience import PATIENCE_SECONDS
-from seeded_noise import SEED, seed_noise
 from sqlalchemy import Engine, event
+
+from terrine_server.privacy import noise
+from terrine_server.privacy.published import ActualCost, BoundRelease
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 240
+"""Less than pytest's own limit. Only a hang reaches it, also on a machine that does much else."""
+
+
+def until(
+    look: Callable[[], T], good: Callable[[T], bool] = bool, seconds: float = PATIENCE_SECONDS
+) -> T:
+    """Repeat `look()` until its result is `good`, and return it."""
+    deadline = time.monotonic() + seconds
+    while not good(seen := look()):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.05)
+    return seen
+
+
+SEED = "TESTS_NOISE_SEED"
+REPEATED = {SEED: "0", "PYTHONPATH": str(Path(__file__).parent / "seeded")}
+"""Environment of a process whose noise, and that of the processes it starts, is repeated."""
+
+
+def seed_noise(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
+    """Draw all noise of this process, and of published figures, from `seed` on, as long as the
+    patch lasts.
+
+    Everything after the random bytes is the production code. With several clients at a time, who
+    gets which noise depends on who comes first.
+    """
+    draw, random = noise._uniform, np.random.default_rng(seed)
+    patch.setattr(noise, "_uniform", lambda count, entropy: draw(count, random.bytes))
+    release = BoundRelease.release
+
+    def released(self: BoundRelease, spend: ActualCost, worst: int, entropy: Any = None) -> int:
+        return release(self, spend, worst, random.bytes)
+
+    patch.setattr(BoundRelease, "release", released)
+
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
@@ -152,3 +194,113 @@ def die_before_call(number: int, work: FunctionType, *arguments: Any) -> None:
     sys.setprofile(count)
     work(*arguments)
     sys.setprofile(None)
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def fine(self) -> str:
+        """Its output; the command must have succeeded."""
+        assert self.code == 0, self.err
+        return self.out
+
+    @property
+    def refused(self) -> str:
+        """Its error, which must be readable: on stderr only, without a traceback.
+
+        That of a server is in its log, whose last line says that it cannot start, and why.
+        """
+        assert self.code == 1, self
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        if not self.err.startswith("Error: "):
+            last = json.loads(self.err.splitlines()[-1])
+            assert (last["event"], last["level"]) == ("cannot start", "error")
+            return str(last["cause"])
+        return self.err
+
+
+class Terrine(Protocol):
+    """Runs `terrine` with arguments, and with environment variables for this command alone."""
+
+    def __call__(self, *arguments: object, **variables: str) -> Done: ...
+
+
+def commands(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: Callable[[], None] | None = None,
+) -> Terrine:
+    """Return a function that runs commands on a terminal wide enough for any table.
+
+    `program`: another command line than that of `terrine`.
+    """
+    from terrine_server.cli import main
+
+    def run(*arguments: object, **variables: str) -> Done:
+        with monkeypatch.context() as patched:
+            for name, value in {"COLUMNS": "200", **variables}.items():
+                patched.setenv(name, value)
+            patched.setattr(sys, "argv", ["terrine", *map(str, arguments)])
+            before = os.umask(0o022)  # as most accounts have it
+            try:
+                with pytest.raises(SystemExit) as ended:
+                    (program or main)()
+            finally:
+                os.umask(before)
+        said = capsys.readouterr()
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+def in_own_processes(directory: Path, environment: Mapping[str, str]) -> Terrine:
+    """Return a function that runs each command in a process of its own, in this directory."""
+    out, err = directory / "out", directory / "err"
+
+    def run(*arguments: object, **variables: str) -> Done:
+        for file in (out, err):
+            file.unlink(missing_ok=True)
+        words, every = [*map(str, arguments)], {"COLUMNS": "200", **environment, **variables}
+        given = (directory, words, every, str(out), str(err))
+        [process] = in_processes(command_in, given)
+        assert process.exitcode is not None, f"{words} does not end"
+        return Done(process.exitcode, out.read_text(), err.read_text())
+
+    return run
+
+
+def at_once(clients: int, work: Callable[[int], T]) -> list[T]:
+    """Run `work(0)` … `work(clients - 1)` in threads that start together."""
+    barrier = threading.Barrier(clients)
+
+    def start(client: int) -> T:
+        barrier.wait()
+        return work(client)
+
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(start, range(clients)))
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Count the functions that are called meanwhile, of Python and of C."""
+    found = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal found
+        found += event in ("call", "c_call")
+
+    gc.disable()  # whoever listens to a collection would be counted
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return found

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from postgres import Database, Postgres, running_postgres
+
+from support.databases import Database, Postgres, running_postgres
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
-    from digits import DigitsEnsemble
-    from replicas import Replicas
-    from witness import Witness
+    from support.clients import Witness
+    from support.data import DigitsEnsemble
+    from support.servers import Replicas
 
 KILLS, AT_NIGHT = 20, 200
 """Kills under load in a run, unless `--kills` says how many; `make torture` uses 1,000."""
@@ -109,7 +110,7 @@ def servers(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Replicas]:
     """Servers for all tests of a file: as many as its `REPLICAS` says, or one."""
-    from replicas import replicas
+    from support.servers import replicas
 
     directory = tmp_path_factory.mktemp("servers")
     count = getattr(request.module, "REPLICAS", 1)
@@ -122,6 +123,6 @@ def servers(
 
 @pytest.fixture
 def witness(servers: Replicas) -> Witness:
-    from witness import Witness
+    from support.clients import Witness
 
     return Witness(servers)

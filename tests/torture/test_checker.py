@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from asking import Worker
-from books import NOISY, answered, open_ledger, open_project, unguarded
-from checker import discrepancies
-from crowd import Answer, Crowd, Exchange
-from ledger_workers import FLAWS
-from refusals import holds
+
+from support.clients import Answer, Crowd, Exchange, Worker, discrepancies
+from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
+from support.wording import holds
+from support.workers import FLAWS
 
 FIRST = Answer(1, "answered", 7, charge=1, replayed=False)
 SECOND = Answer(2, "answered", 7, charge=2, replayed=False)

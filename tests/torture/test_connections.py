@@ -1,10 +1,12 @@
-"""Connections that are cut, slow commits, repeated deliveries, and a clock that jumps."""
+"""A proxy between a program and PostgreSQL that can cut the connection or delay it."""
 
 from __future__ import annotations
 
 import http.client
 import socket
 import sqlite3
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,27 +14,78 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import httpx
 import pytest
-from asking import read, request
-from between import come_between
-from books import answered, digest, open_ledger, open_project
-from cable import cable
-from checker import discrepancies
-from crowd import Exchange
-from migrated import SECRET_KEY
-from patience import PATIENCE_SECONDS
-from postgres import Database
 from sqlalchemy import Engine, event, text
 
+from support.clients import Exchange, discrepancies, label_body, read
+from support.databases import SECRET_KEY, Database, Postgres
+from support.ledgers import answered, digest, open_ledger, open_project
+from support.processes import PATIENCE_SECONDS
+from support.workers import come_between
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, connect
 
 if TYPE_CHECKING:
-    from replicas import Replicas
-    from witness import Witness
+    from support.clients import Witness
+    from support.servers import Replicas
+
+
+class Cable:
+    """A Unix socket that forwards to a server's.
+
+    `lose_next_reply_to`: when a program sends these bytes, the server's reply to them is lost.
+    """
+
+    def __init__(self, server: Postgres, directory: Path) -> None:
+        self.lose_next_reply_to: bytes | None = None
+        self._target = server.socket
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(directory / server.socket.name))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                program, _ = self._listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(str(self._target))
+                for work in (self._ask, self._reply):
+                    threading.Thread(target=work, args=(program, server), daemon=True).start()
+
+    def _ask(self, program: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while data := program.recv(65536):
+                if self.lose_next_reply_to is not None and self.lose_next_reply_to in data:
+                    self.lose_next_reply_to = None
+                    program.shutdown(socket.SHUT_RDWR)
+                server.sendall(data)
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_WR)
+
+    def _reply(self, program: socket.socket, server: socket.socket) -> None:
+        with closing(program), closing(server), suppress(OSError):
+            while data := server.recv(65536):
+                program.sendall(data)
+
+
+@contextmanager
+def cable(server: Postgres) -> Iterator[tuple[Cable, Path]]:
+    """A cable to the server, and the directory of its socket: the host to connect to."""
+    with tempfile.TemporaryDirectory(prefix="terrine-cable-") as directory:
+        made = Cable(server, Path(directory))
+        try:
+            yield made, Path(directory)
+        finally:
+            made.close()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +282,7 @@ def delivery(
         "POST",
         f"{servers.url(0)}/label",
         headers={"Authorization": f"Bearer {token}"},
-        json=request(queries),
+        json=label_body(queries),
     )
     head = "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items())
     once = f"POST /label HTTP/1.1\r\n{head}\r\n".encode() + sent.content

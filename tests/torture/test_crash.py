@@ -21,29 +21,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from asking import Student, Worker, image
-from books import NOISY, open_ledger, open_project
-from checker import discrepancies
-from crowd import Crowd
-from migrated import SECRET_KEY
-from neighbouring import (
+from numpy.typing import NDArray
+
+from support.clients import Crowd, Student, Worker, discrepancies, image
+from support.databases import SECRET_KEY, Database
+from support.ledgers import (
+    NOISY,
     People,
     TheirVoters,
     numbered,
+    open_ledger,
+    open_project,
     open_study,
     recomputed,
     register_people,
     stored,
 )
-from numpy.typing import NDArray
-from postgres import Database
-
 from terrine_server.labeling.voters import Neighbourhood
 from terrine_server.ledger import Ledger, connect
 from terrine_server.privacy import Units
 
 if TYPE_CHECKING:
-    from digits import DigitsEnsemble
+    from support.data import DigitsEnsemble
 
 
 PROJECTS = {"small": 20, "wide": 20_000, "people": 20_000}
@@ -174,9 +173,8 @@ def test_servers_killed_under_load(
     tmp_path: Path,
 ) -> None:
     """Five students of three servers. Servers are killed once they listen, and restarted."""
-    from digits import build_people
-    from replicas import replicas
-
+    from support.data import build_people
+    from support.servers import replicas
     from terrine_models.teachers.neighbours import NeighbourEnsemble
 
     built = build_people(tmp_path / "people", digits_ensemble)

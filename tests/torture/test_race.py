@@ -12,16 +12,15 @@ from multiprocessing import Pipe
 from typing import TYPE_CHECKING
 
 import pytest
-from asking import Student, answers
-from books import open_ledger, open_project
-from checker import discrepancies
-from crowd import Exchange, Lost, until_answered
-from ledger_workers import race
-from postgres import Database
-from processes import start
+
+from support.clients import Exchange, Lost, Student, discrepancies, to_answers, until_answered
+from support.databases import Database
+from support.ledgers import open_ledger, open_project
+from support.processes import start
+from support.workers import race
 
 if TYPE_CHECKING:
-    from replicas import Replicas
+    from support.servers import Replicas
 
 REPLICAS = PROCESSES = 4
 CLIENTS = 16
@@ -63,7 +62,9 @@ def test_64_clients_in_4_processes_get_exactly_the_answers_of_the_budget(
         replies = [reply for pipe in pipes for reply in pipe.recv()]
         for process in processes:
             process.join()
-        exchanges = [Exchange(name, f"{i}", q, answers(q, r)) for i, (q, r) in enumerate(replies)]
+        exchanges = [
+            Exchange(name, f"{i}", q, to_answers(q, r)) for i, (q, r) in enumerate(replies)
+        ]
         received = [a for exchange in exchanges for a in exchange.answers or ()]
         assert sum(a.charge is not None for a in received) == queries
         account = ledger.project(name)

@@ -15,19 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from asking import Student
-from books import answered, open_ledger, open_project
-from checker import discrepancies
-from commands import Terrine
-from crowd import Crowd
-from postgres import Database
-from processes import command, die_before_call, in_processes, start
 
+from support.clients import Crowd, Student, discrepancies
+from support.databases import Database
+from support.ledgers import answered, open_ledger, open_project
+from support.processes import Terrine, command, die_before_call, in_processes, start
 from terrine_protocol.files import write_secret
 from terrine_server.owner.sign_in import load_secret_key
 
 if TYPE_CHECKING:
-    from digits import DigitsEnsemble
+    from support.data import DigitsEnsemble
 
 OF_STARTS = 0.05
 """Kills of each test and database, as a share of those under load."""
@@ -46,7 +43,7 @@ def test_servers_killed_while_they_start(
     tmp_path: Path,
 ) -> None:
     """Kills fall between the start of the process and its first answers to waiting clients."""
-    from replicas import replicas
+    from support.servers import replicas
 
     rng, count, killed, listening = random.Random(seed), kills(OF_STARTS), 0, 0
     with replicas(tmp_path / "data", database.url, digits_ensemble, 1) as servers:

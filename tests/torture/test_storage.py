@@ -16,17 +16,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from asking import Student
-from checker import discrepancies
-from crowd import Crowd, Lost
-from digits import DigitsEnsemble
-from migrated import SECRET_KEY
-from postgres import Postgres, running_postgres
-from refusals import holds
-from replicas import Replicas, replicas
-from serving import until
-from witness import Witness
 
+from support.clients import Crowd, Lost, Student, Witness, discrepancies
+from support.data import DigitsEnsemble
+from support.databases import SECRET_KEY, Postgres, running_postgres
+from support.processes import until
+from support.servers import Replicas, replicas
+from support.wording import holds
 from terrine_protocol import Role
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, NewToken, connect

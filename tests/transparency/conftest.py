@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logged import RunningWitness, witnessing
+
+from support.servers import RunningWitness, witnessing
 
 
 @pytest.fixture

@@ -9,15 +9,14 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from books import NOISY, answered, open_ledger, open_project, unguarded
-from commands import Terrine
-from forging import cut
-from logged import LOG, RunningWitness, policy_of, publisher, witnessing
-from migrated import SECRET_KEY
-from refusals import refuses
-from serving import until
 from sqlalchemy import Connection, text, update
 
+from support.databases import SECRET_KEY
+from support.forgeries import cut
+from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
+from support.processes import Terrine, until
+from support.servers import LOG, RunningWitness, policy_of, publisher, witnessing
+from support.wording import refuses
 from terrine_protocol.transparency import (
     Checkpoint,
     KeyKind,

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from books import NOISY, answered, open_ledger, open_project, unguarded
-from forging import cut, rebuild, rewrite, rows_of
-from logged import LOG, RunningWitness, log_settings, policy_of, policy_text
-from migrated import SECRET_KEY
-from refusals import holds
-from serving import until
 from sqlalchemy import Connection, select, text, update
 
+from support.databases import SECRET_KEY
+from support.forgeries import cut, rebuild, rewrite, rows_of
+from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
+from support.processes import until
+from support.servers import LOG, RunningWitness, log_settings, policy_of, policy_text
+from support.wording import holds
 from terrine_client import Client
 from terrine_protocol import LabelResponse, LabelResult, Outcome, Role, TokenCreate
 from terrine_protocol.transparency import Checkpoint, Note

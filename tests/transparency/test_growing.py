@@ -8,23 +8,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from books import (
-    COUNTED,
-    NOISY,
-    answered,
-    counted,
-    open_ledger,
-    open_project,
-    unguarded,
-)
-from ledger_workers import ask_and_log
-from log_workers import grow_until
-from migrated import SECRET_KEY
-from patience import PATIENCE_SECONDS
-from processes import start
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
+from support.databases import SECRET_KEY
+from support.ledgers import COUNTED, NOISY, answered, counted, open_ledger, open_project, unguarded
+from support.processes import PATIENCE_SECONDS, start
+from support.workers import ask_and_log, grow_until
 from terrine_protocol import transparency as trees
 from terrine_protocol.transparency import WIDTH, Tile, Tiles, commitment, split_bundle, tile_of
 from terrine_server.api import services

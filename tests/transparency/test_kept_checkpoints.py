@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from books import CONFIDENT, answered, open_ledger, open_project, reseal, unguarded
-from forging import account, cut, rebuild, remove, rewrite, rows_of
-from logged import LOG, policy_of, policy_text, publisher
-from migrated import SECRET_KEY
-from refusals import holds, says
 from sqlalchemy import Connection, delete, update
 from typer.testing import CliRunner, Result
 
+from support.databases import SECRET_KEY
+from support.forgeries import account, cut, rebuild, remove, rewrite, rows_of
+from support.ledgers import CONFIDENT, answered, open_ledger, open_project, reseal, unguarded
+from support.servers import LOG, policy_of, policy_text, publisher
+from support.wording import holds, says
 from terrine_protocol import ProjectStatus
 from terrine_protocol.transparency import Note
 from terrine_server.cli.console import CommandError

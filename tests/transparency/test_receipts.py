@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from logged import LOG, RunningWitness, policy_of, policy_text, witnessing
-from refusals import holds
-from serving import until
 
+from support.processes import until
+from support.servers import LOG, RunningWitness, policy_of, policy_text, witnessing
+from support.wording import holds
 from terrine_client import AsyncClient, Client, ConfigurationError, Receipts
 from terrine_client._receipts import WAIT_SECONDS, Receipt
 from terrine_protocol.transparency import KeyKind, Proof, SignerKey
 
 if TYPE_CHECKING:
-    from digits import DigitsEnsemble
-    from server import RunningServer
+    from support.data import DigitsEnsemble
+    from support.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ class Served:
 @pytest.fixture
 def served(database_url: str, tmp_path: Path, digits_ensemble: DigitsEnsemble) -> Iterator[Served]:
     """A real service with a log, and a witness that cosigns it."""
-    from server import running_server
+    from support.servers import running_server
 
     data = tmp_path / "data"
     data.mkdir()

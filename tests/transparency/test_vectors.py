@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from refusals import refuses
 
+from support.wording import refuses
 from terrine_protocol import transparency
 from terrine_protocol.transparency import (
     Checkpoint,

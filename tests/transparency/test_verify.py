@@ -13,9 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from books import NOISY, answered, open_ledger, open_project, unguarded
-from forging import rebuild, rewrite, rows_of
-from logged import (
+from sqlalchemy import Connection, insert, text, update
+from typer.testing import CliRunner
+
+from support.forgeries import rebuild, rewrite, rows_of
+from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
+from support.servers import (
     LOG,
     RunningWitness,
     log_settings,
@@ -24,10 +27,7 @@ from logged import (
     signed,
     witness_key,
 )
-from refusals import holds
-from sqlalchemy import Connection, insert, text, update
-from typer.testing import CliRunner
-
+from support.wording import holds
 from terrine_protocol.transparency import Note, Policy
 from terrine_server.app import serving
 from terrine_server.cli.ledger import app

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Terrine
-from machine import Machine
-from seeded_noise import SEED
-from serving import serving
 from sklearn.linear_model import LogisticRegression
 
+from support.processes import SEED, Terrine
+from support.servers import Machine, serving_process
 from terrine_models.tables.loading import load_table, read_schema
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "student.md"
@@ -56,7 +54,7 @@ def test_the_documented_commands_make_a_student_that_beats_plain_baselines(
         if command[0] == "token":
             secret = re.search(r"terrine_\S+", said)
     assert secret is not None
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         terrine(*student, TERRINE_URL=server.url, TERRINE_TOKEN=secret[0]).fine  # noqa: B018
     report = json.loads((tmp_path / "student" / "report.json").read_text())
     assert report["epsilon_spent"] <= 1

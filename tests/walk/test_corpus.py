@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from refusals import holds
 
 from corpus import PictureSource, TableSource, missing_packages, parts_of
+from support.wording import holds
 from walk import (
     BOOSTING,
     RIDGE,

@@ -18,16 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import in_own_processes
-from durations import processor_seconds
-from machine import Machine
 from numpy.typing import NDArray
 from PIL import Image
-from refusals import holds, says
-from seeded_noise import SEED
-from serving import serving
 from sklearn.datasets import load_digits
 
+from support.durations import processor_seconds
+from support.processes import SEED, in_own_processes
+from support.servers import Machine, serving_process
+from support.wording import holds, says
 from terrine_client import Client, Labels
 from terrine_models.data.images import load_images
 from terrine_models.teachers.kinds import load_manifest
@@ -214,7 +212,7 @@ def test_the_default_way_goes_on_after_its_first_request_and_a_restart(
     assert left is not None, said
     assert says(said, "flat", "folder") == pool.is_dir()
     token = left[1]
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         with Client(server.url, token) as student:
             x = inputs(student, own)
             first = pay(student, x[:3])
@@ -230,7 +228,7 @@ def test_the_default_way_goes_on_after_its_first_request_and_a_restart(
         assert json.loads(Path("student/report.json").read_text())["outcomes"]["answered"] > 6
         check(machine)
         assert server.stop() in (0, -signal.SIGTERM)
-    with serving(machine) as server, Client(server.url, token) as student:
+    with serving_process(machine) as server, Client(server.url, token) as student:
         pay(student, inputs(student, later))
         assert student.label(x[:3]).charges.tolist() == first.charges.tolist()
         check(machine)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documented import ROOT, blocks
 
+from support.documents import ROOT, blocks
 from terrine_server.cli import command_line
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -19,18 +19,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Terrine
-from digits import DigitsEnsemble
-from documented import ROOT, blocks, lines
-from machine import Machine
 from numpy.typing import NDArray
-from seeded_noise import SEED
-from server import running_server
-from serving import serving
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import terrine_client
+from support.data import DigitsEnsemble
+from support.documents import ROOT, blocks, lines
+from support.processes import SEED, Terrine
+from support.servers import Machine, running_server, serving_process
 from terrine_client import Client
 
 README, QUICKSTART, CLIENT = (
@@ -107,7 +104,7 @@ def test_the_quickstart_from_private_records_to_a_checked_ledger(
             tokens["TOKEN"] = secret(said)
     tokens["AUDITOR"] = secret(terrine("token", "create", "--role", "auditor").fine)
 
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         with Client(server.url, tokens["TOKEN"]) as client:
             bought = client.label(pool)
         assert bought.answered.sum() > 100

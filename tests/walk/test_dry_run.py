@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Terrine
-from refusals import holds
+
+from support.processes import Terrine
+from support.wording import holds
 
 
 @pytest.fixture

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from commands import Terrine
-from hospital import stays
-from machine import Machine
-from refusals import holds
-from seeded_noise import SEED
-from serving import serving
 
+from support.processes import SEED, Terrine
+from support.servers import Machine, serving_process
+from support.tables import stays
+from support.wording import holds
 from terrine_client import Client
 from terrine_models.students.models import Student
 from terrine_protocol.tables.encoding import encode_frame, encode_table
@@ -118,7 +116,7 @@ def test_owner_student_and_auditor(
     own = tmp_path / "own.csv"
     own.write_bytes(stays(2000, 2000, seed=4).encode("latin-1"))
     held_out = ("--held-out", own)
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         with Client(server.url, student) as client:
             schema = client.project().ensemble.encoding
             assert schema is not None

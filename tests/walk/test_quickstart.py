@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from commands import Terrine
-from documented import ROOT, blocks
-from machine import Machine
-from processes import in_processes, killed_at
-from refusals import holds
-from seeded_noise import REPEATED, SEED
-from serving import serving
 from sklearn.datasets import load_digits
-from wording import Wording
 
+from support.documents import ROOT, blocks
+from support.processes import REPEATED, SEED, Terrine, in_processes, killed_at
+from support.servers import Machine, serving_process
+from support.wording import Wording, holds
 from terrine_models.teachers.kinds import load_manifest
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.sign_in import load_secret_key
@@ -86,7 +82,7 @@ def learned(machine: Machine, said: str, own: str) -> dict[str, Any]:
     line = re.search(r"TERRINE_URL=\S+ TERRINE_TOKEN=(\S+) terrine (student train .*)", said)
     assert line is not None, said
     assert re.search(r"^  terrine .*serve$", said, re.MULTILINE)
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         assert server.entries(f"{re.escape(server.url)}/admin")
         variables = {"TERRINE_URL": server.url, "TERRINE_TOKEN": line[1]}
         machine.run(*shlex.split(line[2]), "--held-out", own, **variables).fine  # noqa: B018
@@ -98,7 +94,7 @@ def follow_the_readme(machine: Machine, token: str, x: np.ndarray) -> np.ndarray
     """Do as a student who has read README.md, and return what is predicted for all of x."""
     (program,) = (text for _, text in blocks(ROOT / "README.md", "python"))
     names: dict[str, Any] = {"token": token, "x": x}
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         exec(program.replace("https://labels.example.org", server.url), names)
     predicted: np.ndarray = names["predicted"]
     return predicted

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Terrine
-from documented import BLOCK, IN_DOCKER, ROOT, lines
-from machine import Machine
-from seeded_noise import SEED
-from serving import serving
+
+from support.documents import BLOCK, IN_DOCKER, ROOT, lines
+from support.processes import SEED, Terrine
+from support.servers import Machine, serving_process
 
 nbformat = pytest.importorskip("nbformat", reason="NO NBFORMAT: install the extra `dev`.")
 nbclient = pytest.importorskip("nbclient", reason="NO NBCLIENT: install the extra `dev`.")
@@ -74,7 +73,7 @@ def test_the_notebook_runs_and_shows_what_it_says(
     shown = [structure(cell) for cell in notebook.cells]
     page = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     (token,) = tokens(follow(page, machine.run))
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         execute(notebook, TERRINE_URL=server.url, TERRINE_TOKEN=token)
     if request.config.getoption("--write-notebooks", default=False):
         nbformat.write(notebook, NOTEBOOK)
@@ -128,7 +127,7 @@ def test_an_auditor_checks_what_the_hospital_sold(
     (key,) = re.findall(r"^log \S+", said, re.MULTILINE)
     Path("policy").write_text(f"{key}\nquorum none\n")
     assert machine.wrong() == []
-    with serving(machine) as server:
+    with serving_process(machine) as server:
         buys = {"TERRINE_URL": server.url, "TERRINE_TOKEN": student}
         label = ("student", "label", "pool.csv", "--out", "labels.npz")
         assert "2000 answered" in machine.run(*label, **buys).fine

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import holds
-from seeded_noise import REPEATED
 
 from corpus import PictureSource
+from support.processes import REPEATED
+from support.wording import holds
 from walk import Walk, walk
 
 WALK = Path(__file__).parents[2] / "benchmarks" / "walk.py"

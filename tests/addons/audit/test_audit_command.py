@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Terrine
-from refusals import holds
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from support.processes import Terrine
+from support.wording import holds
 from terrine_addons.audit.commands import QUICK, SampleSizes
 from terrine_addons.audit.commands import run_audit as run
 from terrine_addons.audit.mechanisms import CASES, audit_mechanisms

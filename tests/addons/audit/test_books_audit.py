@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books import (
+from sqlalchemy import text
+
+from support.databases import SECRET_KEY
+from support.ledgers import (
     CONFIDENT,
     GNMAX,
     IMMUTABLE,
@@ -19,10 +22,7 @@ from books import (
     terms,
     unguarded,
 )
-from migrated import SECRET_KEY
-from refusals import holds
-from sqlalchemy import text
-
+from support.wording import holds
 from terrine_addons.audit.ledger import audit_books, check_project
 from terrine_server.findings import AuditFinding
 from terrine_server.ledger import Ledger, NewProject, connect, upgrade

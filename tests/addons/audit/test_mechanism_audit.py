@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import holds
-from small_worlds import mutated
 
+from support.laws import mutated
+from support.wording import holds
 from terrine_addons.audit import mechanisms
 from terrine_addons.audit.evidence import Promise
 from terrine_addons.audit.mechanisms import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from neighbouring import NEIGHBOURS, Opened, many, open_people
-from refusals import holds
 
+from support.ledgers import NEIGHBOURS, Opened, many, open_people
+from support.wording import holds
 from terrine_addons.audit.ledger import check_project
 from terrine_server.ledger import NewProject
 from terrine_server.privacy import Terms

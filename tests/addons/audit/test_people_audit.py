@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import holds
-from small_worlds import mutated
 
+from support.laws import mutated
+from support.wording import holds
 from terrine_addons.audit import service
 from terrine_addons.audit.service import audit_people
 from terrine_server.findings import AuditFinding

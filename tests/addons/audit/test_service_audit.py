@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import holds
-from seeded_noise import seed_noise
 
+from support.processes import seed_noise
+from support.wording import holds
 from terrine_addons.audit import service
 from terrine_addons.audit.service import (
     ADVERSARIES,

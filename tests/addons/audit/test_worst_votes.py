@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from refusals import holds
 
+from support.wording import holds
 from terrine_addons.audit import evidence
 from terrine_addons.audit.evidence import (
     EXAMPLE,

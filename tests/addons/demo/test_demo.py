@@ -14,13 +14,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from commands import Terrine
-from patience import PATIENCE_SECONDS
-from refusals import holds, refuses
 from rich.console import Console
-from seeded_noise import REPEATED
-from serving import until
 
+from support.processes import PATIENCE_SECONDS, REPEATED, Terrine, until
+from support.wording import holds, refuses
 from terrine_addons.demo.material import choose, mnist
 from terrine_addons.demo.story import ServerError, running_server
 from terrine_models.data.arrays import DataError

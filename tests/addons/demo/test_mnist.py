@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import stamina
-from refusals import holds, refuses
 from rich.console import Console
 from rich.progress import Progress
 
+from support.wording import holds, refuses
 from terrine_addons.demo import material
 from terrine_addons.demo.material import FetchError, cache_directory, cached_mnist
 

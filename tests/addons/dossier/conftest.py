@@ -1,5 +1,5 @@
 """The service with a study that has charges, and visitors who are signed in."""
 
-from house import admin, auditor, house, nobody_has_failed
+from support.browser import admin, auditor, house, nobody_has_failed
 
 __all__ = ["admin", "auditor", "house", "nobody_has_failed"]

@@ -19,19 +19,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books import COUNTED, abstained, answered, counted, open_project, register, unguarded
-from browsing import chromium
-from commands import Terrine
-from dialects import SQLITE_BY_DAY
-from digits import DigitsEnsemble, build_people
-from forging import rewrite, rows_of
-from logged import LOG, RunningWitness, policy_of, policy_text, publisher, witnessing
-from refusals import holds, refuses, says
-from server import CAP_DELTA, CAP_EPSILON, Owner, installed
-from server import register as register_ensemble_of
 from sqlalchemy import Engine
 
 import terrine_server
+from support.browser import chromium
+from support.data import DigitsEnsemble, build_people
+from support.databases import SQLITE_BY_DAY
+from support.forgeries import rewrite, rows_of
+from support.ledgers import COUNTED, abstained, answered, counted, open_project, register, unguarded
+from support.processes import Terrine
+from support.servers import (
+    CAP_DELTA,
+    CAP_EPSILON,
+    LOG,
+    Owner,
+    RunningWitness,
+    installed,
+    policy_of,
+    policy_text,
+    publisher,
+    witnessing,
+)
+from support.servers import register as register_ensemble_of
+from support.wording import holds, refuses, says
 from terrine_addons.dossier import assessment, folder, signing, words
 from terrine_addons.dossier import facts as code
 from terrine_addons.dossier import facts as registry

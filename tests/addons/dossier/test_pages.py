@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from house import House
-from refusals import holds, says
-from visitor import Visitor, text_of
-
+from support.browser import House, Visitor, text_of
+from support.wording import holds, says
 from terrine_addons.dossier import assessment
 from terrine_addons.dossier.assessment import unchecked
 from terrine_addons.dossier.facts import gather

@@ -12,10 +12,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from many_owners import listening
-from refusals import refuses
-from sharing_owners import owner_tokens
 
+from support.federation import listening, owner_tokens
+from support.wording import refuses
 from terrine_addons.federation import voters
 from terrine_addons.federation.aggregator import (
     SERVICE,

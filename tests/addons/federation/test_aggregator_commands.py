@@ -7,14 +7,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from commands import Terrine
-from digits import DigitsEnsemble
-from many_owners import listening
-from migrated import SECRET_KEY, migrated
-from refusals import holds, refuses
 from scipy.stats import chi2
-from small_servers import certified, small_server
 
+from support.data import DigitsEnsemble
+from support.databases import SECRET_KEY, migrated
+from support.federation import listening
+from support.processes import Terrine
+from support.servers import certified, small_server
+from support.wording import holds, refuses
 from terrine_addons.federation import voters
 from terrine_addons.federation.aggregator import Aggregator, ReleaseCounter, make
 from terrine_addons.federation.federations import read_token

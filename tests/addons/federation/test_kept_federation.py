@@ -6,9 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from kept_ensembles import KEPT
-from refusals import refuses
-
+from support.data import KEPT
+from support.wording import refuses
 from terrine_addons.federation.federations import load_federation
 from terrine_models.storage.manifests import StoreError
 

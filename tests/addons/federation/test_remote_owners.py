@@ -15,11 +15,11 @@ from typing import Any, cast
 import httpx
 import numpy as np
 import pytest
-from digits import DigitsEnsemble
-from many_owners import FAILING, ManyOwners, choices, many_owners
-from migrated import SECRET_KEY, migrated
-from refusals import refuses
 
+from support.data import DigitsEnsemble
+from support.databases import SECRET_KEY, migrated
+from support.federation import FAILING, ManyOwners, choices, many_owners
+from support.wording import refuses
 from terrine_addons.federation import voters
 from terrine_addons.federation.federations import (
     Federation,

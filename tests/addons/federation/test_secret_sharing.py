@@ -10,13 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from digits import DigitsEnsemble
-from many_owners import choices
 from numpy.typing import NDArray
-from refusals import refuses
 from scipy.stats import chi2, chi2_contingency
-from sharing_owners import SharingOwners, sharing_owners
 
+from support.data import DigitsEnsemble
+from support.federation import SharingOwners, choices, sharing_owners
+from support.wording import refuses
 from terrine_addons.federation import voters as remote_voters
 from terrine_addons.federation.aggregator import SERVICE, Aggregator
 from terrine_addons.federation.federations import Federation, federation_digest, save_federation

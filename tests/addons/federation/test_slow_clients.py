@@ -15,12 +15,11 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
-from digits import DigitsEnsemble
-from patience import PATIENCE_SECONDS
-from serving import until
-from small_servers import certified
 from starlette.applications import Starlette
 
+from support.data import DigitsEnsemble
+from support.processes import PATIENCE_SECONDS, until
+from support.servers import certified
 from terrine_addons.federation import aggregator as aggregators
 from terrine_addons.federation import voters
 from terrine_addons.federation.aggregator import Aggregator

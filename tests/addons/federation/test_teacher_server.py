@@ -9,11 +9,11 @@ from socket import create_server
 
 import httpx
 import pytest
-from commands import Terrine
-from digits import DigitsEnsemble
-from refusals import holds
-from small_servers import certified, small_server
 
+from support.data import DigitsEnsemble
+from support.processes import Terrine
+from support.servers import certified, small_server
+from support.wording import holds
 from terrine_addons.federation import voters
 from terrine_addons.federation.federations import load_federation
 from terrine_addons.federation.voters import probe

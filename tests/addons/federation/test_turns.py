@@ -9,18 +9,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import processes
 import pytest
-from at_once import at_once
-from dialects import POSTGRESQL_BY_DAY
-from digits import DigitsEnsemble
-from ledger_workers import take_turn
-from many_owners import choices
-from migrated import SECRET_KEY, migrated
-from refusals import refuses
-from serving import until
-from sharing_owners import sharing_owners
 
+from support import processes
+from support.data import DigitsEnsemble
+from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY, migrated
+from support.federation import choices, sharing_owners
+from support.processes import at_once, until
+from support.wording import refuses
+from support.workers import take_turn
 from terrine_addons.federation.aggregator import SERVICE, Aggregator
 from terrine_addons.federation.federations import Federation, save_federation
 from terrine_addons.federation.voters import AggregatorTerms, SharedVoters

@@ -10,22 +10,23 @@ from typing import Any
 
 import httpx
 import pytest
-from house import House
-from local_issuer import (
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+
+from support.browser import (
     CLIENT,
     SECRET,
     Claims,
+    House,
     LocalIssuer,
     Signer,
+    Visitor,
     local_issuer,
+    text_of,
     with_alg_none,
     with_shared_secret,
 )
-from pydantic import ValidationError
-from refusals import holds, refuses
-from structlog.testing import capture_logs
-from visitor import Visitor, text_of
-
+from support.wording import holds, refuses
 from terrine_addons.oidc import issuer as through
 from terrine_addons.oidc.issuer import check_sign_in
 from terrine_server.app import create_app

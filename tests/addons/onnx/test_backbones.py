@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from commands import Terrine
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from onnx_made import INPUTS, mlp, model, quantised
-from refusals import holds, refuses
 
+from support.onnx_files import INPUTS, mlp, model, quantised
+from support.processes import Terrine
+from support.wording import holds, refuses
 from terrine_addons.onnx import backbones
 from terrine_addons.onnx.backbones import OnnxBackbone
 from terrine_addons.onnx.models import FileFinding, OnnxModel

@@ -12,10 +12,18 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx_made import CLASSES, INPUTS, corpus, mlp, model, trees, with_external_data
-from opened import watching
-from refusals import holds, refuses, says
 
+from support.onnx_files import (
+    CLASSES,
+    INPUTS,
+    corpus,
+    mlp,
+    model,
+    trees,
+    watching,
+    with_external_data,
+)
+from support.wording import holds, refuses, says
 from terrine_addons.onnx import models
 from terrine_addons.onnx.models import (
     CheckRequest,

@@ -13,14 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Terrine
 from lightgbm import LGBMClassifier
-from onnx_made import mlp
 from onnxmltools.convert import convert_lightgbm
 from onnxmltools.convert.common.data_types import FloatTensorType
-from opened import watching
-from refusals import holds, says
-from seeded_noise import seed_noise
 from skl2onnx import to_onnx
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -29,6 +24,9 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from support.onnx_files import mlp, watching
+from support.processes import Terrine, seed_noise
+from support.wording import holds, says
 from terrine_addons.onnx.models import CheckRequest, OnnxModel, OnnxTeachers, check, probes
 from terrine_client import Client
 from terrine_models.data.arrays import Dataset, InputSpec

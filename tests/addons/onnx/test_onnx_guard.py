@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from digits import DigitsEnsemble
 from onnx import helper
-from onnx_made import CLASSES, INPUTS, mlp, model
-from refusals import refuses
-from server import installed
-from serving import until
 
+from support.data import DigitsEnsemble
+from support.onnx_files import CLASSES, INPUTS, mlp, model
+from support.processes import until
+from support.servers import installed
+from support.wording import refuses
 from terrine_addons.onnx.teachers import Declaration, GuardedTeachers, import_ensemble
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256

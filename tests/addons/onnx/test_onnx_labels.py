@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_made import INPUTS, trees
-from refusals import holds, refuses
 
+from support.onnx_files import INPUTS, trees
+from support.wording import holds, refuses
 from terrine_addons.onnx import models
 from terrine_addons.onnx.models import CheckRequest, ModelError, indices
 from terrine_addons.onnx.teachers import Declaration, import_ensemble

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_made import CLASSES, INPUTS, mlp, model, quantised
-from refusals import holds, refuses
 
+from support.onnx_files import CLASSES, INPUTS, mlp, model, quantised
+from support.wording import holds, refuses
 from terrine_addons.onnx import models
 from terrine_addons.onnx.models import (
     DECIDING,

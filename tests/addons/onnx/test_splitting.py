@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Terrine
-from hospital import stays
-from onnx_made import mlp
-from refusals import holds, refuses
 
+from support.onnx_files import mlp
+from support.processes import Terrine
+from support.tables import stays
+from support.wording import holds, refuses
 from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import ensemble_format, load_manifest

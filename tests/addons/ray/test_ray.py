@@ -18,14 +18,13 @@ from typing import Any, cast
 import httpx
 import numpy as np
 import pytest
-from commands import Terrine
-from digits import DigitsEnsemble
-from onnx_made import mlp
-from patience import PATIENCE_SECONDS
-from refusals import holds, refuses
-from server import running_server
 from sklearn.datasets import load_digits
 
+from support.data import DigitsEnsemble
+from support.onnx_files import mlp
+from support.processes import PATIENCE_SECONDS, Terrine
+from support.servers import running_server
+from support.wording import holds, refuses
 from terrine_addons.onnx.teachers import Declaration, import_ensemble
 from terrine_addons.ray.training import INLINE_BYTES, on_node, on_ray
 from terrine_addons.ray.voters import RayVoters

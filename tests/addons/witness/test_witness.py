@@ -20,10 +20,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from logged import LOG, History, signed, witness_key, witnessing
-from patience import PATIENCE_SECONDS
-from refusals import refuses
 
+from support.processes import PATIENCE_SECONDS
+from support.servers import LOG, History, signed, witness_key, witnessing
+from support.wording import refuses
 from terrine_addons.witness.service import Witness, WitnessError
 from terrine_protocol import transparency
 from terrine_protocol.transparency import Checkpoint, KeyKind, Note, Signature, SignerKey

@@ -1,6 +1,6 @@
 """Python processes with this directory in PYTHONPATH draw the same noise each time.
 
-See `seeded_noise.py` beside it, which does so within a process.
+`seed_noise` of `processes.py` does so within a process.
 """
 
 from __future__ import annotations

@@ -1,26 +1,259 @@
-"""A small OpenID Connect issuer on this machine, over real HTTP. It signs in whoever comes.
-
-It signs with `cryptography` alone, so that what checks its tokens is not what made them.
-"""
+"""The pages as people meet them: a real browser, a visitor without one, and an issuer."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
+import html
 import json
+import os
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_hex
 from threading import Thread
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
+import httpx
+import numpy as np
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from fastapi import FastAPI
+
+from support.clients import npy
+from support.data import DigitsEnsemble
+from support.databases import SECRET_KEY
+from support.servers import Owner, installed
+from terrine_protocol import Role
+from terrine_server.app import create_app
+from terrine_server.ledger import Ledger
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def chromium() -> str | None:
+    """Return the path of a browser of this machine, or None."""
+    given = os.environ.get("TERRINE_TEST_BROWSER")
+    return given or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def browser(path: str) -> Iterator[Browser]:
+    """Start the browser at `path`."""
+    from playwright.sync_api import sync_playwright
+
+    # Without a sandbox: it has none to offer in a container, and visits our own pages alone.
+    options = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=options)
+        yield started
+        started.close()
+
+
+def no_browser() -> str | None:
+    """Return why no browser can be driven here, or None."""
+    try:
+        import playwright  # noqa: F401
+    except ImportError:
+        return "NO PLAYWRIGHT: the pages are not looked at with a browser. pip install playwright"
+    if chromium() is None:
+        return (
+            f"NO BROWSER ({', '.join(NAMES)}): the pages are not looked at with one here. "
+            "apt-get install chromium, or name one in TERRINE_TEST_BROWSER."
+        )
+    return None
+
+
+class InProcess:
+    """Sends requests to applications, each with a token or none.
+
+    One event loop serves them all, so that its threads serve one request after the other, as in a
+    server: they end with the loop.
+    """
+
+    def __init__(self) -> None:
+        self._running: AbstractContextManager[BlockingPortal] = start_blocking_portal()
+
+    def __enter__(self) -> InProcess:
+        self._portal = self._running.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._running.__exit__(kind, error, traceback)
+
+    def __call__(
+        self, app: FastAPI, method: str, path: str, token: str = "", **request: Any
+    ) -> httpx.Response:
+        if token:
+            given = request.pop("headers", {})
+            request["headers"] = given | {"Authorization": f"Bearer {token}"}
+        reply: httpx.Response = self._portal.call(_send, app, method, path, request)
+        return reply
+
+
+async def _send(app: FastAPI, method: str, path: str, request: dict[str, Any]) -> httpx.Response:
+    # The reply to a defect is wanted, not the defect.
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://terrine") as http:
+        return await http.request(method, path, **request)
+
+
+KEY = re.compile(r'name="form_key" value="([0-9a-f]{64})"')
+ONCE = re.compile(r'name="once" value="([0-9a-f]{32})"')
+ORIGIN = "http://terrine"
+SCREENS = (
+    "",
+    "/open",
+    "/open?ensemble=digits&mechanism=immutable",
+    "/projects/study",
+    "/projects/study/close",
+    "/projects/study/dossier",
+    "/requests",
+    "/tokens",
+    "/ensembles",
+    "/log",
+    "/audit",
+)
+"""Paths of all screens, below /admin, where there is a study called study."""
+
+
+class Visitor:
+    """Visits the pages of an app. Sends back the cookies that it was given, and no script runs."""
+
+    def __init__(self, app: FastAPI, send: InProcess) -> None:
+        self.app, self._send = app, send
+        self.cookies: dict[str, str] = {}
+        self.last_key = self.last_once = ""
+
+    def request(self, method: str, path: str, **request: Any) -> httpx.Response:
+        headers = {"Cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())}
+        request["headers"] = headers | request.get("headers", {})
+        reply = self._send(self.app, method, path, **request)
+        for line in reply.headers.get_list("set-cookie"):
+            for name, morsel in SimpleCookie(line).items():
+                self.cookies[name] = morsel.value
+                if morsel["max-age"] == "0":
+                    del self.cookies[name]
+        found = KEY.search(reply.text)
+        self.last_key = found[1] if found else self.last_key
+        found = ONCE.search(reply.text)
+        self.last_once = found[1] if found else self.last_once
+        return reply
+
+    @property
+    def actor(self) -> str:
+        """Return the actor that the log knows this visitor by."""
+        return f"token:{self.cookies['__Host-terrine-session'].split('.')[1]}"
+
+    def get(self, path: str) -> httpx.Response:
+        return self.request("GET", path)
+
+    def post(self, path: str, *, key: str | None = None, **fields: str) -> httpx.Response:
+        """Send a form as a page of ours would, with what the last page hides in it."""
+        given = {"form_key": self.last_key if key is None else key, **fields}
+        if path == "/admin/tokens":
+            given = {"once": self.last_once, **given}
+        return self.request("POST", path, data=given, headers={"Origin": ORIGIN})
+
+    def sign_in(self, token: str) -> httpx.Response:
+        self.get("/admin/sign-in")
+        reply = self.post("/admin/sign-in", token=token)
+        self.get("/admin")
+        return reply
+
+
+def text_of(reply: httpx.Response) -> str:
+    """Return what a page says, without its markup."""
+    return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", reply.text).split()))
+
+
+CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 12.0, "sigma2": 4.0}
+
+
+@dataclass
+class House(Owner):
+    """A service in this process, and its owner."""
+
+    app: FastAPI
+    ledger: Ledger
+    send: InProcess
+    ensemble: DigitsEnsemble
+    asked: int = field(default=0)
+
+    def ask(self, token: str, count: int) -> None:
+        """Ask new queries."""
+        inputs = self.ensemble.public[self.asked : self.asked + count]
+        self.asked += count
+        headers = {"Content-Type": "application/x-npy"}
+        reply = self.send(
+            self.app, "POST", "/label", token, content=npy(np.asarray(inputs)), headers=headers
+        )
+        assert reply.status_code == 200, reply.text
+
+    def visitor(self, role: str = "admin") -> Visitor:
+        made = Visitor(self.app, self.send)
+        assert made.sign_in(self.token(role)).status_code == 303
+        return made
+
+    @property
+    def last_logged(self) -> tuple[str, str, str]:
+        (entry,) = self.ledger.log(limit=1, newest=True)
+        return entry.action, entry.subject, entry.actor
+
+
+@pytest.fixture(scope="session")
+def house(
+    tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
+) -> Iterator[House]:
+    """One service for all tests of a process; each opens studies of its own."""
+    directory = tmp_path_factory.mktemp("house")
+    url = f"sqlite:///{directory / 'terrine.sqlite'}"
+    settings, engine = installed(
+        directory / "data", url, digits_ensemble, requests_per_minute=100_000
+    )
+    with InProcess() as send:
+        made = House(create_app(settings), Ledger(engine, SECRET_KEY), send, digits_ensemble)
+        made.open_project("study", CONFIDENT, epsilon=20.0)
+        made.ask(made.token(Role.STUDENT, "study"), 12)
+        yield made
+    engine.dispose()
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_failed(house: House) -> None:
+    """Tests share a service and an address, of which one test uses up the failed sign-ins."""
+    house.app.state.services.failed_logins._buckets.clear()
+
+
+@pytest.fixture
+def admin(house: House) -> Visitor:
+    return house.visitor()
+
+
+@pytest.fixture
+def auditor(house: House) -> Visitor:
+    return house.visitor("auditor")
+
 
 CLIENT, SECRET = "terrine", "s:%&+/ secret"
 

