@@ -63,12 +63,11 @@ class Reads:
                 reads.bytes += count
                 return count
 
-        def opened(path: Path) -> io.BufferedReader:
+        def open_regular_file(path: Path) -> io.BufferedReader:
             reads.opened += 1
             return io.BufferedReader(Counted(path))
 
-        for module in (files, files):
-            monkeypatch.setattr(module, "opened", opened)
+        monkeypatch.setattr(files, "open_regular_file", open_regular_file)
 
     def of(self, work: Callable[[], object]) -> tuple[int, int]:
         self.opened = self.bytes = 0

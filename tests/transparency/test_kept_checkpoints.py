@@ -172,7 +172,7 @@ def test_a_checkpoint_is_of_everything_that_is_there(ledger: Ledger) -> None:
     with ledger.try_lock_tree() as mine:
         assert mine
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoints, "TURN_SECONDS", 0.0)
+            patch.setattr(checkpoints, "SIGNING_WAIT_SECONDS", 0.0)
             refused = terrine("checkpoint").exception
         assert isinstance(refused, CheckpointError)
         holds(str(refused), "again")

@@ -315,7 +315,7 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
         )
     wanted = parse_number(epsilon)
     if isinstance(wanted, str):
-        raise ParameterError("ε: give a parse_number, such as 1.")
+        raise ParameterError("ε: give a number, such as 1.")
     setting = Setting.of(
         units=ensemble.units,
         rows=rows,

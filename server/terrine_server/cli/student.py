@@ -13,7 +13,7 @@ import typer
 
 from terrine_client import NO_COUNT, Client, Labels
 from terrine_protocol import Outcome
-from terrine_protocol.files import read, replacing
+from terrine_protocol.files import open_regular_file, read, replacing
 from terrine_server.cli.console import fail, output, say, with_json, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
 from terrine_server.sheets import CsvWriter
@@ -135,6 +135,8 @@ def connect(context: typer.Context) -> Iterator[Client]:
 
 def load_pool(path: Path, client: Client, accept_clipped: bool) -> Inputs:
     """Return inputs without labels, as the project takes them."""
+    if not path.is_dir():
+        open_regular_file(path).close()  # what is wrong with it is said without asking the service
     like = client.project().ensemble
     return format_of(path).inputs(path, like, note, accept_clipped)
 

@@ -30,8 +30,8 @@ FEW = [case for case in CASES if case.title in ("gnmax", "immutable, as publishe
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Quick, and convicting what is sound less than once in 10⁹ times."""
     few = partial(audit_mechanisms, cases=FEW)
-    monkeypatch.setattr("terrine_addons.audit.service.audit_mechanisms", few)
-    monkeypatch.setattr("terrine_addons.audit.service.QUICK", SMALL)
+    monkeypatch.setattr("terrine_addons.audit.mechanisms.audit_mechanisms", few)
+    monkeypatch.setattr("terrine_addons.audit.commands.QUICK", SMALL)
     monkeypatch.setattr("terrine_addons.audit.evidence.TOP_COUNTS_TRIED", 4)
     monkeypatch.setattr("terrine_addons.audit.commands.CONFIDENCE", 1 - 1e-9)
     # The command runs in this process, where its log settings would outlive it.
