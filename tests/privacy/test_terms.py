@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -356,3 +358,9 @@ def test_even_baselines_have_lower_prices_where_test_and_maximum_are_priced_toge
     apart = quote(build_mechanism(SPECS[3], teachers=250, classes=10), 3.0, 1e-5, rule=rule)
     assert apart.by_baseline == ()
     assert "by_baseline" not in apart.to_json()
+
+
+def test_what_is_known_of_terms_is_found_out_before_any_thread_reads_some() -> None:
+    """When several threads find it out together, msgspec crashes the process."""
+    code = "from terrine_server.privacy import Terms; assert '__msgspec_cache__' in vars(Terms)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -550,6 +550,11 @@ class Terms:
         return terms
 
 
+# What msgspec knows of these classes is found out here, once: it crashes the process when several
+# threads find it out together.
+msgspec.json.Decoder(Terms)
+
+
 def highest_price(prices: Iterable[Price]) -> Price:
     """Return the most of each component."""
     return _by_component(max, list(prices))
