@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
+from support.tables import NUMBERED_LABELS
 from support.wording import holds, refuses, says
 from terrine_models.data.arrays import DataError, load_groups, load_idx, load_npz
 from terrine_models.data.images import class_folders, load_image_classes
@@ -44,22 +45,8 @@ def table(path: Path, *lines: str) -> Path:
 
 # ------------------------------------------------------------------ numbers as labels are names
 
-LABELS: list[tuple[list[int], tuple[str, ...], list[int] | None]] = [
-    ([0, 1, 1], ("no", "yes"), [0, 1, 1]),
-    ([0, 1, 1], ("0", "1"), [0, 1, 1]),
-    ([0, 1, 1], ("1", "0"), [1, 0, 0]),
-    ([5, 7], ("5", "7"), [0, 1]),
-    ([-1, 1], ("-1", "1"), [0, 1]),
-    ([1, 0], ("1.0", "0.0"), [0, 1]),
-    ([7, 10], ("007", "010"), [0, 1]),
-    ([0, 1], ("1", "2"), None),
-    ([0, 1], ("1", "other"), None),
-    ([1, 1], ("1", "1.0"), None),
-]
-"""Numbers, the names of classes, and which of these each number is; None if it is refused."""
 
-
-@pytest.mark.parametrize(("labels", "classes", "expected"), LABELS)
+@pytest.mark.parametrize(("labels", "classes", "expected"), NUMBERED_LABELS)
 def test_a_number_is_an_index_only_where_it_cannot_be_a_name(
     tmp_path: Path, labels: list[int], classes: tuple[str, ...], expected: list[int] | None
 ) -> None:

@@ -595,3 +595,18 @@ def open_counted(ledger: Ledger, settings: Settings, name: str, data: Dataset) -
 
 if __name__ == "__main__":
     main()
+
+
+NUMBERED_LABELS: list[tuple[list[int], tuple[str, ...], list[int] | None]] = [
+    ([0, 1, 1], ("no", "yes"), [0, 1, 1]),
+    ([0, 1, 1], ("0", "1"), [0, 1, 1]),
+    ([0, 1, 1], ("1", "0"), [1, 0, 0]),
+    ([5, 7], ("5", "7"), [0, 1]),
+    ([-1, 1], ("-1", "1"), [0, 1]),
+    ([1, 0], ("1.0", "0.0"), [0, 1]),
+    ([7, 10], ("007", "010"), [0, 1]),
+    ([0, 1], ("1", "2"), None),
+    ([0, 1], ("1", "other"), None),
+    ([1, 1], ("1", "1.0"), None),
+]
+"""Numbers, the names of classes, and which of these each number is; None if it is refused."""

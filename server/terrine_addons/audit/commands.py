@@ -1,4 +1,4 @@
-"""`terrine audit`: measures the privacy that is delivered, and checks the books."""
+"""`terrine audit`: measures the privacy that is delivered, and checks the ledger."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def audit(
     that choose the queries, have poisoned shards, or both; and on people who vote.
     [bold]ledger[/]: every charge in the data directory, re-priced from its recorded event.
 
-    Exits with code 1 if a loss exceeds its price or the books do not add up.
+    Exits with code 1 if a loss exceeds its price or the ledger does not add up.
     """
     chosen = subjects or list(Subject)
     import secrets

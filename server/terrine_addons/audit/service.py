@@ -308,7 +308,7 @@ class Service:
         """Open projects on the terms, and return their tokens.
 
         `save`: saves an ensemble in a directory, under a name. There are as many as caps require.
-        Their rule is Gaussian DP, whose parameter is what a guess of the world is held against.
+        Their rule is Gaussian DP, whose parameter is what a guess of the world is compared with.
         """
         tokens: list[str] = []
         ensemble, room = "", 0
@@ -464,7 +464,7 @@ def audit_service(
     choice: np.random.Generator,
     adversaries: Sequence[Adversary] = ADVERSARIES,
 ) -> Iterator[AuditFinding]:
-    """Yield the loss to each adversary and its budget, and whether the service's books are sound.
+    """Yield the loss to each adversary and its budget, and whether the service's ledger is sound.
 
     `runs`: students in each world, of each adversary. `level`: the probability of convicting a
     service that keeps its budget. `choice` picks inputs, never noise.
@@ -603,7 +603,7 @@ class PeopleTranscript:
 
 
 def audit_people(runs: int, level: float, choice: np.random.Generator) -> Iterator[AuditFinding]:
-    """Yield what the answers tell of one person, and whether the service's books are sound.
+    """Yield what the answers tell of one person, and whether the service's ledger is sound.
 
     `runs`: students in each world. `level`: the probability of convicting a service that keeps
     its promise. `choice` picks inputs, never noise.

@@ -43,7 +43,7 @@ def dossier(
     evidence. What could not be checked comes first. What only the owner can say is asked for in
     dossier.toml in the data directory, and marked until it is given. See docs/addons/dossier.md.
 
-    Exits with code 1 if books or log are not intact; the dossier is written, and says so.
+    Exits with code 1 if the ledger or its log is not intact; the dossier is written, and says so.
 
     [bold]Examples[/bold]
 
@@ -118,7 +118,7 @@ def _keys(policy: Path) -> list[VerifierKey]:
     try:
         return [party.key for party in Policy.parse(read(policy, MAX_NOTE_BYTES)).logs]
     except NoteError as error:
-        fail(f"{policy} is no policy: {error}. See docs/ledger.md.")
+        fail(f"{policy} is not a policy: {error}. See docs/ledger.md.")
 
 
 def _own_keys() -> list[VerifierKey]:

@@ -288,7 +288,7 @@ def read_audit(path: Path) -> AuditReport:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
         raise DossierError(
-            f"{path} is no report of `terrine --json audit` of this version: {where}: "
+            f"{path} is not a report of `terrine --json audit` of this version: {where}: "
             f"{first['msg']}. Run the audit again."
         ) from None
 

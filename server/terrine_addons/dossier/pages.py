@@ -22,7 +22,7 @@ router = APIRouter(prefix=f"{ROOT}/projects")
 
 @router.get("/{name}/dossier")
 def dossier(request: Request, services: ServicesDep, reader: Reader, name: Name) -> Response:
-    """Show what `terrine dossier --project NAME` writes, but for what takes long to verify."""
+    """Show what `terrine dossier --project NAME` writes, except what takes long to verify."""
     return page(request, "dossier.html", reader, **_dossier(services, name, verify=False))
 
 

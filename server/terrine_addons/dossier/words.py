@@ -310,7 +310,7 @@ def load(path: Path) -> OwnerAnswers:
         try:
             tables = tomllib.loads(read(path).decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise DossierError(f"{path} is no TOML: {error}.") from None
+            raise DossierError(f"{path} is not a TOML file: {error}.") from None
         for above, table in tables.items():
             for name, answer in table.items() if isinstance(table, dict) else [("", table)]:
                 key = f"{above}.{name}".rstrip(".")
@@ -320,7 +320,8 @@ def load(path: Path) -> OwnerAnswers:
                     )
                 if not isinstance(answer, str) or len(answer) > MAX_ANSWER_CHARACTERS:
                     raise DossierError(
-                        f"{path}: {key} is no text of at most {MAX_ANSWER_CHARACTERS:,} characters."
+                        f"{path}: {key} is not a text of at most {MAX_ANSWER_CHARACTERS:,} "
+                        "characters."
                     )
                 given[key] = answer.strip()
     return OwnerAnswers({key: given.get(key) or None for key in _ASKED})

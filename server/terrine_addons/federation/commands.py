@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from starlette.applications import Starlette
 
 from terrine_addons.federation.aggregator import OWNERS, SERVICE, Aggregator, ReleaseCounter
 from terrine_addons.federation.aggregator import make as make_aggregator
 from terrine_addons.federation.federations import Federation, Peer, load_federation, read_token
 from terrine_addons.federation.gathering import create_federation
-from terrine_addons.federation.serving import serve_over_tls
 from terrine_addons.federation.teacher import AGGREGATOR_SECONDS, LIMITS, AgreedAggregator, Teacher
 from terrine_addons.federation.voters import (
     AggregatorTerms,
@@ -29,6 +29,7 @@ from terrine_protocol.files import read, write_atomically
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.plan import ensemble_directory
 from terrine_server.ledger.ensembles import check_name
+from terrine_server.serving import Limits, listening
 from terrine_server.settings import Settings, SmallServer, TeacherServer
 
 owners = typer.Typer()
@@ -237,3 +238,18 @@ def _show(directory: Path) -> None:
     table.add_row("budget against the service", f"ε = {terms.epsilon:g}, δ = {terms.delta:g}")
     table.add_row("queries released", f"{released:,} of {count.most:,}")
     console.print(table)
+
+
+def serve_over_tls(app: Starlette, what: str, settings: SmallServer, limits: Limits) -> None:
+    """Serve until interrupted. Raises CannotListen."""
+    certificate, key = settings.certificate_file, settings.certificate_key_file
+    sockets = listening.bind(settings.host, settings.port)
+
+    def announce(url: str) -> None:
+        console.print(f"{what} on {url}. Interrupt to stop.", soft_wrap=True)
+
+    try:
+        listening.serve(app, sockets, limits, certificate=certificate, key=key, announce=announce)
+    finally:
+        for own in sockets:
+            own.close()

@@ -76,7 +76,7 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{file} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
-        raise StoreError(f"{file} is no TOML: {error}.") from None
+        raise StoreError(f"{file} is not a TOML file: {error}.") from None
 
 
 def _copy_credentials(

@@ -150,7 +150,7 @@ class Teacher:
         body = await request.body()
         head = request.headers.get(voters.HEADER_LENGTH)
         if head is not None and not head.isdecimal():
-            return _refused(400, f"{voters.HEADER_LENGTH} is no number of bytes.")
+            return _refused(400, f"{voters.HEADER_LENGTH} is not a number of bytes.")
         length = None if head is None else int(head)
         try:
             return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)

@@ -1,7 +1,7 @@
 """Teachers that stay with their owners, who are asked over the network.
 
 Who is asked, and how long their answers are waited for, is fixed in the federation and public. An
-owner whose answer does not come in time, or is no answer, is absent from that batch: their vote is
+owner whose answer does not come in time, or is not one, is absent from that batch: their vote is
 then cast by a public rule that looks at the input alone (`stand_in`). So every tally is full, and
 what an owner does, answering, lying or failing, moves their own vote and nobody else's: see
 docs/addons/federation.md.
@@ -126,7 +126,7 @@ def decode_labels(body: bytes, output: str | None, rows: int, classes: int) -> N
     if tensor.datatype in _LABELS and tensor.shape in ([rows], [rows, 1]):
         chosen = _array(tensor, np.int64).reshape(rows)
         if not (chosen.min() >= 0 and chosen.max() < classes):
-            raise InferenceError("a label that is no class")
+            raise InferenceError("a label that is not a class")
         return chosen
     if tensor.datatype in _SCORES and tensor.shape == [rows, classes]:
         scores = _array(tensor, np.float64)
@@ -678,7 +678,7 @@ def read_terms(file: Path) -> AggregatorTerms:
     except OSError as error:
         raise StoreError(f"{file} cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise StoreError(f"{file} is no TOML: {error}.") from None
+        raise StoreError(f"{file} is not a TOML file: {error}.") from None
     except ValidationError as error:
         raise StoreError(f"{file}: {first_problem(error)}.") from None
 

@@ -663,7 +663,7 @@ def _exactly(source: socket.socket, size: int, deadline: float | None) -> bytear
 MAX_FILE_BYTES = 512 * 2**20
 """Bytes of one file."""
 PARSING_BYTES = LOADING_BYTES + 8 * MAX_FILE_BYTES
-"""Bytes of address space that the check may take, but for what the model does with inputs."""
+"""Bytes of address space that the check may take, except what the model does with inputs."""
 PROBE_INPUTS = 32
 """Synthetic inputs."""
 PROBE_GROUP = 8
@@ -929,7 +929,7 @@ def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.ge
 
 
 def _is_close(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Whether embeddings are equal but for rounding, as products round by how many rows there are.
+    """Whether embeddings are equal except for rounding: products round by the number of rows.
 
     A backbone is only ever asked about one, so it must know what to do with one.
     """

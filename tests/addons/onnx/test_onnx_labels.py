@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from support.onnx_files import INPUTS, trees
+from support.tables import NUMBERED_LABELS
 from support.wording import holds, refuses
 from terrine_addons.onnx import models
 from terrine_addons.onnx.models import CheckRequest, ModelError, indices
@@ -16,22 +17,8 @@ from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import Partition
 from terrine_models.teachers.ensemble import Ensemble
 
-LABELS: list[tuple[list[int], tuple[str, ...], list[int] | None]] = [
-    ([0, 1, 1], ("no", "yes"), [0, 1, 1]),
-    ([0, 1, 1], ("0", "1"), [0, 1, 1]),
-    ([0, 1, 1], ("1", "0"), [1, 0, 0]),
-    ([5, 7], ("5", "7"), [0, 1]),
-    ([-1, 1], ("-1", "1"), [0, 1]),
-    ([1, 0], ("1.0", "0.0"), [0, 1]),
-    ([7, 10], ("007", "010"), [0, 1]),
-    ([0, 1], ("1", "2"), None),
-    ([0, 1], ("1", "other"), None),
-    ([1, 1], ("1", "1.0"), None),
-]
-"""Numbers, the names of classes, and which of these each number is; None if it is refused."""
 
-
-@pytest.mark.parametrize(("labels", "classes", "expected"), LABELS)
+@pytest.mark.parametrize(("labels", "classes", "expected"), NUMBERED_LABELS)
 def test_a_number_is_an_index_only_where_it_cannot_be_a_name(
     labels: list[int], classes: tuple[str, ...], expected: list[int] | None
 ) -> None:
