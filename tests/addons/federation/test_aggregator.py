@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from support.federation import listening, owner_tokens
+from addons.federation.owners import listening, owner_tokens
 from support.wording import refuses
 from terrine_addons.federation import voters
 from terrine_addons.federation.aggregator import (

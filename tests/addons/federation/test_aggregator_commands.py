@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from addons.federation.owners import listening
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, migrated
-from support.federation import listening
 from support.processes import Terrine
 from support.servers import certified, small_server
 from support.wording import holds, refuses

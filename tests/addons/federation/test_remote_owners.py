@@ -16,9 +16,9 @@ import httpx
 import numpy as np
 import pytest
 
+from addons.federation.owners import FAILING, ManyOwners, choices, many_owners
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, migrated
-from support.federation import FAILING, ManyOwners, choices, many_owners
 from support.wording import refuses
 from terrine_addons.federation import voters
 from terrine_addons.federation.federations import (

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2, chi2_contingency
 
+from addons.federation.owners import SharingOwners, choices, sharing_owners
 from support.data import DigitsEnsemble
-from support.federation import SharingOwners, choices, sharing_owners
 from support.wording import refuses
 from terrine_addons.federation import voters as remote_voters
 from terrine_addons.federation.aggregator import SERVICE, Aggregator

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from addons.federation.owners import choices, sharing_owners
 from support import processes
 from support.data import DigitsEnsemble
 from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY, migrated
-from support.federation import choices, sharing_owners
 from support.processes import at_once, until
 from support.wording import refuses
 from support.workers import take_turn
