@@ -61,6 +61,7 @@ from terrine_models.storage.manifests import (
 from terrine_models.students.answers import Answers, Bools, Floats, Ints, fit_shares, fit_softmax
 from terrine_models.students.near_votes import choose_score_variance, find_surroundings, fit_near
 from terrine_models.students.settings import Threshold, Training
+from terrine_models.tables.designed import DesignedPool
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
@@ -325,6 +326,8 @@ class Task:
     seed: int = 0
     view: View | None = None
     """How pictures are seen. None: as is usual."""
+    designed: DesignedPool | None = None
+    """Of designed inputs: what tells how common classes are among natural ones."""
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,13 @@ from importlib import import_module
 from pathlib import Path
 
 from terrine_models.addons import added, addons
-from terrine_models.storage.manifests import MANIFEST_FILE, manifest_digest, verified_bytes
+from terrine_models.storage.manifests import (
+    MANIFEST_FILE,
+    POOL_FILE,
+    StoreError,
+    manifest_digest,
+    verified_bytes,
+)
 from terrine_models.teachers.heads import Heads, HeadTeachers
 from terrine_models.teachers.manifests import (
     KINDS,
@@ -18,6 +24,7 @@ from terrine_models.teachers.manifests import (
     TeacherSettings,
     load_manifest,
 )
+from terrine_models.teachers.margins import MarginTeachers
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
 from terrine_models.teachers.trees import Forests, ForestTeachers
@@ -30,12 +37,14 @@ __all__ = [
     "Forests",
     "HeadTeachers",
     "Heads",
+    "MarginTeachers",
     "NeighbourTeachers",
     "NetworkTeachers",
     "Networks",
     "StoredEnsemble",
     "ensemble_format",
     "load_manifest",
+    "pool_bytes",
     "trainable",
     "verified_digest",
     "verify",
@@ -55,6 +64,14 @@ def verify(directory: Path) -> None:
     """Check every file against its digest. Raises StoreError for the first that differs."""
     for name, digest in load_manifest(directory).files.items():
         verified_bytes(Path(directory), name, digest)
+
+
+def pool_bytes(directory: Path) -> bytes:
+    """The designed pool of an ensemble, verified. Raises StoreError if it has none."""
+    files = load_manifest(directory).files
+    if POOL_FILE not in files:
+        raise StoreError(f"{directory} has no designed pool.")
+    return verified_bytes(Path(directory), POOL_FILE, files[POOL_FILE])
 
 
 class EnsembleFormat:
@@ -84,6 +101,7 @@ class EnsembleFormat:
             group_column=manifest.partition.group_column if manifest.partition else None,
             encoding=manifest.encoding,
             image=manifest.image,
+            designed=POOL_FILE in manifest.files,
         )
 
     def digest(self, directory: Path) -> str:
