@@ -24,14 +24,15 @@ from terrine_server.api import ledger as ledger_routes
 from terrine_server.api.services import (
     Check,
     PublishedLog,
+    RateLimit,
     Readiness,
     Services,
     bearer_check,
     known_parameters,
 )
 from terrine_server.errors import ServiceError
-from terrine_server.labeling.any_voters import AnyVoters
 from terrine_server.labeling.pipeline import Labeling, Queue
+from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
 from terrine_server.owner.checkpoints import (
@@ -41,7 +42,6 @@ from terrine_server.owner.checkpoints import (
     load_policy,
 )
 from terrine_server.owner.sign_in import Issuer, Sessions, Tokens, load_secret_key
-from terrine_server.ratelimit import RateLimit
 from terrine_server.serving.bounds import uvicorn_options
 from terrine_server.settings import Settings
 

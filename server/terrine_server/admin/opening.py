@@ -42,7 +42,6 @@ from terrine_server.owner.operations import (
     suggest_room,
 )
 from terrine_server.owner.sign_in import Session
-from terrine_server.planning.consensus import DEFAULT_CONSENSUS, Consensus, Votes, expected_outcomes
 from terrine_server.planning.first_project import (
     NeighbourPlan,
     Setting,
@@ -51,8 +50,12 @@ from terrine_server.planning.first_project import (
     plan_neighbours,
 )
 from terrine_server.planning.opening import (
+    DEFAULT_CONSENSUS,
     EXPECTED_STUDENT_ACCURACY,
     MIN_ANSWERS_PER_CLASS,
+    Consensus,
+    Votes,
+    expected_outcomes,
     max_queries,
 )
 from terrine_server.planning.plan import plan
