@@ -31,7 +31,7 @@ from terrine_protocol.tables import DataError
 from terrine_protocol.tables.columns import check_names, encoded_width
 from terrine_protocol.tables.encoding import columns_of, encode_columns
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
-from terrine_server.labeling.queries import check_batch, check_shape
+from terrine_server.labeling.pipeline import check_batch, check_shape
 
 MAX_TEXT_CHARACTERS = 200
 """Characters of a column's name, or of a value that is used: to normalize a text in Unicode may

@@ -326,8 +326,26 @@ Check = Callable[[], Principal]
 """Finds out who asks. It takes time. Raises `ServiceError`."""
 
 
-def bearer_check(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:
-    """Return a check of the headers' bearer token; None if they have none."""
+PAGES_PATH = "/admin"
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is one of the owner's pages, rather than of the API."""
+    return path == PAGES_PATH or path.startswith(f"{PAGES_PATH}/")
+
+
+def caller_check(
+    services: Services,
+    session_check: Callable[[Services, Mapping[bytes, bytes]], Check | None],
+    path: str,
+    headers: Mapping[bytes, bytes],
+) -> Check | None:
+    """Return a check of who sends these headers to this path; None if they do not say.
+
+    `session_check`: what checks a browser's session. Pages have that, all else a bearer token.
+    """
+    if is_page(path):
+        return session_check(services, headers)
     given = headers.get(b"authorization", b"").decode("latin-1")
     scheme, token = get_authorization_scheme_param(given)
     if scheme.lower() != "bearer":

@@ -49,12 +49,13 @@ from terrine_server.ledger.chain import (
     plain_value,
     whole_numbers,
 )
-from terrine_server.ledger.log import READ_ERRORS, check_types
 from terrine_server.ledger.records import ChargeRecord, entry_event
 from terrine_server.ledger.rows import select_editions
 from terrine_server.ledger.schema import (
+    READ_ERRORS,
     Seals,
     administrative_log,
+    check_types,
     editions,
     ensembles,
     payments,
