@@ -30,7 +30,7 @@ def dossier(request: Request, services: ServicesDep, reader: Reader, name: Name)
 def verified_dossier(
     request: Request, services: ServicesDep, sent: Checked, name: Name
 ) -> Response:
-    """Show the same, with books, log and files recomputed."""
+    """Show the same, with ledger, log and files recomputed."""
     return page(request, "dossier.html", sent.session, **_dossier(services, name, verify=True))
 
 

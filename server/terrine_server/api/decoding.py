@@ -145,7 +145,7 @@ class NamedRows:
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Rows as inputs [B, width], and what the schema does not foresee in them, in sentences."""
+    """Rows as inputs [B, width], and what the schema has no place for in them, in sentences."""
 
     inputs: NDArray[np.float32]
     notes: tuple[str, ...]
@@ -218,7 +218,7 @@ ZIP_ERRORS = (
 class DecodedQueries:
     """What a student sent: inputs `[B, …]` and, if given, probabilities `[B, m]`.
 
-    `notes`: what the project's schema does not foresee in rows by name.
+    `notes`: what the project's schema has no place for in rows by name.
     """
 
     inputs: np.ndarray

@@ -120,7 +120,7 @@ def charges(
 
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
 def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
-    """Recompute every hash, number, price and balance of a project's books."""
+    """Recompute every hash, number, price and balance of a project's ledger."""
     return operations.verify_project(services.ledger, project)
 
 
@@ -138,7 +138,7 @@ def administrative_log(
 
 @router.get("/log/verify", responses=openapi.problems())
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
-    """Recompute the administrative log, and hold the rows of today against it."""
+    """Recompute the administrative log, and compare the rows of today with it."""
     return operations.verify_log(services.ledger)
 
 

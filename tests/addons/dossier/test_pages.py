@@ -18,7 +18,7 @@ def test_a_dossier_is_that_of_the_command_and_verifies_when_asked(
     holds(said, "Whether", "intact")
     facts = gather(house.ledger, house.app.state.services.settings, project="study", verify=True)
     verified = text_of(auditor.post("/admin/projects/study/dossier"))
-    assert not says(verified, "Whether", "books")
+    assert not says(verified, "Whether", "ledger")
     holds(verified, "administrative", "intact")
     for each in assessment.assess(facts):
         assert each.hazard in verified
