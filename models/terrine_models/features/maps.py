@@ -472,7 +472,7 @@ class FeatureMap:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
-        return self.of_base(_base(self.spec.base, self.backbone, x, self.inputs))
+        return self.of_base(base_features(self.spec.base, x, self.inputs, self.backbone))
 
     def of_block(self, x: torch.Tensor, size: int) -> torch.Tensor:
         """Features [size, width] of inputs [B, *shape] and of rows of zeros after them.
@@ -552,15 +552,11 @@ def _filled_up(rows: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros((size - len(rows), *rows.shape[1:]))])
 
 
-def _base(
-    base: Base, backbone: Backbone | None, x: torch.Tensor, inputs: InputSpec
+def base_features(
+    base: Base, x: torch.Tensor, inputs: InputSpec, backbone: Backbone | None = None
 ) -> torch.Tensor:
-    return base_features(base, x, inputs) if backbone is None else backbone(x)
-
-
-def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
     """The data-independent part of a map: [B, *shape] to [B, D]. A backbone has its own."""
-    return prepared_features(base, prepare(x, inputs))
+    return prepared_features(base, prepare(x, inputs)) if backbone is None else backbone(x)
 
 
 def prepared_features(base: Base, x: torch.Tensor) -> torch.Tensor:
@@ -654,7 +650,9 @@ def public_features(
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
-    base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
+    base = torch.cat(
+        side_by_side(lambda block: base_features(name, block, inputs, backbone), blocks)
+    )
     weights = _weights(view, base, inputs)
     if kind == "nystrom":
         return _landmarks(inputs, name, base, weights, public.source, width)
