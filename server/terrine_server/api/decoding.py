@@ -486,14 +486,11 @@ class NamedRows:
     def _encoded(
         self, columns: Mapping[str, NDArray[np.object_]], where: Callable[[int], str]
     ) -> DecodedQueries:
-        rows = len(next(iter(columns.values())))
-        if (
-            rows * sum(map(encoded_width, self.schema.columns)) * np.float32().itemsize
-            > self.limits.body
-        ):
+        rows, most = len(next(iter(columns.values()))), self.limits.body
+        if rows * sum(map(encoded_width, self.schema.columns)) * np.float32().itemsize > most:
             raise PayloadTooLarge(
-                f"The rows become more than {self.limits.body} bytes of numbers. Split the request.",
-                limit=self.limits.body,
+                f"The rows become more than {most} bytes of numbers. Split the request.",
+                limit=most,
             )
         for name, column in columns.items():
             for row, value in enumerate(column):
