@@ -40,7 +40,6 @@ from terrine_server.privacy.joint import (
 )
 from terrine_server.privacy.mechanisms import (
     ConfidentGNMax,
-    Counts,
     GNMax,
     Immutable,
     InteractiveGNMax,
@@ -54,7 +53,7 @@ from terrine_server.privacy.mechanisms import (
     distance_to_instability,
 )
 from terrine_server.privacy.noise import Entropy
-from terrine_server.privacy.numbers import check_votes
+from terrine_server.privacy.numbers import Counts, Floats, check_votes
 from terrine_server.privacy.parameters import (
     MIN_ANSWER_SHARE,
     ParameterError,
@@ -62,8 +61,6 @@ from terrine_server.privacy.parameters import (
     within,
 )
 from terrine_server.privacy.quoting import cap_order, quote, split_delta
-
-Floats = NDArray[np.float64]
 
 NODES_PER_DEVIATION = 16
 """Points at which noise is integrated, per standard deviation (per scale, for Laplace)."""

@@ -21,7 +21,6 @@ from functools import lru_cache
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from terrine_server.planning.first_project import sigma_for_rows
 from terrine_server.planning.opening import (
@@ -45,7 +44,7 @@ from terrine_server.privacy.mechanisms import (
     VoteOutcome,
     build_mechanism,
 )
-from terrine_server.privacy.numbers import COST_UNITS
+from terrine_server.privacy.numbers import COST_UNITS, Floats
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
     MAX_GAMMA,
@@ -58,8 +57,6 @@ from terrine_server.privacy.parameters import (
 )
 from terrine_server.privacy.published import FLOOR, GRID, BoundRelease, Meter
 from terrine_server.privacy.quoting import cap_order, publication_z, quote, split_delta
-
-Floats = NDArray[np.float64]
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
 SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
@@ -176,7 +173,7 @@ class DataDependent:
             for sigma in SIGMAS.tolist():
                 for number in self.publications:
                     z = publication_z(self.delta, number)
-                    release, cost = _priced_release(order, beta, sigma, z)
+                    release, cost = _release_with_cost(order, beta, sigma, z)
                     releases.append(release)
                     columns.append((number, cost, release.sigma * release.z, *of_a_query))
         times, price, noise, secret, sensitivity = np.array(columns, dtype=np.float64).T
@@ -209,7 +206,7 @@ class DataDependent:
 
 
 @lru_cache(maxsize=16384)  # all candidates of one δ
-def _priced_release(
+def _release_with_cost(
     order: float, beta: float, sigma: float, z: float
 ) -> tuple[BoundRelease, float]:
     release = BoundRelease(order, beta, sigma, z)
