@@ -1,4 +1,4 @@
-"""Dependencies of the routes: the app's services, and who may call which route."""
+"""Dependencies of the routes: the app's services, who may call which route, and how often."""
 
 from __future__ import annotations
 
