@@ -105,7 +105,7 @@ site: venv ## Make the documentation's site in build/site: no warning, no broken
 notebooks: venv ## Run docs/tutorials/*.ipynb against a server of their own, and keep the outputs
 	$(BIN)/pytest -n 0 tests/walk/test_tutorials.py -k notebook --write-notebooks
 
-openapi: venv ## Write docs/openapi.json, which the next release is held against
+openapi: venv ## Write docs/openapi.json, with which the next release is compared
 	$(BIN)/python tests/release/openapi.py docs/openapi.json
 
 reference: venv ## Write the pages of commands, settings and problems from the code

@@ -26,8 +26,8 @@ from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.errors import BudgetExhausted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, connect, upgrade
 from terrine_server.ledger.accounts import meter_of
-from terrine_server.planning.consensus import Consensus, Votes
-from terrine_server.planning.publishing import choose_schedule
+from terrine_server.planning.opening import Consensus, Votes
+from terrine_server.planning.plan import choose_schedule
 from terrine_server.privacy import GaussianNoisyMax, VoteOutcome, build_mechanism, cap, quote
 from terrine_server.privacy.published import Meter
 

@@ -1,7 +1,7 @@
 """From a file to a student by `terrine quickstart --yes` and `terrine student train`, as a user.
 
 Each with its defaults, on data that nothing was tuned on, once for each seed, which deals the rows
-anew. Printed beside the student: what was foretold, the largest class alone, plain models on the
+anew. Printed beside the student: what was forecast, the largest class alone, plain models on the
 same answers, and models without privacy.
 
     python benchmarks/walk.py --corpus [--only magic,digits]
@@ -133,7 +133,7 @@ class Lead:
 
 @dataclass(frozen=True)
 class Walk:
-    """What one seed gave. `foretold`: quickstart's line, with its ranges, if it said any.
+    """What one seed gave. `forecast`: quickstart's line, with its ranges, if it said any.
 
     `promised`: different public rows whose answers quickstart called certain.
     """
@@ -142,7 +142,7 @@ class Walk:
     seed: int
     epsilon: float
     way: str
-    foretold: str
+    forecast: str
     range: tuple[float, float] | None
     balanced_range: tuple[float, float] | None
     promised: int
@@ -177,7 +177,7 @@ class Walk:
         models["logistic regression on the private rows"] = self.logistic
         for name, found in models.items():
             yield f"  {name:42} {found}"
-        yield f"  foretold: {self.foretold}"
+        yield f"  forecast: {self.forecast}"
         if self.range is not None and self.balanced_range is not None:
             of = _of_middle(self.student.accuracy, self.range)
             balanced = _of_middle(self.student.balanced, self.balanced_range)
@@ -386,9 +386,9 @@ def walk(name: str, made: DealtFiles, place: Path, seed: int, epsilon: float) ->
         with Client(line[1], line[2]) as client:
             answers = client.label(pool.inputs)
     _succeeded(_run(place, variables, "student", "predict", made.tested.name, "--out", "said.csv"))
-    foretold, way = _line(said, "It buys"), _line(said, "By what")
+    forecast, way = _line(said, "It buys"), _line(said, "By what")
     pictures = len(private.spec.shape) > 1
-    certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", foretold)
+    certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", forecast)
     if certain is None:
         raise WalkError(f"quickstart did not say what is certain:\n{said}")
     outcomes = np.array(answers.outcomes)
@@ -402,9 +402,9 @@ def walk(name: str, made: DealtFiles, place: Path, seed: int, epsilon: float) ->
         seed=seed,
         epsilon=epsilon,
         way=next(name for name, words in WAYS.items() if words in way),
-        foretold=foretold,
-        range=_between(r"right on", foretold),
-        balanced_range=_between(r"balanced accuracy", foretold),
+        forecast=forecast,
+        range=_between(r"right on", forecast),
+        balanced_range=_between(r"balanced accuracy", forecast),
         promised=int(certain[1].replace(",", "")),
         answered=len(set(answered.tolist())),
         exhausted=len(set(number_distinct_rows(pool.inputs)[outcomes == "exhausted"].tolist())),
@@ -421,8 +421,8 @@ def walk(name: str, made: DealtFiles, place: Path, seed: int, epsilon: float) ->
     )
 
 
-def _between(after: str, foretold: str) -> tuple[float, float] | None:
-    found = re.search(rf"{after} (?:at least )?([\d.]+)%(?: to ([\d.]+)%)?", foretold)
+def _between(after: str, forecast: str) -> tuple[float, float] | None:
+    found = re.search(rf"{after} (?:at least )?([\d.]+)%(?: to ([\d.]+)%)?", forecast)
     return None if found is None else (float(found[1]) / 100, float(found[2] or 100) / 100)
 
 

@@ -39,9 +39,8 @@ from terrine_protocol.mechanisms import COUNTED
 if TYPE_CHECKING:
     from terrine_models.data.arrays import InputSpec
     from terrine_models.students.answers import Answers
-    from terrine_models.students.models import Student, Task
+    from terrine_models.students.models import Student, Task, Training
     from terrine_models.students.selection import TrainedStudent
-    from terrine_models.students.settings import Training
     from terrine_models.tables.designed import DesignedPool
     from terrine_protocol.tables import TableSchema
 
@@ -120,8 +119,8 @@ def distill(
 
     Raises DistillError, and what `Client.label` raises except BudgetExhausted.
     """
+    from terrine_models.students.models import Training
     from terrine_models.students.selection import asking_order, choose
-    from terrine_models.students.settings import Training
 
     training = training or Training()
     if rounds < 1 or (queries is not None and queries < 1):
@@ -224,8 +223,8 @@ class Distillation:
 
     def quick_student(self) -> Student:
         """Train the plain student on what was bought so far: it takes seconds."""
+        from terrine_models.students.models import Training
         from terrine_models.students.selection import PLAIN_METHOD, choose
-        from terrine_models.students.settings import Training
 
         return choose(self.task, self.answers, Training(method=PLAIN_METHOD)).student
 

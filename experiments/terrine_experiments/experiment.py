@@ -25,7 +25,7 @@ from terrine_client import Client
 from terrine_client.distill import make_answers
 from terrine_client.errors import BudgetExhausted
 from terrine_experiments.lesson import Bought, Lesson
-from terrine_experiments.owner import open_books, open_study, trained
+from terrine_experiments.owner import open_own_ledger, open_study, trained
 from terrine_experiments.papers_accountant import ORDERS, converted, papers_epsilon
 from terrine_experiments.results import ExperimentResult
 from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
@@ -167,7 +167,7 @@ class Experiment:
         """Ask in the run's project until every public input was asked, or the budget refuses."""
         home = self._home(setup, run)
         home.mkdir(parents=True, exist_ok=True)
-        owner, ledger = open_books(home / "terrine-data", run.teachers, setup)
+        owner, ledger = open_own_ledger(home / "terrine-data", run.teachers, setup)
         project = open_study(ledger, setup, specification)
         token = owner.token(ledger, Role.STUDENT, "reproduce", project.name)
         inputs = self.pool

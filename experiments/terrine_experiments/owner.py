@@ -67,7 +67,7 @@ def trained(
     return manifest
 
 
-def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[LocalOwner, Ledger]:
+def open_own_ledger(data: Path, teachers: Path, setup: Setup) -> tuple[LocalOwner, Ledger]:
     """Prepare a service on a directory of its own and register the teachers there, once.
 
     Raises DataError if it holds others.

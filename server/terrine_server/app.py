@@ -6,7 +6,7 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,16 +22,16 @@ from terrine_server import admin
 from terrine_server.api import health, middleware, openapi, owner, problems, students
 from terrine_server.api import ledger as ledger_routes
 from terrine_server.api.services import (
-    Check,
     PublishedLog,
+    RateLimit,
     Readiness,
     Services,
-    bearer_check,
+    caller_check,
     known_parameters,
 )
 from terrine_server.errors import ServiceError
-from terrine_server.labeling.any_voters import AnyVoters
 from terrine_server.labeling.pipeline import Labeling, Queue
+from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
 from terrine_server.owner.checkpoints import (
@@ -41,7 +41,6 @@ from terrine_server.owner.checkpoints import (
     load_policy,
 )
 from terrine_server.owner.sign_in import Issuer, Sessions, Tokens, load_secret_key
-from terrine_server.ratelimit import RateLimit
 from terrine_server.serving.bounds import uvicorn_options
 from terrine_server.settings import Settings
 
@@ -86,11 +85,6 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         metrics=metrics,
     )
 
-    def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Check | None:
-        if admin.is_page(path):
-            return admin.session_check(services, headers)
-        return bearer_check(services, headers)
-
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await to_thread.run_sync(_warm_up, services)
@@ -131,7 +125,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         middleware.RequestMiddleware,
         metrics=services.metrics,
         settings=settings,
-        authenticate=authenticate,
+        authenticate=partial(caller_check, services, admin.session_check),
         answer=admin.answer_failure,
     )
     for router in (

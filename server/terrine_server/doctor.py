@@ -399,7 +399,7 @@ def check_balances(ledger: Ledger) -> Iterator[Finding]:
                 with suppress(ConcurrentUpdate):  # a server has just read and written them
                     ledger.unit_accounts(project)
         except ServiceError as error:
-            yield Finding("books", Severity.PROBLEM, str(error), f"terrine ledger verify {name}")
+            yield Finding("ledger", Severity.PROBLEM, str(error), f"terrine ledger verify {name}")
             continue
         whole += 1
         newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
@@ -407,7 +407,7 @@ def check_balances(ledger: Ledger) -> Iterator[Finding]:
         f"Projects whose last entry is as balance and accounts say: {whole} of {len(names)}. "
         "All entries: `terrine ledger verify`."
     )
-    yield Finding("books", Severity.OK, text)
+    yield Finding("ledger", Severity.OK, text)
     yield check_newest_charge(datetime.now(UTC), newest)
 
 
@@ -611,7 +611,7 @@ def _examine_database(settings: Settings, password: str | None) -> Iterator[Find
     except NotSealed as error:
         yield Finding("seals", Severity.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
     except LedgerCorrupted as error:
-        yield Finding("books", Severity.PROBLEM, str(error), "terrine ledger verify all")
+        yield Finding("ledger", Severity.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:
         fix = "Check that it is running, TERRINE_DATABASE_URL and the password file"
         yield Finding("database", Severity.PROBLEM, str(error), fix)

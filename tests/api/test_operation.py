@@ -23,9 +23,9 @@ from support.servers import RunningServer
 from terrine_protocol import PROBLEMS
 from terrine_server import logs
 from terrine_server.api import middleware
+from terrine_server.api.services import MAX_KEYS, RateLimit
 from terrine_server.errors import RateLimited
 from terrine_server.ledger import Ledger
-from terrine_server.ratelimit import MAX_KEYS, RateLimit
 
 Call = Callable[..., Caller]
 

@@ -9,12 +9,8 @@ import pytest
 
 from terrine_protocol import InputSpec
 from terrine_server.errors import InvalidQuery, PayloadTooLarge
-from terrine_server.labeling.queries import (
-    canonical_inputs,
-    check_probabilities,
-    input_digests,
-    query_digests,
-)
+from terrine_server.labeling.pipeline import canonical_inputs, input_digests, query_digests
+from terrine_server.labeling.strategies import check_probabilities
 
 PIXELS = InputSpec(shape=(2, 2), dtype="uint8", low=0, high=16)
 ROWS = InputSpec(shape=(3,), dtype="float32", low=-0.1, high=0.1)

@@ -29,8 +29,8 @@ from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.people import name_digests
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.labeling.any_voters import AnyVoters
 from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import Ledger, accounts
 from terrine_server.ledger.schema import unit_accounts as accounts_table
 from terrine_server.metrics import Metrics

@@ -31,8 +31,7 @@ from terrine_server.errors import (
     InvalidQuery,
     PayloadTooLarge,
 )
-from terrine_server.labeling.pipeline import Labeling
-from terrine_server.labeling.queries import input_digests, query_digests
+from terrine_server.labeling.pipeline import Labeling, input_digests, query_digests
 from terrine_server.labeling.strategies import mechanism_of
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord

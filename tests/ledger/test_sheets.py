@@ -90,11 +90,11 @@ def test_answers_as_csv_have_no_formula_and_numbers_stay_numbers(tmp_path: Path)
     ] * size
 
 
-def test_nothing_but_sheets_writes_csv_for_people() -> None:
+def test_csv_for_people_is_written_in_one_place() -> None:
     source = Path(terrine_server.__file__).parent
     writers = {
         path.relative_to(source).parts[0]
         for path in source.rglob("*.py")
         if "csv.writer" in path.read_text() or "csv.DictWriter" in path.read_text()
     }
-    assert writers == {"sheets.py"}
+    assert writers == {"formats.py"}

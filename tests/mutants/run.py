@@ -51,7 +51,7 @@ SLOW = {
     "ledger/test_publishing.py -k 'not postgresql'",
     "terrine_server.privacy.published": "ledger/test_publishing.py "
     "privacy_data_dependent -k 'not postgresql'",
-    "terrine_server.privacy": "ledger/test_publishing.py addons/audit/test_books_audit.py "
+    "terrine_server.privacy": "ledger/test_publishing.py addons/audit/test_ledger_audit.py "
     "-k 'not postgresql'",
     "terrine_server.labeling": "ledger/test_publishing.py api/test_queueing.py -k 'not postgresql'",
 }

@@ -52,7 +52,7 @@ def test_no_problem_is_found_on_a_sound_machine(served_machine: Machine) -> None
     checked = {finding["check"] for finding in report["findings"]}
     assert checked >= {
         "settings", "device", "data directory", "secret key", "database", "schema",
-        "ensemble digits", "books", "clock",
+        "ensemble digits", "ledger", "clock",
     }  # fmt: skip
     assert ("disk" if served_machine.database_url.startswith("sqlite") else "durability") in checked
     done = served_machine.run("doctor")

@@ -8,8 +8,7 @@ import pytest
 
 from support.processes import Terrine
 from support.wording import holds
-from terrine_server.planning.consensus import Consensus, Votes
-from terrine_server.planning.opening import choose
+from terrine_server.planning.opening import Consensus, Votes, choose
 from terrine_server.planning.plan import compare, plan, plan_counts
 from terrine_server.privacy import Account, ParameterError, Rule, build_mechanism, cap_order
 

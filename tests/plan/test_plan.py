@@ -10,9 +10,15 @@ import pytest
 
 from reference.sensitivity import Charged, secret_spend
 from support.wording import refuses
-from terrine_server.planning.consensus import Consensus, Votes
-from terrine_server.planning.plan import Plan, default_grid, plan, specifications
-from terrine_server.planning.publishing import DataDependent, PublishingPlan
+from terrine_server.planning.opening import Consensus, Votes
+from terrine_server.planning.plan import (
+    DataDependent,
+    Plan,
+    PublishingPlan,
+    default_grid,
+    plan,
+    specifications,
+)
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
 from terrine_server.privacy.curves import rdp_budget
 from terrine_server.privacy.events import GaussianNoisyMax

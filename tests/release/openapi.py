@@ -1,4 +1,4 @@
-"""`make openapi`: write the OpenAPI document that a release is held against.
+"""`make openapi`: write the OpenAPI document with which a release is compared.
 
 python tests/release/openapi.py docs/openapi.json
 """

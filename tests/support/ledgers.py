@@ -23,8 +23,7 @@ from terrine_server.errors import (
     EnsembleUnavailable,
     ServiceError,
 )
-from terrine_server.labeling.pipeline import CheckedRequest, Labeling
-from terrine_server.labeling.queries import input_digests
+from terrine_server.labeling.pipeline import CheckedRequest, Labeling, input_digests
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import (
     ChargedBatch,
@@ -38,8 +37,8 @@ from terrine_server.ledger import (
 )
 from terrine_server.ledger.accounts import meter_of
 from terrine_server.ledger.chain import ACTIONS_ABOUT, LOG_START, facts_text, log_hash
-from terrine_server.ledger.log import READ_ERRORS
 from terrine_server.ledger.schema import (
+    READ_ERRORS,
     SEALED,
     Seals,
     administrative_log,
@@ -48,9 +47,8 @@ from terrine_server.ledger.schema import (
 )
 from terrine_server.ledger.verifying import rows_of
 from terrine_server.metrics import Metrics
-from terrine_server.planning.consensus import Consensus, Votes
-from terrine_server.planning.opening import choose
-from terrine_server.planning.publishing import choose_schedule
+from terrine_server.planning.opening import Consensus, Votes, choose
+from terrine_server.planning.plan import choose_schedule
 from terrine_server.privacy import (
     GDP,
     Account,

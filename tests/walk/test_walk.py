@@ -20,7 +20,7 @@ WALK = Path(__file__).parents[2] / "benchmarks" / "walk.py"
 
 
 @pytest.mark.nightly
-def test_a_walk_gets_what_was_foretold_and_more_than_a_plain_model(
+def test_a_walk_gets_what_was_forecast_and_more_than_a_plain_model(
     tmp_path: Path, shared_data: Path
 ) -> None:
     out = tmp_path / "walk.jsonl"

@@ -33,12 +33,12 @@ from terrine_models.students.models import (
     Calibration,
     Student,
     Task,
+    Training,
     calibrate,
     check_method,
     choose_threshold,
     confine_rarer_class,
 )
-from terrine_models.students.settings import Training
 from terrine_models.tables.designed import DesignedPool
 
 Tell = Callable[[str], None]

@@ -95,7 +95,8 @@ class Question:
         """The cell of each encoded row [N]."""
         found: Ints
         if self.is_category:
-            return inputs[:, self.start : self.start + self.width].argmax(1).astype(np.int64)
+            found = inputs[:, self.start : self.start + self.width].argmax(1).astype(np.int64)
+            return found
         values = inputs[:, self.start].astype(np.float64)
         if self.levels is not None:
             found = np.rint(values * (self.levels - 1)).astype(np.int64)
@@ -176,7 +177,7 @@ def find_cells(questions: Sequence[Question], data: Dataset, seed: int = 0) -> I
         drawn = np.random.Generator(np.random.Philox(seed)).random(len(counts))
         first = np.concatenate([[0], counts.cumsum()[:-1]])
         rows = order[first + np.floor(drawn * counts).astype(np.int64)]
-    inputs, labels = data.inputs[rows], data.labels[rows]
+    inputs, labels = data.inputs[rows].astype(np.float32), data.labels[rows]
     *columns, _ = questions
     return np.stack([*(each.find_cells(inputs) for each in columns), labels], axis=1)
 

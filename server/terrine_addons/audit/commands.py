@@ -87,7 +87,7 @@ def _findings(
     import numpy as np
 
     from terrine_addons.audit.evidence import audit_prices
-    from terrine_addons.audit.ledger import audit_books
+    from terrine_addons.audit.ledger import audit_ledger
     from terrine_addons.audit.mechanisms import audit_mechanisms, audit_noise
     from terrine_server.findings import AuditFinding
 
@@ -103,10 +103,10 @@ def _findings(
         yield from audit_service(effort.students, level / 2, choice)
         yield from audit_people(effort.students, level / 2, choice)
     if "ledger" in subjects and ledger is not None:
-        yield from audit_books(ledger)
+        yield from audit_ledger(ledger)
     elif "ledger" in subjects:
         yield AuditFinding(
-            "ledger", "books", "nothing there", "no service was set up on this machine"
+            "ledger", "ledger", "nothing there", "no service was set up on this machine"
         )
 
 

@@ -38,7 +38,7 @@ MAX_PROBLEMS = 3
 """How many problems of one project are reported; the first one is the one to look at."""
 
 
-def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]:
+def audit_ledger(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]:
     """Yield one finding for each project with problems, and one for all sound projects together."""
     sound = charges = 0
     for name in ledger.project_names():
@@ -51,19 +51,19 @@ def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]
             more = (
                 f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
             )
-            yield AuditFinding(part, f"books of {name}", "exceeded", listed + more)
+            yield AuditFinding(part, f"ledger of {name}", "exceeded", listed + more)
         else:
             sound, charges = sound + 1, charges + verified.charges
     yield AuditFinding(
         part,
-        "books",
+        "ledger",
         "holds",
         f"{sound:,} projects with {charges:,} charges: complete, every price matches its event",
     )
 
 
 def check_project(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
-    """Yield the problems with the prices of a project whose books are whole."""
+    """Yield the problems with the prices of a project whose ledger is intact."""
     try:
         yield from _check_terms(project)
         yield from _check_charges(ledger, project)

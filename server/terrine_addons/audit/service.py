@@ -38,7 +38,7 @@ from terrine_addons.audit.evidence import (
     mass,
     passes,
 )
-from terrine_addons.audit.ledger import audit_books
+from terrine_addons.audit.ledger import audit_ledger
 from terrine_client import BudgetExhausted, Client
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData, public_features
@@ -477,7 +477,7 @@ def audit_service(
             strategy = Strategy(adversary)
             seen = attack(service, strategy, runs, choice)
             yield _judge(strategy, seen, level / len(adversaries))
-        yield from audit_books(service.ledger, "service")
+        yield from audit_ledger(service.ledger, "service")
 
 
 def attack(
@@ -615,7 +615,7 @@ def audit_people(runs: int, level: float, choice: np.random.Generator) -> Iterat
         seen = _attack(service, runs, choice)
         yield _judge_people("one person's first vote", seen, lambda run: run.one, 1, 1, level / 2)
         yield _judge_people("a person who has spent it", seen, lambda run: run.two, 2, 0, level / 2)
-        yield from audit_books(service.ledger, "service")
+        yield from audit_ledger(service.ledger, "service")
 
 
 def save_people(world: World, directory: Path, name: str) -> None:

@@ -302,16 +302,16 @@ class Unchecked:
 
 def unchecked(facts: Facts) -> Iterator[Unchecked]:
     """Yield what is wrong, then what was not checked, then what nobody can check from here."""
-    books: list[tuple[str, Verification | LogVerification]] = [
-        (f"the books of {each.info.name}", each.verification)
+    verified: list[tuple[str, Verification | LogVerification]] = [
+        (f"the ledger of {each.info.name}", each.verification)
         for each in facts.projects
         if each.verification is not None
     ]
     if facts.acts.verification is not None:
-        books.append(("the administrative log", facts.acts.verification))
-    for what, found in books:
+        verified.append(("the administrative log", facts.acts.verification))
+    for what, found in verified:
         if not found.ok:
-            do = "See docs/ledger.md. Nothing below that comes from them can be believed."
+            do = "See docs/ledger.md. Nothing below that comes from it can be trusted."
             yield Unchecked(f"NOT INTACT: {what}", "; ".join(found.problems), do)
     for each in facts.ensembles:
         if each.wrong is not None:
@@ -319,16 +319,16 @@ def unchecked(facts: Facts) -> Iterator[Unchecked]:
             yield Unchecked(what, each.wrong, "Restore the files; `terrine doctor` says which.")
     if not facts.verified:
         yield Unchecked(
-            "Whether books, log and files are intact",
+            "Whether ledger, log and files are intact",
             "they were read, and not recomputed, for this page",
-            "Press “Verify the books”, or run `terrine dossier`.",
+            "Press “Verify the ledger”, or run `terrine dossier`.",
         )
     yield from _unchecked_log(facts)
     yield from _unchecked_audit(facts)
     if facts.code.altered is None:
         yield Unchecked(
             "Whether the code is what was released",
-            "it was not installed from a wheel, so there is nothing to hold it against",
+            "it was not installed from a wheel, so there is nothing to compare it with",
             "Install a release, and compare with `make release-check`.",
         )
     elif facts.code.altered:

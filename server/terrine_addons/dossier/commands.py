@@ -99,7 +99,7 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
         console.print(f"No PDF: {missing}.", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Wrote {out}/{folder.PAGE} and more.", highlight=False, soft_wrap=True)
     if not facts.intact:
-        fail("Books or log are not intact: see the first page.")
+        fail("Ledger or log are not intact: see the first page.")
 
 
 def _check(directory: Path, policy: Path | None) -> None:

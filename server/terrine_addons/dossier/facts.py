@@ -72,7 +72,7 @@ class InstalledCode:
 
     `digests`: by package, the SHA-256 of lines `<SHA-256 of a file>  <path>`, by path, as
     `sha256sum` prints them. `altered`: files that are not those of the wheel; None if this is no
-    installed wheel, which nothing can be held against.
+    installed wheel, which nothing can be compared with.
     """
 
     version: str
@@ -144,8 +144,8 @@ NOTABLE = (
     Action.TOKEN_ADOPTED,
     Action.REQUEST_ADOPTED,
 )
-"""Acts that a reader should ask about: what left by another way, keys, and rows that were believed
-on somebody's word."""
+"""Acts that a reader should ask about: what left by another way, keys, and rows that were accepted
+unverified."""
 MAX_SHOWN_ACTS = 100
 """The most notable acts, newest last."""
 PAGE_ENTRIES = 1000
@@ -203,7 +203,7 @@ class DossierEnsemble:
 
 @dataclass(frozen=True)
 class Project:
-    """A project: its terms, what it released, to whose tokens, and whether its books are whole."""
+    """A project: its terms, what it released, to whose tokens, and whether its ledger is intact."""
 
     info: ProjectInfo
     budget: Budget
@@ -236,8 +236,8 @@ class AdministrativeActs:
 
 
 class LastCheckpoint(LogState):
-    """The last checkpoint, what `GET /ledger` says of it, and what holding the tree against it
-    found: `waiting` and `problems` are None if it was not held against the ledger."""
+    """The last checkpoint, what `GET /ledger` says of it, and what comparing the tree with it
+    found: `waiting` and `problems` are None if it was not compared with the ledger."""
 
     note: str
     waiting: int | None
@@ -302,7 +302,7 @@ def gather(
     audit: AuditReport | None = None,
     verify: bool,
 ) -> Facts:
-    """Read everything, of one project or of all. `verify`: also recompute books, log and tree.
+    """Read everything, of one project or of all. `verify`: also recompute ledger, log and tree.
 
     `policy`: whose cosignatures the log needs; by default, that of the settings, or the log's key
     alone. Raises NotFound, DossierError, CheckpointError or ServiceError.

@@ -12,12 +12,12 @@ from terrine_addons.dossier.folder import shown
 from terrine_addons.dossier.words import DossierError
 from terrine_protocol import Name
 from terrine_server.admin.access import Checked, Reader
-from terrine_server.admin.rendering import ROOT, page
-from terrine_server.api.services import Services, ServicesDep
+from terrine_server.admin.rendering import page
+from terrine_server.api.services import PAGES_PATH, Services, ServicesDep
 from terrine_server.errors import Conflict
 from terrine_server.owner.checkpoints import CheckpointError
 
-router = APIRouter(prefix=f"{ROOT}/projects")
+router = APIRouter(prefix=f"{PAGES_PATH}/projects")
 
 
 @router.get("/{name}/dossier")
@@ -30,7 +30,7 @@ def dossier(request: Request, services: ServicesDep, reader: Reader, name: Name)
 def verified_dossier(
     request: Request, services: ServicesDep, sent: Checked, name: Name
 ) -> Response:
-    """Show the same, with books, log and files recomputed."""
+    """Show the same, with ledger, log and files recomputed."""
     return page(request, "dossier.html", sent.session, **_dossier(services, name, verify=True))
 
 

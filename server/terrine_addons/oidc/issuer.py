@@ -1,7 +1,7 @@
 """Signing in through an OpenID Connect issuer: the authorization code flow with PKCE (S256).
 
 Sources: OpenID Connect Core 1.0 (3.1) and Discovery 1.0, RFC 7636 (PKCE), RFC 9207 (`iss` in the
-answer), RFC 9700 (what to check). `joserfc` verifies signatures; what is believed is decided here.
+answer), RFC 9700 (what to check). `joserfc` verifies signatures; what is trusted is decided here.
 Nothing that an issuer sends is logged or shown but what is wrong with it, in our own words.
 """
 
@@ -37,7 +37,7 @@ log = structlog.get_logger("terrine")
 
 CALLBACK = "/admin/oidc/callback"
 ALGORITHMS = ("RS256", "PS256", "ES256", "ES384")
-"""Signatures that are believed: with public keys alone."""
+"""Signatures that are trusted: with public keys alone."""
 CLOCK_SKEW_SECONDS = 60
 """Seconds that the issuer's clock and ours may differ."""
 MAX_TOKEN_AGE_SECONDS = 600
@@ -47,7 +47,7 @@ REPLY_SECONDS = 5.0
 MAX_REPLY_BYTES = 256 * 1024
 """Of an answer of the issuer's."""
 METADATA_SECONDS = 3600.0
-"""How long its discovery document and keys are believed."""
+"""How long its discovery document and keys are trusted."""
 RETRY_SECONDS = 10.0
 """How soon its keys may be asked for again, for a signature that none of them has made."""
 MIN_RSA_BITS = 2048
@@ -213,7 +213,7 @@ class Issuer:
                         return jwt.decode(token, key, algorithms=list(ALGORITHMS)).claims
                     except (JoseError, ValueError):
                         continue
-        raise self._refused("no key of the issuer has signed it, in a way that is believed")
+        raise self._refused("no key of the issuer has signed it, in a way that is trusted")
 
     def _key_sets(self) -> Iterator[list[tuple[str | None, Key]]]:
         """Yield the keys that are known, then, for who finds none among them, those of now."""
@@ -285,7 +285,7 @@ def _secret(file: Path | None) -> str | None:
 
 
 def _header(token: str) -> dict[str, Any]:
-    """Return a token's header, which nothing is believed of; empty if it has none."""
+    """Return a token's header, of which nothing is trusted; empty if it has none."""
     part = token.partition(".")[0]
     try:
         found = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))

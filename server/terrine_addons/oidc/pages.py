@@ -14,16 +14,16 @@ from starlette.responses import RedirectResponse, Response
 
 from terrine_addons.oidc.issuer import CALLBACK, IssuerError
 from terrine_server.admin import access
-from terrine_server.admin.rendering import HEADERS, ROOT, page
+from terrine_server.admin.rendering import HEADERS, page
 from terrine_server.admin.sign_in import form
-from terrine_server.api.services import Services, ServicesDep
+from terrine_server.api.services import PAGES_PATH, Services, ServicesDep
 from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
 from terrine_server.owner.sign_in import Issuer
 from terrine_server.serving.bounds import client_network
 
 log = structlog.get_logger("terrine")
 
-router = APIRouter(prefix=ROOT)
+router = APIRouter(prefix=PAGES_PATH)
 callbacks = APIRouter(include_in_schema=False)
 """Not checked for unknown parameters: issuers add some (OpenID Connect Core, 3.1.2.5)."""
 

@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from terrine_models.addons import added
 from terrine_server.admin import ledger, opening, projects, sign_in
 from terrine_server.admin.access import session_check
-from terrine_server.admin.rendering import answer_failure, is_page
+from terrine_server.admin.rendering import answer_failure
 
-__all__ = ["answer_failure", "is_page", "router", "session_check"]
+__all__ = ["answer_failure", "router", "session_check"]
 
 router = APIRouter(include_in_schema=False)
 for screens in (

@@ -10,14 +10,14 @@ from starlette.responses import Response
 from terrine_server import views
 from terrine_server.admin.access import Checked, Reader
 from terrine_server.admin.projects import list_caps
-from terrine_server.admin.rendering import ROOT, page
-from terrine_server.api.services import NameCursor, ServicesDep
+from terrine_server.admin.rendering import page
+from terrine_server.api.services import PAGES_PATH, NameCursor, ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state, own_policy
 from terrine_server.owner.operations import find_largest_return
 
-router = APIRouter(prefix=ROOT)
+router = APIRouter(prefix=PAGES_PATH)
 
 ROWS_ON_A_PAGE = 40
 """Rows on a page."""

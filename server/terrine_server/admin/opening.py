@@ -23,14 +23,13 @@ from terrine_protocol import (
 from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
 from terrine_server.admin.projects import CapUse, list_caps
 from terrine_server.admin.rendering import (
-    ROOT,
     explain_errors,
     normalize_newlines,
     page,
     parse_number,
     see_other,
 )
-from terrine_server.api.services import RequestId, Services, ServicesDep, TokenCursor
+from terrine_server.api.services import PAGES_PATH, RequestId, Services, ServicesDep, TokenCursor
 from terrine_server.errors import InvalidTerms, NotFound, ServiceError
 from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger, RequestRecord
 from terrine_server.owner import operations
@@ -42,7 +41,6 @@ from terrine_server.owner.operations import (
     suggest_room,
 )
 from terrine_server.owner.sign_in import Session
-from terrine_server.planning.consensus import DEFAULT_CONSENSUS, Consensus, Votes, expected_outcomes
 from terrine_server.planning.first_project import (
     NeighbourPlan,
     Setting,
@@ -51,14 +49,18 @@ from terrine_server.planning.first_project import (
     plan_neighbours,
 )
 from terrine_server.planning.opening import (
+    DEFAULT_CONSENSUS,
     EXPECTED_STUDENT_ACCURACY,
     MIN_ANSWERS_PER_CLASS,
+    Consensus,
+    Votes,
+    expected_outcomes,
     max_queries,
 )
 from terrine_server.planning.plan import plan
 from terrine_server.privacy import Account, ParameterError
 
-router = APIRouter(prefix=f"{ROOT}/open")
+router = APIRouter(prefix=f"{PAGES_PATH}/open")
 
 MAX_PUBLIC_ROWS = 10_000_000
 """Public rows that a form may propose a project for."""
@@ -386,7 +388,7 @@ def _expected_votes(
     )
 
 
-requests_router = APIRouter(prefix=f"{ROOT}/requests")
+requests_router = APIRouter(prefix=f"{PAGES_PATH}/requests")
 
 REQUESTS_PER_PAGE = 40
 """Requests on a page."""

@@ -25,9 +25,16 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Checked, Fields, Reader
-from terrine_server.admin.rendering import ROOT, explain_errors, page, parse_number, see_other
+from terrine_server.admin.rendering import explain_errors, page, parse_number, see_other
 from terrine_server.api.ledger import CSV, csv_lines
-from terrine_server.api.services import NameCursor, Services, ServicesDep, TokenCursor, TokenId
+from terrine_server.api.services import (
+    PAGES_PATH,
+    NameCursor,
+    Services,
+    ServicesDep,
+    TokenCursor,
+    TokenId,
+)
 from terrine_server.errors import Conflict, NotFound, ServiceError
 from terrine_server.ledger import (
     EnsembleRecord,
@@ -42,7 +49,7 @@ from terrine_server.owner.sign_in import MAX_SESSION_LIFE, Session
 from terrine_server.planning.opening import max_queries
 from terrine_server.privacy import Accounts
 
-overview_router = APIRouter(prefix=ROOT)
+overview_router = APIRouter(prefix=PAGES_PATH)
 
 PROJECTS_ON_A_PAGE = 40
 """Projects on a page; no more requests than these are counted."""
@@ -158,7 +165,7 @@ def list_caps(ledger: Ledger) -> list[CapUse]:
     ]
 
 
-router = APIRouter(prefix=f"{ROOT}/projects")
+router = APIRouter(prefix=f"{PAGES_PATH}/projects")
 
 CHARGES_ON_A_PAGE = 25
 """Charges on a page."""
@@ -308,7 +315,7 @@ def _start_of_day(day: date | None, later: int = 0) -> datetime | None:
     return datetime.combine(day + timedelta(days=later), time.min, UTC)
 
 
-tokens_router = APIRouter(prefix=f"{ROOT}/tokens")
+tokens_router = APIRouter(prefix=f"{PAGES_PATH}/tokens")
 
 TOKENS_ON_A_PAGE = 50
 """Tokens on a page."""

@@ -18,12 +18,11 @@ from terrine_protocol import PROBLEMS, Role
 from terrine_protocol.base import explain_error
 from terrine_server.admin import access, charts
 from terrine_server.api.problems import problem
-from terrine_server.api.services import Services
+from terrine_server.api.services import PAGES_PATH, Services, is_page
 from terrine_server.errors import ServiceError
 from terrine_server.formats import FILTERS, format_share
 from terrine_server.owner.sign_in import Session
 
-ROOT = "/admin"
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; script-src 'none'; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -34,11 +33,6 @@ HEADERS = {
 STATIC = {"style.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
 REFRESH_SECONDS = 60
 """A session's cookie is renewed when it is older than this."""
-
-
-def is_page(path: str) -> bool:
-    """Whether a path is one of these pages, rather than of the API."""
-    return path == ROOT or path.startswith(f"{ROOT}/")
 
 
 def page(
@@ -64,14 +58,14 @@ def page(
 def render(template: str, *, status: int, reader: Session | None, **values: Any) -> HTMLResponse:
     """Return a page that does not depend on a request."""
     admin = reader is not None and reader.role is Role.ADMIN
-    known = {"reader": reader, "is_admin": admin, "path": "", "root": ROOT, "refusing": None}
+    known = {"reader": reader, "is_admin": admin, "path": "", "root": PAGES_PATH, "refusing": None}
     text = _TEMPLATES.get_template(template).render(known | values)
     return HTMLResponse(text, status, HEADERS)
 
 
 def see_other(request: Request, path: str, reader: Session | None = None) -> Response:
     """Send the browser to another page after a form has been acted on."""
-    response = RedirectResponse(ROOT + path, 303, HEADERS)
+    response = RedirectResponse(PAGES_PATH + path, 303, HEADERS)
     _refresh_session(request.app.state.services, response, reader)
     return response
 
@@ -168,7 +162,7 @@ def answer_failure(
     if not is_page(path):
         return document
     if slug == "unauthorized":
-        return RedirectResponse(f"{ROOT}/sign-in", 303, HEADERS)
+        return RedirectResponse(f"{PAGES_PATH}/sign-in", 303, HEADERS)
     named = slug == "not-found" and detail.startswith(NAMED_NOT_FOUND)
     response = render(
         "refusal.html",

@@ -7,13 +7,14 @@ after that. Arrays are views of the received bytes.
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,11 +23,15 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 from fastapi.exceptions import RequestValidationError
+from numpy.typing import NDArray
 
-from terrine_protocol import EnsembleFacts
-from terrine_server.api.named_rows import NamedRows
+from terrine_protocol import EnsembleFacts, TableSchema
+from terrine_protocol.base import normalize
+from terrine_protocol.tables import DataError
+from terrine_protocol.tables.columns import check_names, encoded_width
+from terrine_protocol.tables.encoding import columns_of, encode_columns
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
-from terrine_server.labeling.queries import check_batch, check_shape
+from terrine_server.labeling.pipeline import check_batch, check_shape
 
 MAX_HEADER_BYTES = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
@@ -68,7 +73,7 @@ ZIP_ERRORS = (
 class DecodedQueries:
     """What a student sent: inputs `[B, …]` and, if given, probabilities `[B, m]`.
 
-    `notes`: what the project's schema does not foresee in rows by name.
+    `notes`: what the project's schema has no place for in rows by name.
     """
 
     inputs: np.ndarray
@@ -137,13 +142,12 @@ def decode(
     check_length(content_type, len(body), expected, limits)
     schema, named = expected.encoding, None
     if schema is not None:
-        named = NamedRows(schema, limits.batch, limits.body, accept_clipped)
+        named = NamedRows(schema, limits, accept_clipped)
     match kind := media_type(content_type):
         case "application/json":
             return decode_json(body, expected, limits, named)
         case "text/csv" if named is not None:
-            rows = named.of_csv(body)
-            return DecodedQueries(rows.inputs, notes=rows.notes)
+            return named.of_csv(body)
         case "application/x-npy":
             header = _check_header("inputs", body, expected, limits)
             return DecodedQueries(_view_array("inputs", header, body[header.offset :]))
@@ -397,3 +401,138 @@ def _too_large(limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(
         f"The arrays unpack to more than {limit} bytes. Split the request.", limit=limit
     )
+
+
+MAX_TEXT_CHARACTERS = 200
+"""Characters of a column's name, or of a value that is used: to normalize a text in Unicode may
+take time that grows with the square of its length."""
+ROW_DECODER = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
+ESCAPED = re.compile(rb"\\.", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class NamedRows:
+    """Decodes rows of a table that are sent by name: objects of JSON, or CSV with a header.
+
+    They are encoded by the project's public schema, with the code that clients encode them with:
+    the same rows are the same queries, in whichever form they come.
+
+    accept_clipped: whether much of a column may be clipped to the schema's range, or missing.
+    """
+
+    schema: TableSchema
+    limits: BodyLimits
+    accept_clipped: bool
+
+    def of_objects(self, texts: Sequence[msgspec.Raw]) -> DecodedQueries:
+        """Encode objects of JSON, each with a value for every feature: a row at a time.
+
+        Raises `InvalidQuery` or `PayloadTooLarge`.
+        """
+        check_batch(len(texts), self.limits.batch)
+        rows = (_decode_row(index, bytes(text)) for index, text in enumerate(texts))
+        try:
+            columns = columns_of(rows, self.schema.features)
+        except DataError as error:
+            raise InvalidQuery(str(error)) from None
+        return self._encoded(columns, "row {}".format)
+
+    def of_csv(self, body: bytes) -> DecodedQueries:
+        """Encode CSV: UTF-8, fields separated by commas, and a header that names every feature.
+
+        Raises `InvalidQuery` or `PayloadTooLarge`.
+        """
+        try:
+            text = body.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InvalidQuery(
+                f"The CSV is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}."
+            ) from None
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        features, lines, rows, count = self.schema.features, list[int](), list[list[str]](), 0
+        try:
+            header = next(reader, [])
+            _check_lengths("the header", header)
+            names = [normalize(name.strip()) for name in header]
+            check_names(names, features, "The header")
+            place_of = {name: place for place, name in enumerate(names)}
+            places = [place_of[name] for name in features]
+            for record in reader:
+                if not record:
+                    continue  # a blank line
+                if len(record) != len(names):
+                    raise InvalidQuery(
+                        f"line {reader.line_num}: found {len(record)} fields, expected "
+                        f"{len(names)}, as the header has."
+                    )
+                count += 1
+                if count <= self.limits.batch:
+                    rows.append([record[place] for place in places])
+                    lines.append(reader.line_num)
+        except csv.Error as error:
+            raise InvalidQuery(
+                f"line {reader.line_num}: {error}. A quote that opens a field must be closed, and "
+                "quotes inside it doubled."
+            ) from None
+        except DataError as error:
+            raise InvalidQuery(f"{error} Fields are separated by commas.") from None
+        check_batch(count, self.limits.batch)
+        columns = {
+            name: np.fromiter((row[place] for row in rows), dtype=object, count=len(rows))
+            for place, name in enumerate(features)
+        }
+        return self._encoded(columns, lambda row: f"line {lines[row]}")
+
+    def _encoded(
+        self, columns: Mapping[str, NDArray[np.object_]], where: Callable[[int], str]
+    ) -> DecodedQueries:
+        rows, most = len(next(iter(columns.values()))), self.limits.body
+        if rows * sum(map(encoded_width, self.schema.columns)) * np.float32().itemsize > most:
+            raise PayloadTooLarge(
+                f"The rows become more than {most} bytes of numbers. Split the request.",
+                limit=most,
+            )
+        for name, column in columns.items():
+            for row, value in enumerate(column):
+                if isinstance(value, str):
+                    _check_lengths(f"{where(row)}: column {name}", [value])
+        notes: list[str] = []
+        try:
+            inputs = encode_columns(
+                columns,
+                self.schema,
+                "The rows",
+                notes.append,
+                self.accept_clipped,
+                lambda start, row: where(start + row),
+            )
+        except DataError as error:
+            raise InvalidQuery(str(error)) from None
+        return DecodedQueries(inputs, notes=tuple(notes))
+
+
+def _decode_row(index: int, text: bytes) -> dict[str, Any]:
+    """Decode a row. What it holds is no deeper than its type, and no column is given twice."""
+    try:
+        row: dict[str, Any] = ROW_DECODER.decode(text)
+    except UnicodeDecodeError:
+        raise InvalidQuery(f"row {index}: the JSON is not UTF-8.") from None
+    except msgspec.DecodeError as error:
+        what, _, _ = str(error).partition(" - at `$")
+        raise InvalidQuery(
+            f"row {index}: {what}. Expected an object that names columns, each with a text, a "
+            "number, true, false or null."
+        ) from None
+    _check_lengths(f"row {index}", row)
+    given = len(row) + sum(isinstance(value, str) for value in row.values())
+    if ESCAPED.sub(b"", text).count(b'"') != 2 * given:
+        raise InvalidQuery(f"row {index}: a column is given twice.")
+    return row
+
+
+def _check_lengths(where: str, texts: Iterable[str]) -> None:
+    longest = max(map(len, texts), default=0)
+    if longest > MAX_TEXT_CHARACTERS:
+        raise InvalidQuery(
+            f"{where}: a text has {longest} characters; expected at most {MAX_TEXT_CHARACTERS}."
+        )

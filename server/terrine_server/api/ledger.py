@@ -40,10 +40,10 @@ from terrine_server.api.services import (
     render_page,
 )
 from terrine_server.errors import Forbidden, NotFound
+from terrine_server.formats import CsvWriter
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state
-from terrine_server.sheets import CsvWriter
 
 router = APIRouter(tags=["ledger"])
 
@@ -120,7 +120,7 @@ def charges(
 
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
 def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
-    """Recompute every hash, number, price and balance of a project's books."""
+    """Recompute every hash, number, price and balance of a project's ledger."""
     return operations.verify_project(services.ledger, project)
 
 
@@ -138,7 +138,7 @@ def administrative_log(
 
 @router.get("/log/verify", responses=openapi.problems())
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
-    """Recompute the administrative log, and hold the rows of today against it."""
+    """Recompute the administrative log, and compare the rows of today with it."""
     return operations.verify_log(services.ledger)
 
 

@@ -1,12 +1,15 @@
-"""Dependencies of the routes: the app's services, and who may call which route."""
+"""Dependencies of the routes: the app's services, who may call which route, and how often."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -22,7 +25,13 @@ from starlette.responses import Response
 from terrine_protocol import LogState, Name, Role
 from terrine_protocol.transparency import ENTRY_BYTES, HASH_BYTES, Policy, Tile
 from terrine_server.api.decoding import media_type
-from terrine_server.errors import Forbidden, ServiceError, Unauthorized, UnsupportedMediaType
+from terrine_server.errors import (
+    Forbidden,
+    RateLimited,
+    ServiceError,
+    Unauthorized,
+    UnsupportedMediaType,
+)
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling, Queue
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import (
@@ -36,9 +45,57 @@ from terrine_server.ledger import (
 from terrine_server.metrics import Metrics
 from terrine_server.owner.checkpoints import SignedHistory, log_state
 from terrine_server.owner.sign_in import Principal, Sessions, Tokens
-from terrine_server.ratelimit import RateLimit
 from terrine_server.serving.bounds import client_network
 from terrine_server.settings import Settings
+
+MAX_KEYS = 10_000
+"""Maximum keys in memory; the least recently used is dropped and later starts afresh."""
+
+
+class RateLimit:
+    """A token bucket for each key: bursts of `per_minute`, refilled at `per_minute` a minute.
+
+    `what`: what is counted, as the refusal says it. Each process counts by itself.
+    """
+
+    def __init__(
+        self,
+        per_minute: int,
+        what: str = "requests",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.per_minute = per_minute
+        self._what = what
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = Lock()
+
+    def take(self, key: str) -> int:
+        """Use one of `key`'s allowance; return what is left. Raises `RateLimited` if none was."""
+        left = self._use(key, 1, least=1)
+        if left < 1:
+            wait = max(1, math.ceil((1 - left) * 60 / self.per_minute))
+            raise RateLimited(
+                f"More than {self.per_minute} {self._what} in a minute. Retry in {wait} s.",
+                retry_after=wait,
+            )
+        return int(left) - 1
+
+    def use(self, key: str, amount: int) -> None:
+        """Use what was already granted; the next `take` waits until it is made up for."""
+        self._use(key, amount, least=-math.inf)
+
+    def _use(self, key: str, amount: int, least: float) -> float:
+        """Use `amount` if at least `least` is left; return what was left."""
+        now = self._clock()
+        with self._lock:
+            left, seen = self._buckets.pop(key, (float(self.per_minute), now))
+            left = min(self.per_minute, left + (now - seen) * self.per_minute / 60)
+            self._buckets[key] = (left - amount if left >= least else left, now)
+            if len(self._buckets) > MAX_KEYS:
+                self._buckets.popitem(last=False)
+        return left
+
 
 Record = TypeVar("Record")
 Found = TypeVar("Found")
@@ -269,8 +326,26 @@ Check = Callable[[], Principal]
 """Finds out who asks. It takes time. Raises `ServiceError`."""
 
 
-def bearer_check(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:
-    """Return a check of the headers' bearer token; None if they have none."""
+PAGES_PATH = "/admin"
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is one of the owner's pages, rather than of the API."""
+    return path == PAGES_PATH or path.startswith(f"{PAGES_PATH}/")
+
+
+def caller_check(
+    services: Services,
+    session_check: Callable[[Services, Mapping[bytes, bytes]], Check | None],
+    path: str,
+    headers: Mapping[bytes, bytes],
+) -> Check | None:
+    """Return a check of who sends these headers to this path; None if they do not say.
+
+    `session_check`: what checks a browser's session. Pages have that, all else a bearer token.
+    """
+    if is_page(path):
+        return session_check(services, headers)
     given = headers.get(b"authorization", b"").decode("latin-1")
     scheme, token = get_authorization_scheme_param(given)
     if scheme.lower() != "bearer":

@@ -22,8 +22,8 @@ from terrine_server.api.services import (
     ServicesDep,
 )
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
+from terrine_server.labeling.voters import read_pool
 from terrine_server.ledger import ChargedBatch
-from terrine_server.owner.margins import read_pool
 from terrine_server.serving.bounds import PerTokenThreads
 
 router = APIRouter(tags=["students"])
@@ -170,7 +170,7 @@ def pool(services: ServicesDep, project: OwnProject) -> Response:
     """Return what the owner of the token's project designed to be asked. Free."""
     record = services.ledger.project(project)
     return Response(
-        read_pool(services.settings, record.ensemble.current), media_type=POOL_MEDIA_TYPE
+        read_pool(services.settings.data_dir, record.ensemble.current), media_type=POOL_MEDIA_TYPE
     )
 
 

@@ -12,23 +12,15 @@ from scipy.stats import binomtest
 
 from terrine_client import Client
 from terrine_client._report import format_metrics
-from terrine_client.distill import (
-    Examples,
-    Report,
-    check_data,
-    check_training,
-    distill,
-    make_task,
-)
+from terrine_client.distill import Examples, Report, check_data, check_training, distill, make_task
 from terrine_models.data.images import list_images
-from terrine_models.students.models import Student
-from terrine_models.students.settings import Threshold, Training
+from terrine_models.students.models import Student, Threshold, Training
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import is_table
 from terrine_server.cli.console import console, explain_spending, fail, say, tabulate, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
 from terrine_server.cli.student import PUBLIC_HELP, connect, load_pool
-from terrine_server.sheets import CsvWriter
+from terrine_server.formats import CsvWriter
 
 
 def train(

@@ -27,14 +27,13 @@ from terrine_server.cli.console import (
     with_json,
 )
 from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
-from terrine_server.planning.consensus import Consensus, Votes
 from terrine_server.planning.first_project import (
     NeighbourPlan,
     default_near,
     fitted_noise,
     plan_neighbours,
 )
-from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY
+from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY, Consensus, Votes
 from terrine_server.planning.plan import Candidate, Plan, compare, plan_counts
 from terrine_server.planning.plan import plan as make_plan
 from terrine_server.settings import Settings

@@ -35,7 +35,7 @@ from terrine_server.cli.console import (
 )
 from terrine_server.cli.ledger import open_current_ledger
 from terrine_server.cli.options import takes
-from terrine_server.labeling.any_voters import AnyVoters
+from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
 from terrine_server.owner.sign_in import Tokens, load_secret_key

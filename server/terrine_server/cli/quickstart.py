@@ -18,7 +18,7 @@ from rich.table import Table
 
 from terrine_models.data.arrays import DataError, Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.designed import design_pool, margin_questions
+from terrine_models.tables.designed import Margins, Question, design_pool, margin_questions
 from terrine_models.tables.loading import has_column, is_table, read_schema
 from terrine_models.tables.roles import SchemaProposal, find_repeated_people, propose_schema
 from terrine_models.teachers.kinds import load_manifest
@@ -42,6 +42,8 @@ from terrine_server.cli.console import (
 )
 from terrine_server.cli.options import mechanism_text
 from terrine_server.errors import NotFound
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.pipeline import ask_every_question
 from terrine_server.ledger import (
     DEFAULT_POPULATION,
     Ledger,
@@ -52,12 +54,6 @@ from terrine_server.ledger import (
     choose_population,
 )
 from terrine_server.owner.editions import records_key
-from terrine_server.owner.margins import (
-    MARGIN_SHARE,
-    MarginRelease,
-    ask_margins,
-    plan_release,
-)
 from terrine_server.owner.operations import (
     open_ledger,
     open_project,
@@ -67,10 +63,13 @@ from terrine_server.owner.operations import (
 from terrine_server.owner.sign_in import Tokens, load_secret_key
 from terrine_server.planning.first_project import (
     CAP_IN_EPSILONS,
+    MARGIN_SHARE,
     FirstProject,
+    MarginRelease,
     Setting,
     default_delta,
     max_guess_accuracy,
+    plan_release,
 )
 from terrine_server.planning.forecast import (
     DRAWS,
@@ -411,7 +410,7 @@ class _Design:
             raise RuntimeError("nobody knows how many units there are")
         delta = default_delta(units)
         try:
-            release = plan_release(questions, units=units, epsilon=epsilon, delta=delta)
+            release = _plan_release(questions, units, epsilon, delta)
         except ParameterError as error:
             fail(f"ε = {epsilon:g} is too small for these columns: {error}")
         limit = cap(min(CAP_IN_EPSILONS * epsilon, MAX_EPSILON), delta)
@@ -498,7 +497,16 @@ def _votes_epsilon(schema: Path, record: ProjectRecord, epsilon: float) -> float
     """Return what of ε is the project's own, beside its margins."""
     units, delta = record.ensemble.units, record.terms.delta
     questions = margin_questions(read_schema(schema))
-    return plan_release(questions, units=units, epsilon=epsilon, delta=delta).votes_epsilon
+    return _plan_release(questions, units, epsilon, delta).votes_epsilon
+
+
+def _plan_release(
+    questions: Sequence[Question], units: int, epsilon: float, delta: float
+) -> MarginRelease:
+    cells = max(each.cells for each in questions)
+    return plan_release(
+        questions=len(questions), cells=cells, units=units, epsilon=epsilon, delta=delta
+    )
 
 
 def _open_designed(
@@ -561,7 +569,10 @@ def _open_designed(
         )
     directory = settings.ensembles_dir / name
     if not directory.exists():
-        margins = ask_margins(ledger, settings, record, questions)
+        voters = LocalVoters(settings.data_dir, "cpu")
+        counts = ask_every_question(ledger, voters, record.name)
+        sigma = float(str(record.mechanism["sigma"]))
+        margins = Margins.of_counts(questions, counts, sigma=sigma, units=first.units)
         pool = design_pool(design.schema, margins, first.rows)
         _ask(f"Train {first.teachers:,} teachers in {directory}, and open the project?", yes)
         with teachers_bar(console, first.teachers) as on_trained:

@@ -16,7 +16,7 @@ from terrine_protocol import Outcome
 from terrine_protocol.files import open_regular_file, read, replacing
 from terrine_server.cli.console import fail, output, say, with_json, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
-from terrine_server.sheets import CsvWriter
+from terrine_server.formats import CsvWriter
 
 app = typer.Typer()
 

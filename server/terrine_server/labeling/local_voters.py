@@ -28,6 +28,7 @@ from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.privacy import Units
+from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
 
@@ -165,6 +166,11 @@ class LocalVoters(Voters):
             units = Units.of(found.units, found.labels, found.manifest.teachers)
             return LoadedEnsemble(Neighbourhood(found, units), files, taken)
         return LoadedEnsemble(found, files, taken)
+
+
+def local_voters(settings: Settings) -> LocalVoters:
+    """Return the voters of a server with these settings."""
+    return LocalVoters(settings.data_dir, settings.device, seconds=settings.voting_seconds)
 
 
 def check_manifest(record: RegisteredEnsemble, directory: Path) -> None:

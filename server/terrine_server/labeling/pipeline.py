@@ -2,36 +2,44 @@
 
 Each request is checked alone; a group of requests of one project then shares the rest. Votes exist
 only in memory, while `Labeling._draw` runs, and nowhere else.
+
+Queries are identified by digests. Two are the same exactly if their digests are equal, whatever
+encoding, byte order or number type they were sent in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
 
+from terrine_protocol import InputSpec
 from terrine_server.errors import (
     ConcurrentUpdate,
+    Conflict,
     DatabaseUnavailable,
     EnsembleUnavailable,
+    InvalidQuery,
     Overloaded,
+    PayloadTooLarge,
     ServiceError,
     TokenChanged,
 )
-from terrine_server.labeling.queries import (
-    canonical_inputs,
+from terrine_server.labeling.strategies import (
+    AccountVotes,
+    VoteStrategy,
     check_probabilities,
-    input_digests,
-    query_digests,
+    strategy_of,
 )
-from terrine_server.labeling.strategies import VoteStrategy, strategy_of
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import (
     ChargedBatch,
@@ -47,6 +55,80 @@ from terrine_server.ledger import (
 )
 from terrine_server.ledger.accounts import meter_of
 from terrine_server.metrics import Metrics
+
+
+def check_shape(name: str, shape: Sequence[int], row: Sequence[int], max_batch: int) -> None:
+    """Check the shape of an array against that of its rows. Raises as `check_batch`."""
+    if not shape or tuple(shape[1:]) != tuple(row):
+        expected = ", ".join(["B", *map(str, row)])
+        raise InvalidQuery(
+            f"Expected {name} of shape [{expected}]; these have shape {list(shape)}."
+        )
+    check_batch(shape[0], max_batch)
+
+
+def check_batch(rows: int, max_batch: int) -> None:
+    """Check the number of queries. Raises `InvalidQuery` or `PayloadTooLarge`."""
+    if rows == 0:
+        raise InvalidQuery("The batch is empty; expected at least one query.")
+    if rows > max_batch:
+        raise PayloadTooLarge(
+            f"The batch has {rows} queries; at most {max_batch} are allowed. Split it.",
+            limit=max_batch,
+        )
+
+
+def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.ndarray:
+    """Check inputs against `spec`; return them as `[B, *shape]` in C order and its dtype.
+
+    Conversions that would change a value beyond its float32 rounding are refused.
+    Raises `InvalidQuery` or `PayloadTooLarge`.
+    """
+    check_shape("inputs", inputs.shape, spec.shape, max_batch)
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        raise InvalidQuery("Inputs must be finite; NaN or infinity was found.")
+    if spec.dtype == "uint8":
+        if inputs.dtype.kind == "f" and (inputs != np.trunc(inputs)).any():
+            raise InvalidQuery("Inputs must be whole numbers: the ensemble takes uint8.")
+        _check_range(inputs, spec.low, spec.high)
+        return np.ascontiguousarray(inputs, dtype=np.uint8)
+    with np.errstate(over="ignore"):
+        converted = np.ascontiguousarray(inputs, dtype=np.dtype("<f4"))
+    # Compared as float32, so that 0.1 in float32 does not exceed a limit of 0.1.
+    _check_range(converted, np.float32(spec.low), np.float32(spec.high))
+    return converted + np.float32(0)  # -0.0 becomes 0.0: one number, one query
+
+
+def _check_range(inputs: np.ndarray, low: float | np.float32, high: float | np.float32) -> None:
+    if inputs.min() < low or inputs.max() > high:
+        raise InvalidQuery(f"Inputs must lie between {low:g} and {high:g}.")
+
+
+def input_digests(inputs: np.ndarray, manifest_sha256: str) -> list[bytes]:
+    """Return the SHA-256 of each canonical input, bound to its ensemble."""
+    header = json.dumps(
+        ["terrine input 1", manifest_sha256, inputs.dtype.str, list(inputs.shape[1:])]
+    )
+    common = hashlib.sha256(header.encode() + b"\0")
+    return [_digest(common, row.tobytes()) for row in inputs]
+
+
+def query_digests(inputs: list[bytes], baselines: np.ndarray | None) -> list[bytes]:
+    """Return the SHA-256 of each query: its input and, for interactive_gnmax, its baseline."""
+    common = hashlib.sha256(b"terrine query 1\0")
+    if baselines is None:
+        return [_digest(common, digest) for digest in inputs]
+    rows = np.ascontiguousarray(baselines, dtype="<i8")
+    return [
+        _digest(common, digest, row.tobytes()) for digest, row in zip(inputs, rows, strict=True)
+    ]
+
+
+def _digest(common: hashlib._Hash, *parts: bytes) -> bytes:
+    digest = common.copy()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,6 +403,95 @@ def _select_rows(arrays: Sequence[np.ndarray | None], chosen: Sequence[int]) -> 
 def _concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return one array; without a copy if it is one, as the largest requests are."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+@dataclass(frozen=True)
+class AccountsCheck:
+    """`queries`: how many were charged. `unknown`: how many of them are not among the inputs.
+
+    `same`: whether the accounts are those that the records make; None if any query is unknown.
+    """
+
+    queries: int
+    unknown: int
+    same: bool | None
+
+
+def ask_every_question(ledger: Ledger, voters: Voters, name: str) -> np.ndarray:
+    """Ask a project of margins all its questions; return their noisy counts, int64 `[Q, C]`.
+
+    They are charged before they are returned, and asked again they are free. Raises a
+    `ServiceError`, also if the budget does not pay for all of them.
+    """
+    project = ledger.project(name)
+    questions = int(project.ensemble.facts.input.high) + 1
+    labeling = Labeling(ledger, voters, Metrics(), max_batch=questions)
+    asked = labeling.check(name, np.arange(questions, dtype=np.uint8)[:, None])
+    (found,) = labeling.answer(name, [asked])
+    if isinstance(found, ServiceError):
+        raise found
+    counts = [result.counts for result in found.results if result.counts is not None]
+    if len(counts) < questions:
+        raise Conflict(
+            f"Only {len(counts)} of {questions} questions of {name} were answered: its budget was "
+            "spent otherwise. Release the margins by a project of another name."
+        )
+    return np.array(counts)
+
+
+def recompute_accounts(
+    ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray
+) -> AccountsCheck:
+    """Cast all votes of a project of `neighbours` again, in the order of its charges.
+
+    Each query is cast by those records that were there then; accounts of people who left are full.
+    `inputs`: all that students may have asked, `[B, …]`, such as the public pool. Raises Conflict
+    for any other project, and if its accounts count as spent after a restore; ConcurrentUpdate if
+    it answers meanwhile; InvalidQuery for inputs that the ensemble does not take.
+    """
+    project = ledger.project(name)
+    strategy = strategy_of(project, ledger, voters)
+    if not isinstance(strategy, AccountVotes):
+        raise Conflict(
+            f"Nobody has an account in {name}: it is a project of {strategy.mechanism.name}."
+        )
+    accounts = ledger.unit_accounts(project)
+    facts = project.ensemble.facts
+    known = canonical_inputs(inputs, facts.input, len(inputs))
+    rows = {
+        digest.hex(): row
+        for row, digest in enumerate(input_digests(known, project.ensemble.manifest_sha256))
+    }
+    asked = [rows.get(entry.input_digest, -1) for entry in ledger.stream_charges(name)]
+    asked = asked[: project.charges]
+    unknown = asked.count(-1)
+    if unknown:
+        return AccountsCheck(len(asked), unknown, None)
+    found = voters.neighbourhood(project.ensemble.current)
+    mechanism = replace(strategy.mechanism, teachers=found.units.count)
+    spent = np.zeros(len(accounts), dtype=np.uint32)
+    for edition, some in _by_edition(ledger, project, known[asked]):
+        there = found.ensemble.since <= edition  # records of people who left are gone
+        for weights in found.record_weights(found.ensemble.to_points(some)):
+            _, spent = mechanism.cast(weights * there, found.units, spent, strategy.allowance)
+    newest = project.ensemble.edition
+    spent[list(newest.erased if newest else ())] = strategy.allowance
+    same = bool(np.array_equal(spent, accounts))
+    if not same and bool((accounts == strategy.allowance).all()):
+        raise Conflict(f"All accounts of {name} count as spent: its ledger was restored once.")
+    return AccountsCheck(len(asked), 0, same)
+
+
+def _by_edition(
+    ledger: Ledger, project: ProjectRecord, asked: np.ndarray
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the inputs that were charged in each edition of the ensemble, with its number."""
+    editions = ledger.editions(project.ensemble.name)
+    # A project that was opened later began with the newest edition of its time.
+    begins = [edition.begins.get(project.id, 0) for edition in editions]
+    for edition, start, end in zip(editions, begins, [*begins[1:], len(asked)], strict=True):
+        if start < end:
+            yield edition.number, asked[start:end]
 
 
 GROUP_QUERIES = 1024

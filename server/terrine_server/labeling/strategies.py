@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -15,8 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.errors import Conflict, EnsembleUnavailable, InvalidQuery
-from terrine_server.labeling.queries import canonical_inputs, input_digests
+from terrine_server.errors import EnsembleUnavailable, InvalidQuery
 from terrine_server.labeling.voters import Neighbourhood, Voters, checked_votes
 from terrine_server.ledger import SHARED, Ledger, ProjectRecord, SpentAccounts
 from terrine_server.privacy import (
@@ -29,6 +28,7 @@ from terrine_server.privacy import (
     Released,
     build_mechanism,
 )
+from terrine_server.privacy.mechanisms import ROW_SUM_TOLERANCE
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,39 @@ class Vote:
     counts: np.ndarray
     exhausted: Sequence[int] = ()
     accounts: SpentAccounts | None = None
+
+
+def check_probabilities(
+    probabilities: np.ndarray | None, needed: bool, batch: int, classes: int
+) -> np.ndarray | None:
+    """Check a student's probabilities; return them as float64 `[B, m]`, or None if not needed.
+
+    Rows must sum to 1 within `ROW_SUM_TOLERANCE`. Values that rounding put above 1, as float32
+    softmax does, become 1; nothing else is changed.
+    """
+    if not needed:
+        if probabilities is not None:
+            raise InvalidQuery(
+                "This project takes no probabilities; only interactive_gnmax does. Omit them."
+            )
+        return None
+    if probabilities is None:
+        raise InvalidQuery(
+            f"interactive_gnmax also needs `probabilities` of shape [{batch}, {classes}]."
+        )
+    if probabilities.shape != (batch, classes):
+        raise InvalidQuery(
+            f"Expected probabilities of shape [{batch}, {classes}]; "
+            f"these have shape {list(probabilities.shape)}."
+        )
+    checked = np.ascontiguousarray(probabilities, dtype=np.float64)
+    if not ((checked >= 0) & (checked <= 1 + ROW_SUM_TOLERANCE)).all():  # also refuses NaN
+        raise InvalidQuery("Probabilities must be finite numbers between 0 and 1.")
+    if (np.abs(checked.sum(axis=1) - 1) > ROW_SUM_TOLERANCE).any():
+        raise InvalidQuery(
+            f"Each row of probabilities must sum to 1, within {ROW_SUM_TOLERANCE:g}."
+        )
+    return np.minimum(checked, 1)
 
 
 @dataclass(frozen=True)
@@ -224,68 +257,3 @@ def mechanism_of(project: ProjectRecord) -> Mechanism:
 @lru_cache(maxsize=64)
 def _mechanism(spec: str, teachers: int, classes: int) -> Mechanism:
     return build_mechanism(json.loads(spec), teachers=teachers, classes=classes)
-
-
-@dataclass(frozen=True)
-class AccountsCheck:
-    """`queries`: how many were charged. `unknown`: how many of them are not among the inputs.
-
-    `same`: whether the accounts are those that the records make; None if any query is unknown.
-    """
-
-    queries: int
-    unknown: int
-    same: bool | None
-
-
-def recompute_accounts(
-    ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray
-) -> AccountsCheck:
-    """Cast all votes of a project of `neighbours` again, in the order of its charges.
-
-    Each query is cast by those records that were there then; accounts of people who left are full.
-    `inputs`: all that students may have asked, `[B, …]`, such as the public pool. Raises Conflict
-    for any other project, and if its accounts count as spent after a restore; ConcurrentUpdate if
-    it answers meanwhile; InvalidQuery for inputs that the ensemble does not take.
-    """
-    project = ledger.project(name)
-    mechanism, allowance = mechanism_of(project), project.terms.allowance
-    if not isinstance(mechanism, Neighbours) or allowance is None:
-        raise Conflict(f"Nobody has an account in {name}: it is a project of {mechanism.name}.")
-    accounts = ledger.unit_accounts(project)
-    facts = project.ensemble.facts
-    known = canonical_inputs(inputs, facts.input, len(inputs))
-    rows = {
-        digest.hex(): row
-        for row, digest in enumerate(input_digests(known, project.ensemble.manifest_sha256))
-    }
-    asked = [rows.get(entry.input_digest, -1) for entry in ledger.stream_charges(name)]
-    asked = asked[: project.charges]
-    unknown = asked.count(-1)
-    if unknown:
-        return AccountsCheck(len(asked), unknown, None)
-    found = voters.neighbourhood(project.ensemble.current)
-    mechanism = replace(mechanism, teachers=found.units.count)
-    spent = np.zeros(len(accounts), dtype=np.uint32)
-    for edition, some in _by_edition(ledger, project, known[asked]):
-        there = found.ensemble.since <= edition  # records of people who left are gone
-        for weights in found.record_weights(found.ensemble.to_points(some)):
-            _, spent = mechanism.cast(weights * there, found.units, spent, allowance.most)
-    newest = project.ensemble.edition
-    spent[list(newest.erased if newest else ())] = allowance.most
-    same = bool(np.array_equal(spent, accounts))
-    if not same and bool((accounts == allowance.most).all()):
-        raise Conflict(f"All accounts of {name} count as spent: its ledger was restored once.")
-    return AccountsCheck(len(asked), 0, same)
-
-
-def _by_edition(
-    ledger: Ledger, project: ProjectRecord, asked: np.ndarray
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the inputs that were charged in each edition of the ensemble, with its number."""
-    editions = ledger.editions(project.ensemble.name)
-    # A project that was opened later began with the newest edition of its time.
-    begins = [edition.begins.get(project.id, 0) for edition in editions]
-    for edition, start, end in zip(editions, begins, [*begins[1:], len(asked)], strict=True):
-        if start < end:
-            yield edition.number, asked[start:end]

@@ -1,17 +1,29 @@
-"""The interface for casting votes, and the check of every vote count."""
+"""Who casts votes, for every kind of ensemble, and the check of every vote count.
+
+Voters of ensembles whose files are here are `local_voters.LocalVoters`, or as an add-on has them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from pkgutil import resolve_name
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
 
-from terrine_server.errors import EnsembleUnavailable
+from terrine_models.addons import added_as
+from terrine_server.errors import EnsembleUnavailable, NotFound
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import Units
+from terrine_server.settings import Settings, VotersKind
 
+LOCAL_VOTERS = "terrine_server.labeling.local_voters:local_voters"
+"""Imported once an ensemble that is here must vote: PyTorch is as large as all else."""
 BLOCK_BYTES = 64 * 2**20
 """Bytes of weights that are held at once."""
 
@@ -90,7 +102,7 @@ def _check_weights(weights: np.ndarray, shape: tuple[int, int]) -> None:
 class Voters(Protocol):
     """Turns batches of inputs into the vote counts of registered ensembles. Thread-safe.
 
-    To add one, derive a class and let `any_voters.AnyVoters` choose it.
+    To add one, derive a class and let `AnyVoters` choose it.
     """
 
     def check(self, record: EnsembleRecord) -> None:
@@ -144,3 +156,90 @@ def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) ->
             f"The ensemble {record.name} returned counts that do not add up to its teachers."
         )
     return counts
+
+
+POOL_FILE = "pool.npz"
+"""What an ensemble's students ask, if it was designed (`terrine_models.tables.designed`)."""
+
+
+def read_pool(data_dir: Path, record: EnsembleRecord) -> bytes:
+    """Return the designed pool of an ensemble: public, and verified by what was registered.
+
+    Raises NotFound if its students have inputs of their own, and `EnsembleUnavailable`.
+    """
+    if not record.facts.designed:
+        raise NotFound(
+            f"Nothing was designed to be asked of {record.name}: its students ask public inputs "
+            "of their own."
+        )
+    directory = data_dir / record.path
+    try:
+        manifest = (directory / "manifest.json").read_bytes()
+        pool = (directory / POOL_FILE).read_bytes()
+    except OSError as error:
+        raise EnsembleUnavailable(f"The pool of {record.name}: {error.strerror}.") from None
+    registered = sha256(manifest).hexdigest() == record.manifest_sha256
+    if not registered or json.loads(manifest)["files"][POOL_FILE] != sha256(pool).hexdigest():
+        raise EnsembleUnavailable(
+            f"The files in {directory} are not those that were registered as {record.name}. "
+            "Restore them from a backup."
+        )
+    return pool
+
+
+class AnyVoters(Voters):
+    """Passes each ensemble, in its newest edition, on to the voters of its kind."""
+
+    def __init__(self, settings: Settings, kind: VotersKind = VotersKind.HERE) -> None:
+        """`kind`: who votes for ensembles that are here."""
+        self._settings = settings
+        self._kind = kind
+        self._voters: dict[str, Voters] = {}
+        self._here: Voters | None = None
+        self._lock = Lock()
+
+    def check(self, record: EnsembleRecord) -> None:
+        """Raise `EnsembleUnavailable` unless the registered ensemble can vote now."""
+        self._of(record).check(record.current)
+
+    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+        """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
+
+        Raises `EnsembleUnavailable`.
+        """
+        return self._of(record).votes(record.current, inputs)
+
+    def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
+        """Return the records of an ensemble whose units vote. Raises `EnsembleUnavailable`."""
+        return self._of(record).neighbourhood(record.current)
+
+    def close(self) -> None:
+        """Give back what outlives a vote."""
+        with self._lock:
+            for voters in set(self._voters.values()):
+                voters.close()
+
+    def _of(self, record: EnsembleRecord) -> Voters:
+        kind = record.facts.kind
+        with self._lock:
+            if kind not in self._voters:
+                elsewhere = added_as("voters", kind)
+                self._voters[kind] = (
+                    self._local() if elsewhere is None else elsewhere(self._settings)
+                )
+            return self._voters[kind]
+
+    def _local(self) -> Voters:
+        """Return those who vote for all ensembles that are here."""
+        if self._here is None:
+            if self._kind is VotersKind.HERE:
+                made = resolve_name(LOCAL_VOTERS)
+            else:
+                made = added_as("local_voters", self._kind)
+            if made is None:
+                raise EnsembleUnavailable(
+                    f"TERRINE_VOTERS={self._kind} needs the add-on `{self._kind}`, which this "
+                    "installation of Terrine lacks."
+                )
+            self._here = made(self._settings)
+        return self._here

@@ -21,10 +21,11 @@ from terrine_server.errors import ConcurrentUpdate, Conflict, LedgerCorrupted
 from terrine_server.ledger import rows
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.database import Transaction, write
-from terrine_server.ledger.log import READ_ERRORS, check_types
 from terrine_server.ledger.records import Edition, ProjectRecord, SpentAccounts
 from terrine_server.ledger.schema import (
+    READ_ERRORS,
     Seals,
+    check_types,
     projects,
     secret_spends,
     shadow_accounts,

@@ -189,21 +189,14 @@ def iso(instant: datetime) -> str:
 Counts = tuple[int, ...]
 
 
-def counted_outcomes(events: Mapping[str, Any]) -> frozenset[str]:
-    """Return the outcomes that come with noisy counts, going by a project's cost events."""
-    return frozenset(
-        str(outcome)
-        for outcome, event in events.items()
-        if isinstance(event_from_json(event), GaussianNoisyCounts | NeighbourCounts)
-    )
-
-
-def noise_sigma(events: Mapping[str, Any]) -> float | None:
-    """Return the σ of the noise in a project's counts, in votes; None if it releases none."""
-    for event in map(event_from_json, events.values()):
-        if isinstance(event, GaussianNoisyCounts | NeighbourCounts):
-            return event.sigma
-    return None
+def sigma_of_counts(events: Mapping[str, Any]) -> dict[str, float]:
+    """Return, by a project's cost events, the outcomes that come with noisy counts, and the σ of
+    the noise in these, in votes."""
+    return {
+        str(outcome): event.sigma
+        for outcome, event in zip(events, map(event_from_json, events.values()), strict=True)
+        if isinstance(event, GaussianNoisyCounts | NeighbourCounts)
+    }
 
 
 def check_counts(counts: Counts | None, label: int | None, due: int | None) -> None:

@@ -38,7 +38,6 @@ from terrine_server.ledger.chain import (
     publication_digest,
 )
 from terrine_server.ledger.database import Transaction, check_written
-from terrine_server.ledger.log import READ_ERRORS
 from terrine_server.ledger.records import (
     ChargedBatch,
     EntryFields,
@@ -52,7 +51,7 @@ from terrine_server.ledger.records import (
     SpentAccounts,
 )
 from terrine_server.ledger.rows import ProjectCache, check_last_charge, publications
-from terrine_server.ledger.schema import charges, payments
+from terrine_server.ledger.schema import READ_ERRORS, charges, payments
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
@@ -310,7 +309,8 @@ def charge(
     check_active(project)
     proposals = list(chain.from_iterable(batches))
     known = record.recorded.find
-    new = any(known(p.query_digest, p.input_digest) is None for p in proposals)
+    metered = project.terms.schedule is not None
+    new = metered and any(known(p.query_digest, p.input_digest) is None for p in proposals)
     tally = accounts.load_tally(tx.connection, tx.seals, project) if new else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(tx.now, project, admission)

@@ -85,6 +85,7 @@ from terrine_server.ledger.schema import (
     ensembles,
     payments,
     projects,
+    readable,
     requests,
     tokens,
     tree_head,
@@ -93,11 +94,9 @@ from terrine_server.ledger.schema import (
 from terrine_server.ledger.tokens import (
     MAX_OPEN_REQUESTS,
     NewToken,
-    check_unchanged,
     decide_request,
     fetch_request,
     fetch_requests,
-    fetch_token,
     insert_token,
     lock_open_request,
     record_request,
@@ -322,7 +321,7 @@ class Ledger:
         spent: dict[int, int] = {}
         with reading(self._engine) as connection:
             for row in connection.execute(rows.SELECT_SPENT):
-                with log.readable(f"The account of project {row.name!r}", str(row.name)):
+                with readable(f"The account of project {row.name!r}", str(row.name)):
                     self._seals.check("projects", row._mapping)
                 spent[row.population_id] = spent.get(row.population_id, 0) + row.cap_spent
         return spent
@@ -503,7 +502,7 @@ class Ledger:
         the ledger, and NotFound.
         """
         with reading(self._engine) as connection:
-            check_unchanged(connection, self._seals, tokens)
+            rows.check_unchanged(connection, self._seals, tokens)
             return charging.look_up(connection, self._cache, project, digests)
 
     def unit_accounts(self, project: ProjectRecord) -> Accounts:
@@ -743,7 +742,7 @@ class Ledger:
     def find_token(self, id: str) -> TokenRecord | None:
         """Return the token with this id, even if revoked or expired, or None."""
         with reading(self._engine) as connection:
-            return fetch_token(connection, self._seals, id)
+            return rows.fetch_token(connection, self._seals, id)
 
     def list_tokens(
         self, project: str | None = None, after: str | None = None, limit: int | None = None
@@ -757,7 +756,7 @@ class Ledger:
             query = query.where(projects.c.name == project)
         with reading(self._engine) as connection:
             if after is not None:
-                last = fetch_token(connection, self._seals, after)
+                last = rows.fetch_token(connection, self._seals, after)
                 if last is None:
                     raise NotFound(f"There is no token {after}.")
                 query = query.where(rows.later_than(tokens, last))
@@ -784,7 +783,7 @@ class Ledger:
         with self._writing(by) as tx:
             locked = select(tokens.c.id).where(tokens.c.id == id).with_for_update()
             tx.connection.execute(locked)
-            found = fetch_token(tx.connection, tx.seals, id)
+            found = rows.fetch_token(tx.connection, tx.seals, id)
             if found is None:
                 raise NotFound(f"There is no token {id}.")
             if found.revoked_at is not None:
@@ -838,7 +837,7 @@ class Ledger:
             # wait.
             this = select(tokens.c.id).where(tokens.c.id == token)
             tx.connection.execute(this.with_for_update(key_share=True))
-            holder = fetch_token(tx.connection, tx.seals, token)
+            holder = rows.fetch_token(tx.connection, tx.seals, token)
             if holder is None or holder.role is not Role.STUDENT:
                 raise NotFound(f"There is no student's token {token}.")
             waiting = fetch_requests(

@@ -10,7 +10,7 @@ from math import hypot
 from typing import Any
 
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
-from terrine_server.ledger.chain import Counts, canonical_json, counted_outcomes, noise_sigma
+from terrine_server.ledger.chain import Counts, canonical_json, sigma_of_counts
 from terrine_server.privacy import (
     GDP,
     Account,
@@ -160,7 +160,7 @@ class ProjectRecord:
     title: str | None = None
     purpose: str | None = None
 
-    @property
+    @cached_property
     def account(self) -> Account:
         """The state that decides whether the next query is admitted."""
         return Account(
@@ -192,7 +192,7 @@ class ProjectRecord:
 
     def counts_due(self, outcome: str) -> int | None:
         """How many noisy counts an entry with this outcome has; None where it has none."""
-        return len(self.ensemble.facts.classes) if outcome in self._counted else None
+        return len(self.ensemble.facts.classes) if outcome in self._sigma_of_counts else None
 
     @property
     def noise_sigma(self) -> float | None:
@@ -200,12 +200,12 @@ class ProjectRecord:
 
         An aggregator's noise is in it, though nobody is charged for that.
         """
-        charged = noise_sigma(self.events)
+        charged = next(iter(self._sigma_of_counts.values()), None)
         return charged and hypot(charged, self.ensemble.facts.aggregator_sigma or 0.0)
 
     @cached_property
-    def _counted(self) -> frozenset[str]:
-        return counted_outcomes(self.events)
+    def _sigma_of_counts(self) -> dict[str, float]:
+        return sigma_of_counts(self.events)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
-from terrine_server.errors import LedgerCorrupted, NotFound
+from terrine_server.errors import LedgerCorrupted, NotFound, TokenChanged
 from terrine_server.ledger.chain import (
     canonical_json,
     check_counts,
@@ -43,12 +43,7 @@ from terrine_server.ledger.chain import (
     hash_matches,
 )
 from terrine_server.ledger.database import Transaction
-from terrine_server.ledger.log import (
-    check_account,
-    check_types,
-    last_detail,
-    readable,
-)
+from terrine_server.ledger.log import last_detail
 from terrine_server.ledger.records import (
     NEIGHBOURS,
     ChargeRecord,
@@ -68,11 +63,13 @@ from terrine_server.ledger.schema import (
     SEALED,
     Seals,
     charges,
+    check_types,
     editions,
     ensembles,
     payments,
     populations,
     projects,
+    readable,
     requests,
     tokens,
 )
@@ -559,6 +556,51 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
     return project
 
 
+def check_account(project: ProjectRecord) -> None:
+    """Check a project's status, and that its balance is possible for its number of entries.
+
+    Each entry debits one of a few prices, which bounds the balance from below and above. If every
+    query has the same price, the bounds are equal.
+    """
+    if (project.status is ProjectStatus.CLOSED) != (project.closed_at is not None):
+        raise ValueError("status and closed_at contradict each other")
+    _check_publications(project)
+    terms, account = project.terms, project.account
+    last = project.published[-1] if project.published else None
+    figure = last.figure if last else 0
+    since = account.queries - last.queries if last else account.queries
+    # A figure replaces the cost of the queries before it; additive δ is never given back.
+    for name, budget, price, queries, settled in [
+        ("spent", terms.budget, "cost", since, figure),
+        ("cap_spent", terms.cap_budget, "cap_cost", since, figure),
+        ("delta_spent", terms.delta_budget, "delta", account.queries, 0),
+    ]:
+        if terms.schedule is not None:
+            settled += account.published * getattr(terms.schedule.price, price)
+        least = settled + queries * getattr(terms.least, price)
+        most = settled + queries * getattr(terms.worst, price)
+        if name == "cap_spent" and terms.allowance is not None:
+            least = min(least, budget)  # which no number of queries exceeds
+        if not 0 <= least <= getattr(account, name) <= min(most, budget):
+            raise ValueError(f"{name} is not what so many entries debit")
+
+
+def _check_publications(project: ProjectRecord) -> None:
+    """Check that each covers more queries than the last, and that no more exist than scheduled."""
+    schedule = project.terms.schedule
+    if len(project.published) > (len(schedule.counts) if schedule else 0):
+        raise ValueError("published: more figures than are scheduled")
+    last = 0
+    for publication in project.published:
+        if type(publication.seq) is not int or type(publication.figure) is not int:
+            raise TypeError("published: not of whole numbers")
+        if not last + 1 < publication.seq <= project.charges or publication.figure < 0:
+            raise ValueError("published: not what was published")
+        last = publication.seq
+    if project.charges < 0:
+        raise ValueError("charges is negative")
+
+
 def check_last_charge(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
     """Raise LedgerCorrupted unless a project's last charge is the one that its account names.
 
@@ -723,6 +765,26 @@ def _token_record(seals: Seals, names: tuple[str, ...], *values: Any) -> TokenRe
         check_logged("token", fields)
         del fields["seal"], fields["logged"]
         return TokenRecord(**fields | {"role": Role(fields["role"])})
+
+
+def fetch_token(connection: Connection, seals: Seals, id: str) -> TokenRecord | None:
+    """Return the token with this id, or None."""
+    row = connection.execute(SELECT_TOKEN, {"id": id}).one_or_none()
+    return None if row is None else token_record(row, seals)
+
+
+def check_unchanged(connection: Connection, seals: Seals, held: Collection[TokenRecord]) -> None:
+    """Raise TokenChanged unless each of these tokens is exactly as it is stored."""
+
+    def unchanged(token: TokenRecord) -> bool:
+        try:
+            return fetch_token(connection, seals, token.id) == token
+        except LedgerCorrupted:
+            return False
+
+    changed = {token.id for token in held if not unchanged(token)}
+    if changed:
+        raise TokenChanged(changed)
 
 
 def payment_record(row: Row[Any], seals: Seals) -> Payment:

@@ -13,7 +13,8 @@ quantity.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -38,6 +39,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.chain import frame, iso
 
 
@@ -458,3 +460,37 @@ class Seals:
         """Raise ValueError or TypeError unless a row has its seal."""
         if not hmac.compare_digest(row["seal"], self.of(table, row)):
             raise ValueError("its seal is not the one that this server's key makes")
+
+
+READ_ERRORS = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+"""The errors that reading an altered or damaged value may raise."""
+
+
+@contextmanager
+def readable(what: str, project: str = "all") -> Iterator[None]:
+    """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        raise LedgerCorrupted(f"{what} was altered or damaged.", project, repr(error)) from None
+
+
+def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
+    """Check each value's type. SQLite stores a value of any type in any column."""
+    for column in columns:
+        value = row[column.name]
+        if value is None and column.nullable:
+            continue
+        if type(value) is not column.type.python_type:
+            raise TypeError(f"{column.name} is not of its type")
+        if isinstance(column.type, LargeBinary) and len(value) != (
+            column.type.length or len(value)
+        ):
+            raise ValueError(f"{column.name} is not of its length")

@@ -58,7 +58,7 @@ def seal(
 ) -> Sealing:
     """Verify the ledger, and seal all of its rows with the `key`, in one transaction.
 
-    Under `old_key` it must verify first. `accept` believes its rows as they are, whatever their
+    Under `old_key` it must verify first. `accept` trusts its rows as they are, whatever their
     seals and the log say, as far as charges, balances and terms agree with each other. What the log
     did not say yet is recorded in it. Raises Conflict when neither is given and it is sealed with
     the `key` already, NotSealed for another key than `old_key`, and LedgerCorrupted, with nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import RequestStatus, Role
-from terrine_server.errors import Conflict, LedgerCorrupted, NotFound, TokenChanged
+from terrine_server.errors import Conflict, NotFound
 from terrine_server.ledger import log, rows
 from terrine_server.ledger.chain import Action
 from terrine_server.ledger.database import Transaction
@@ -59,26 +59,6 @@ def insert_token(tx: Transaction, new: NewToken) -> TokenRecord:
     return rows.token_record(
         tx.connection.execute(rows.SELECT_TOKEN, {"id": new.id}).one(), tx.seals
     )
-
-
-def fetch_token(connection: Connection, seals: Seals, id: str) -> TokenRecord | None:
-    """Return the token with this id, or None."""
-    row = connection.execute(rows.SELECT_TOKEN, {"id": id}).one_or_none()
-    return None if row is None else rows.token_record(row, seals)
-
-
-def check_unchanged(connection: Connection, seals: Seals, held: Collection[TokenRecord]) -> None:
-    """Raise TokenChanged unless each of these tokens is exactly as it is stored."""
-
-    def unchanged(token: TokenRecord) -> bool:
-        try:
-            return fetch_token(connection, seals, token.id) == token
-        except LedgerCorrupted:
-            return False
-
-    changed = {token.id for token in held if not unchanged(token)}
-    if changed:
-        raise TokenChanged(changed)
 
 
 MAX_OPEN_REQUESTS = 3

@@ -36,7 +36,6 @@ from terrine_server.ledger.chain import (
     TERMS_FIELDS,
     canonical_json,
     check_counts,
-    counted_outcomes,
     counts_as_text,
     counts_from_text,
     facts,
@@ -47,14 +46,16 @@ from terrine_server.ledger.chain import (
     iso,
     log_hash,
     plain_value,
+    sigma_of_counts,
     whole_numbers,
 )
-from terrine_server.ledger.log import READ_ERRORS, check_types
 from terrine_server.ledger.records import ChargeRecord, entry_event
 from terrine_server.ledger.rows import select_editions
 from terrine_server.ledger.schema import (
+    READ_ERRORS,
     Seals,
     administrative_log,
+    check_types,
     editions,
     ensembles,
     payments,
@@ -88,7 +89,7 @@ class TermsChecker:
         self.terms = terms
         self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
         self.events = dict(events)
-        self.counted = counted_outcomes(events)
+        self.counted = sigma_of_counts(events).keys()
         self.account = Account()
         self.published: list[tuple[int, int]] = []
         self.outcomes: Counter[str] = Counter()

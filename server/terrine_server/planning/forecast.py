@@ -23,14 +23,12 @@ from scipy.stats import rankdata
 from terrine_models.data.arrays import Dataset, number_distinct_rows, row_digests
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Task
+from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import PLAIN_METHOD, choose
-from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.planning.consensus import Votes
 from terrine_server.planning.first_project import (
     FITTED_FEATURES,
     MAX_FITTED_NOISE,
@@ -40,7 +38,7 @@ from terrine_server.planning.first_project import (
     has_less_noise,
     plan_neighbours,
 )
-from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS, simulate
+from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS, Votes, simulate
 from terrine_server.planning.plan import Grid, plan
 from terrine_server.privacy import Units
 from terrine_server.privacy.mechanisms import Neighbours as Mechanism

@@ -26,6 +26,7 @@ from terrine_server.privacy.events import (
     StabilityTest,
 )
 from terrine_server.privacy.noise import Entropy, NoiseTable, discrete_gaussian, discrete_laplace
+from terrine_server.privacy.numbers import Counts
 from terrine_server.privacy.parameters import (
     MAX_COUNTED_CLASSES,
     MAX_EXTRA_VOTES,
@@ -40,7 +41,6 @@ from terrine_server.privacy.parameters import (
     within,
 )
 
-Counts = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 

@@ -1,4 +1,4 @@
-"""The cost of one bit of a threshold test: exactly what leaks, for the noise that is drawn."""
+"""What prices are computed with: tails of noise, exact costs of one bit, units and rounding."""
 
 from __future__ import annotations
 

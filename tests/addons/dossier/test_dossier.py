@@ -78,7 +78,7 @@ AUDIT: dict[str, Any] = {
             "measured": 0.697,
             "price": 0.715,
         }
-        for part, subject in (("mechanisms", "gnmax"), ("service", "books"), ("ledger", "books"))
+        for part, subject in (("mechanisms", "gnmax"), ("service", "ledger"), ("ledger", "ledger"))
     ],
 }
 
@@ -255,7 +255,7 @@ def test_what_could_not_be_checked_comes_first(world: World, tmp_path: Path) -> 
     world.settings.checkpoint_key_path.unlink()
     found = whats(world.facts(policy=None))
     holds(found, "transparency", "entries")
-    holds(whats(world.facts(verify=False)), "books", "files")
+    holds(whats(world.facts(verify=False)), "ledger", "files")
 
 
 def test_an_altered_teacher_a_lost_one_and_a_rewritten_ledger_are_the_first_findings(
@@ -294,7 +294,7 @@ def test_an_entry_that_was_edited_is_named_on_the_first_page(
     with unguarded(world.settings.database) as connection:
         connection.exec_driver_sql("UPDATE charges SET label = label + 1 WHERE seq = 2")
     facts = world.facts()
-    assert whats(facts)[0] == "NOT INTACT: the books of study"
+    assert whats(facts)[0] == "NOT INTACT: the ledger of study"
     page = Page(facts).text
     assert page.index("Read this first") < page.index("NOT INTACT") < page.index("Take any one")
     done = terrine("dossier", "--out", tmp_path / "out")

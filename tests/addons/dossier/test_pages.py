@@ -15,10 +15,10 @@ def test_a_dossier_is_that_of_the_command_and_verifies_when_asked(
     said = text_of(auditor.get("/admin/projects/study/dossier"))
     record = house.ledger.project("study")
     assert f"{record.head}" in said
-    holds(said, "Whether", "intact")
+    holds(said, "Whether", "intact", "Press", "Verify")
     facts = gather(house.ledger, house.app.state.services.settings, project="study", verify=True)
     verified = text_of(auditor.post("/admin/projects/study/dossier"))
-    assert not says(verified, "Whether", "books")
+    assert not says(verified, "Press", "Verify")
     holds(verified, "administrative", "intact")
     for each in assessment.assess(facts):
         assert each.hazard in verified

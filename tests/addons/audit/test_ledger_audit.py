@@ -23,7 +23,7 @@ from support.ledgers import (
     unguarded,
 )
 from support.wording import holds
-from terrine_addons.audit.ledger import audit_books, check_project
+from terrine_addons.audit.ledger import audit_ledger, check_project
 from terrine_server.findings import AuditFinding
 from terrine_server.ledger import Ledger, NewProject, connect, upgrade
 from terrine_server.planning.opening import choose
@@ -44,7 +44,7 @@ def open_and_charge(ledger: Ledger, name: str, mechanism: Any, opened: Terms) ->
 
 
 def found(ledger: Ledger) -> list[AuditFinding]:
-    return list(audit_books(ledger))
+    return list(audit_ledger(ledger))
 
 
 @pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, IMMUTABLE])
@@ -109,13 +109,13 @@ def test_a_forged_entry_is_found(tmp_path: Path, ledger: Ledger) -> None:
     # A careful forger puts the guards back.
     upgrade(connect(f"sqlite:///{tmp_path / 'terrine.sqlite'}"), SECRET_KEY)
     finding, summary = found(ledger)
-    assert finding.subject == "books of study"
+    assert finding.subject == "ledger of study"
     assert "entry 2: altered" in finding.evidence
     assert "1 projects" in summary.evidence
 
 
 def test_a_project_with_lowered_prices_is_named(ledger: Ledger) -> None:
-    """The books agree with themselves; only the votes say that the prices are too low."""
+    """The ledger agrees with itself; only the votes say that the prices are too low."""
     spec = CONFIDENT | {"sigma1": 60.0, "sigma2": 45.0, "answer_share": 0.5}
     mechanism = build_mechanism(spec, teachers=250, classes=10)
     quoted = quote(mechanism, 1.0, 1e-6)
