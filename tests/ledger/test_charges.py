@@ -55,11 +55,6 @@ def test_charges_are_paged_and_filtered(each_ledger: Ledger) -> None:
         each_ledger.charges("nobody")
 
 
-def test_unknown_projects_are_not_found(ledger: Ledger) -> None:
-    with pytest.raises(NotFound):
-        ledger.charge(99, [answered(1)])
-
-
 def test_an_outcome_without_a_price_is_never_released(ledger: Ledger) -> None:
     project = open_project(ledger, queries=3)
     with refuses(ValueError, "price"):

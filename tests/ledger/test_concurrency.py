@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
-import pytest
-
-from support.ledgers import GNMAX, answered, open_ledger, open_project, terms
-from support.processes import at_once, in_processes
-from support.workers import open_projects
+from support.ledgers import answered, open_ledger, open_project
+from support.processes import at_once
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import ProjectClosed, ServiceError
 
@@ -22,33 +18,6 @@ def test_simultaneous_first_askings_are_paid_once(each_database_url: str) -> Non
     assert len(paid) == 1
     assert {receipt.results[0].label for receipt in results} == {paid[0].label}
     assert ledger.project("study").charges == 1
-
-
-def test_the_same_request_at_once_is_paid_once(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
-    project = open_project(ledger, queries=50)
-    batch = [answered(1), answered(2), answered(1)]
-    receipts = at_once(8, lambda _: ledger.charge(project.id, batch))
-    found = [[(r.seq, r.label) for r in receipt.results] for receipt in receipts]
-    assert all(each == found[0] for each in found)
-    assert ledger.project("study").charges == 2
-
-
-@pytest.mark.slow
-def test_projects_opened_at_once_never_exceed_the_cap(each_database_url: str) -> None:
-    """The cap holds 5 such budgets; 4 processes try 3 each."""
-    ledger = open_ledger(each_database_url)
-    cap = ledger.ensemble("mnist").population.cap
-    share = replace(terms(1), budget=cap // 5, cap_budget=cap // 5)
-    names = [[f"p{process}-{i}" for i in range(3)] for process in range(4)]
-    processes = in_processes(
-        open_projects, *[(each_database_url, mine, share, GNMAX) for mine in names]
-    )
-    assert [process.exitcode for process in processes] == [0] * 4
-    projects = ledger.projects()
-    assert len(projects) == 5
-    assert ledger.ensemble("mnist").population.reserved == 5 * (cap // 5)
-    assert all(ledger.verify(project.name).ok for project in projects)
 
 
 def test_one_name_opened_at_once_is_opened_once(each_database_url: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.databases import SECRET_KEY, SQLITE_BY_DAY
-from support.forgeries import first_finding, kind, rehash, rewrite, rows_of
+from support.forgeries import first_finding, kind, rehash, rewrite
 from support.ledgers import (
     COUNTED,
     GNMAX,
@@ -28,7 +27,6 @@ from support.wording import holds, refuses
 from support.workers import come_between
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import ChargedBatch, Ledger, NewProject, ProjectRecord, Proposal, connect
-from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
 from terrine_server.privacy import cap
 
 BATCH = [counted(1), counted(2), counted(3)]
@@ -152,36 +150,7 @@ def test_counts_that_were_not_charged_for_are_never_written(
     assert ledger.project("study").charges == 0
 
 
-def test_counts_are_in_no_text_made_of_what_is_not_paid() -> None:
-    assert "counts" not in repr(counted(1))
-
-
 # --------------------------------------------------------------------------------------- the chain
-
-
-@SQLITE_BY_DAY
-def test_an_entrys_hash_covers_the_sha256_of_its_counts(
-    project: ProjectRecord, each_database_url: str
-) -> None:
-    """Recomputed by hand: a field more than other entries have."""
-    with connect(each_database_url).connect() as connection:
-        rows = rows_of(connection)
-    head = bytes.fromhex(project.genesis)
-    for row, counts in zip(rows, PAID, strict=True):
-        assert counts is not None
-        assert row["counts"] == "[" + ",".join(map(str, counts)) + "]"
-        framed = frame("terrine/charge/1", head, *(row[name] for name in CHARGE_FIELDS))
-        framed += b"b" + (32).to_bytes(8, "big") + hashlib.sha256(row["counts"].encode()).digest()
-        head = hashlib.sha256(framed).digest()
-        assert row["hash"] == head
-
-
-def test_no_counts_add_nothing_to_what_is_hashed() -> None:
-    assert frame_counts(None) == b""
-    assert len({frame_counts(None), frame_counts(""), frame_counts("[]"), frame_counts("[0]")}) == 4
-    for value in (b"[0]", 7, ()):
-        with pytest.raises(TypeError):
-            frame_counts(value)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------- edits are found
@@ -240,13 +209,3 @@ def test_an_export_holds_the_counts_and_verifies_without_its_database(
     for value in values:
         edited = [*lines[:2], lines[2] | {"counts": value}, *lines[3:]]
         holds(first_finding(file, edited), 3, "entry")
-
-
-@SQLITE_BY_DAY
-def test_entries_without_counts_are_exported_as_they_were(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.charge(open_project(ledger, 10).id, [answered(1), answered(2)])
-    file = tmp_path / "export.jsonl"
-    lines = export(ledger, file)
-    assert all("counts" not in line for line in lines)
-    edited = [*lines[:2], lines[2] | {"counts": [1, 0]}]
-    assert kind(first_finding(file, edited)) == "entry 2: altered"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
-import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -27,7 +26,7 @@ from support.ledgers import (
     voted,
 )
 from support.processes import in_processes, start
-from support.workers import ask_and_log, die_after_commit, die_before
+from support.workers import ask_and_log, die_before
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger import database as database_module
@@ -86,17 +85,6 @@ def test_killed_at_any_step_leaves_nothing_half_written(
     assert step >= least, "it took fewer steps than the test reckons with"
 
 
-@pytest.mark.slow
-def test_killed_after_the_commit_the_retry_is_free(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
-    project = open_project(ledger, queries=10)
-    [process] = in_processes(die_after_commit, (each_database_url, project.id, 5))
-    assert process.exitcode == -signal.SIGKILL
-    retry = ledger.charge(project.id, [answered(i) for i in range(5)])
-    assert [result.seq for result in retry.results] == [1, 2, 3, 4, 5]
-    assert ledger.project("study").charges == 5
-
-
 @SQLITE_BY_DAY
 @pytest.mark.slow
 def test_killed_at_any_moment_everything_sent_was_paid(
@@ -141,24 +129,6 @@ def test_a_lock_that_is_held_too_long_is_a_clear_error(
             impatient.charge(project.id, [answered(1)])
         assert impatient.project("study").charges == 0, "reading needs no lock"
     assert impatient.charge(project.id, [answered(1)]).project.charges == 1
-
-
-def test_a_short_lock_is_waited_for(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
-    project = open_project(ledger, queries=10)
-    held = threading.Event()
-
-    def hold() -> None:
-        with database_module.writing(connect(each_database_url)) as holder:
-            holder.execute(text("UPDATE projects SET status = 'active'"))
-            held.set()
-            time.sleep(0.5)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    assert ledger.charge(project.id, [answered(1)]).project.charges == 1
-    thread.join()
 
 
 @pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)

@@ -70,17 +70,6 @@ def test_what_is_wrong_with_one_request_does_not_touch_the_others(ledger: Ledger
     assert ledger.project("study").charges == 2
 
 
-def test_a_request_behind_one_that_is_refused_gets_what_was_answered_before(
-    ledger: Ledger,
-) -> None:
-    project = open_project(ledger, queries=1)
-    paid, refused, free = ledger.charge_group(
-        project.id, [[answered(0)], [answered(1)], [answered(0)]]
-    )
-    assert (numbers(paid), numbers(free)) == ([1], [1])
-    assert isinstance(refused, BudgetExhausted)
-
-
 def test_a_refusal_says_what_is_spent_of_which_budget(ledger: Ledger) -> None:
     """Also what requests of its own group have spent, which came first."""
     project = open_project(ledger, queries=3)

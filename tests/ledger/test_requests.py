@@ -17,7 +17,7 @@ from support.ledgers import GNMAX, digest, open_ledger, open_project, terms
 from support.processes import at_once, in_processes
 from support.wording import refuses
 from support.workers import die_approving
-from terrine_protocol import ProjectStatus, RequestStatus, Role
+from terrine_protocol import RequestStatus, Role
 from terrine_server.errors import CapExceeded, Conflict, NotFound, ServiceError
 from terrine_server.ledger import Ledger, NewProject, NewToken, RequestRecord, connect
 from terrine_server.ledger.tokens import MAX_OPEN_REQUESTS
@@ -205,17 +205,3 @@ def test_the_database_forbids_to_change_what_was_asked_or_decided(
             connection.execute(text(edit))
         engine.dispose()
     assert each_ledger.find_request(made.id).project == "more"
-
-
-def test_titles_and_purposes_are_those_of_the_log(ledger: Ledger) -> None:
-    opened = ledger.open_project(NewProject("named", "mnist", GNMAX, terms(2), "Named", "To learn"))
-    assert (opened.title, opened.purpose) == ("Named", "To learn")
-    [entry] = ledger.log(limit=1, newest=True)
-    assert (entry.detail["title"], entry.detail["purpose"]) == ("Named", "To learn")
-    ledger.set_status("named", ProjectStatus.PAUSED)
-    assert ledger.project("named").title == "Named"
-    unnamed = ledger.project("study")
-    assert (unnamed.title, unnamed.purpose) == (None, None)
-    first = next(e for e in ledger.log(limit=100) if e.action == "project-opened")
-    assert (first.detail["title"], first.detail["purpose"]) == (None, None)
-    assert ledger.verify_log().ok

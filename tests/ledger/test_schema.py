@@ -54,12 +54,6 @@ def test_the_migrated_checks_are_the_ones_in_the_code(engine: Engine) -> None:
     assert all(migrated.values())
 
 
-def test_migrating_twice_changes_nothing(engine: Engine) -> None:
-    upgrade(engine, SECRET_KEY)
-    upgrade(engine, SECRET_KEY)
-    check_schema(engine)
-
-
 @pytest.mark.slow
 def test_processes_that_migrate_at_once_all_succeed(each_database_url: str) -> None:
     processes = in_processes(migrate, *[(as_owner(each_database_url),)] * 2)

@@ -17,7 +17,7 @@ from support.ledgers import GNMAX, answered, digest, open_ledger, open_project, 
 from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_protocol import ProjectStatus, Role, TokenCreate
-from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
+from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed
 from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal
 from terrine_server.ledger.chain import ACTIONS_ABOUT, FACTS
 from terrine_server.ledger.schema import (
@@ -229,19 +229,6 @@ def test_every_subject_of_the_log_has_actions_and_facts() -> None:
     assert set(FACTS["edition"]) <= set(editions.c.keys()) - {"slots", "erased"}
     names = {"token", "token_project", "ensemble", "project"}
     assert set(FACTS["request"]) - names <= set(requests.c.keys())
-
-
-def test_an_edited_token_is_unknown_and_another_is_not(engine: Engine, database_url: str) -> None:
-    ledger = Ledger(engine, SECRET_KEY)
-    kept = Tokens(ledger, SECRET_KEY)
-    edited, other = (kept.create(TokenCreate(role=Role.AUDITOR)) for _ in range(2))
-    with unguarded(database_url, with_key=False) as connection:
-        connection.execute(update(tokens).where(tokens.c.id == edited.id).values(role="admin"))
-    with pytest.raises(Unauthorized):
-        kept.authenticate(edited.token)
-    assert kept.authenticate(other.token).role is Role.AUDITOR
-    with pytest.raises(LedgerCorrupted):
-        ledger.revoke_token(edited.id)
 
 
 def test_the_command_tells_what_it_took_as_it_is(

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from dp_accounting import dp_event, pld
-from pydantic import TypeAdapter, ValidationError
 from scipy.optimize import brentq
 from scipy.stats import chi2, norm
 
@@ -34,7 +33,6 @@ from support.laws import (
     some_pairs,
 )
 from support.wording import refuses
-from terrine_protocol import MechanismSpec, NeighboursSpec
 from terrine_server.privacy import (
     GDP,
     Account,
@@ -153,26 +151,6 @@ def test_a_foreign_map_that_is_given_one_record_at_a_time_tells_no_more(
     for others in OTHERS:
         left, replaced = ratios(shifts(Neighbours, others, allowance, weigh), allowance)
         assert max(left, replaced) <= 1 + 1e-12
-
-
-def test_overspending_in_the_last_step_shows_only_with_larger_votes() -> None:
-    """With votes of 0 and 1 an account ends at A exactly, so tests of such votes see nothing."""
-    wrong = mutated(*DEFECTS["overspends in the last step"])
-    one_each = tuple(((0, (1, 1, 1)),) for _ in range(2))
-    found = shifts(wrong, one_each, 2)
-    small = [i for i, each in enumerate(_sizes()) if each <= 1]
-    losses = found.losses(together=16)[0, small]
-    assert losses.max() <= ORDER * 2 / (2 * SIGMA**2) * (1 + 1e-12)
-    assert ratios(found, 2)[0] > 1
-
-
-def _sizes() -> list[int]:
-    from support.laws import people
-
-    return [
-        max(sum(weights[q] ** 2 for _, weights in person) for q in range(3)) if person else 0
-        for person in people()
-    ]
 
 
 def test_refunded_abstentions_show() -> None:
@@ -401,31 +379,6 @@ def test_terms_and_events_are_written_and_read() -> None:
         build_mechanism({"name": "gnmax", "sigma": 40.0}, teachers=9, classes=2), 1, 1e-5
     )
     assert "allowance" not in others.to_json()
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"sigma": 0.0}, "sigma"),
-        ({"queries": 0}, "queries"),
-        ({"queries": 1.5}, "queries"),
-        ({"norm": 0}, "norm"),
-        ({"norm": 256}, "norm"),
-        ({"extra": 1}, "parameters"),
-    ],
-)
-def test_parameters_that_mean_nothing_are_refused(changed: dict[str, Any], said: str) -> None:
-    spec = {"name": "neighbours", "sigma": 40.0, "queries": 100} | changed
-    with refuses(ParameterError, *said.split()):
-        build_mechanism(spec, teachers=100, classes=10)
-    with pytest.raises(ValidationError):
-        TypeAdapter(MechanismSpec).validate_python(spec)
-
-
-def test_the_specification_is_that_of_the_protocol() -> None:
-    spec = NeighboursSpec(name="neighbours", sigma=40.0, queries=100)
-    built = build_mechanism(spec.model_dump(), teachers=100, classes=10)
-    assert built == Neighbours(100, 10, 40.0, 100, norm=1)
 
 
 def test_budgets_that_buy_no_vote_or_cannot_be_counted_out_are_refused() -> None:

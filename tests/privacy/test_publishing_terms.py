@@ -116,13 +116,6 @@ def test_all_figures_together_fail_as_often_as_their_share_of_delta_allows(
     assert Fraction(str(tail(z))) * publications >= share * (1 - Fraction(1, 10**8))
 
 
-def test_a_schedule_is_part_of_the_terms() -> None:
-    z = publication_z(DELTA, len(COUNTS))
-    assert published(z, list(COUNTS)).schedule == Schedule(
-        release(z), COUNTS, publication_price(release(z))
-    )
-
-
 def test_a_schedule_and_a_choice_survive_a_round_trip_through_json() -> None:
     considered = (
         ConsideredRule(RULE, 0.5, answers=100, queries=90),
