@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrine_server.ledger.chain import (
@@ -81,6 +81,7 @@ def test_no_two_sequences_of_fields_share_an_encoding() -> None:
     assert len({frame(*fields) for fields in different}) == len(different)
 
 
+@settings(max_examples=25)
 @given(
     seq=st.integers(1, 2**63 - 1),
     created_at=st.datetimes(datetime(2000, 1, 1), timezones=st.just(UTC)),

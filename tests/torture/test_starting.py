@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.clients import Crowd, Student, discrepancies
 from support.databases import Database
 from support.ledgers import answered, open_ledger, open_project
 from support.processes import Terrine, command, die_before_call, in_processes, start
@@ -24,64 +23,12 @@ from terrine_protocol.files import write_secret
 from terrine_server.owner.sign_in import load_secret_key
 
 if TYPE_CHECKING:
-    from support.data import DigitsEnsemble
+    pass
 
 OF_STARTS = 0.05
 """Kills of each test and database, as a share of those under load."""
 MORE = 30
 """Further kills, if all so far came too late; about one in three does."""
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_servers_killed_while_they_start(
-    database: Database,
-    digits_ensemble: DigitsEnsemble,
-    kills: Callable[[float], int],
-    seed: int,
-    tally: Callable[[str], None],
-    tmp_path: Path,
-) -> None:
-    """Kills fall between the start of the process and its first answers to waiting clients."""
-    from support.servers import replicas
-
-    rng, count, killed, listening = random.Random(seed), kills(OF_STARTS), 0, 0
-    with replicas(tmp_path / "data", database.url, digits_ensemble, 1) as servers:
-        token = servers.open_project("study", 20_000)
-        students = [Student(servers, token, (seed, i)) for i in range(3)]
-        crowd = Crowd(seed, [("study", student) for student in students])
-
-        def restart() -> float:
-            """Restart; return the seconds until it listens."""
-            began = time.monotonic()
-            servers.kill(0)
-            servers.start(0)
-            servers.wait_until_ready(0)
-            return time.monotonic() - began
-
-        with crowd.asking():
-            crowd.wait_for_answers(len(students))
-            usual = restart()
-            while killed < count or listening == killed < count + MORE:
-                servers.kill(0)
-                servers.start(0)
-                instant = rng.uniform(0, 1.5 * usual)
-                time.sleep(instant)
-                killed += 1
-                if servers.listens(0):
-                    listening += 1
-                    usual = min(usual, instant)
-            restart()
-            crowd.wait_for_answers(2 * len(students))
-        for student in students:
-            student.stop()
-        tally(
-            f"{database.url.partition(':')[0]}, starting: {killed} kills,"
-            f" {listening} of them after the {usual:.1f} s until it listens"
-        )
-        assert listening < killed, "every kill came too late"
-        assert discrepancies(database.url, "study", crowd.exchanges) == []
-        assert servers.ledger.verify("study").ok
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 
 from support.clients import Crowd, Lost, Student, Witness, discrepancies
 from support.data import DigitsEnsemble
-from support.databases import SECRET_KEY, Postgres, running_postgres
+from support.databases import SECRET_KEY, running_postgres
 from support.processes import until
 from support.servers import Replicas, replicas
 from support.wording import holds
@@ -179,25 +179,3 @@ def test_a_server_refuses_to_start_on_a_read_only_disk(
         witness.ask_again(witness.exchanges[0])
         witness.ask()
         witness.judge()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("servers", ["postgresql"], indirect=True)
-def test_a_database_made_read_only_is_a_503_until_it_is_writable(
-    witness: Witness, mortal: Postgres
-) -> None:
-    """As after a failover to a standby, or when an operator freezes it for a backup."""
-    name = witness.servers.engine.url.database
-    assert name
-    witness.ask()
-    mortal.alter(name, "SET default_transaction_read_only = on")
-    mortal.end_sessions(name)  # existing sessions would keep the old setting
-    for _ in range(3):
-        with pytest.raises(Lost):
-            witness.ask()
-    assert not ready(witness.servers)
-    witness.ask_again(witness.exchanges[0])
-    mortal.alter(name, "RESET default_transaction_read_only")
-    until(lambda: ready(witness.servers), bool)
-    witness.ask_until_answered()
-    witness.judge()

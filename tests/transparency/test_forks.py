@@ -217,33 +217,6 @@ def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
         assert witness.witness.last(LOG.verifier) == before
 
 
-def test_an_older_backup_is_found(owner: Owner, witness: RunningWitness) -> None:
-    """The tree of a backup is a true beginning: until it goes on, it is only too short."""
-    alone = policy_text().encode()
-    told = owner.charge(*range(6))
-    with owner.serving() as url:
-        until(lambda: logged(url, 6 + log_entries(owner)))
-    with owner.ledger._engine.connect() as connection:
-        backup = connection.execute(select(tree_head.c.checkpoint)).scalar_one()
-    more = owner.charge(*range(6, ENTRIES))
-    with owner.serving() as url, Client(url, owner.token) as student:
-        student.receipts.keep(told)
-        student.receipts.keep(more)
-        report = until(lambda: student.verify_receipts(alone), lambda r: ENTRIES in r.proofs)
-        assert report.ok
-        kept = student.receipts
-    with forging(owner) as connection:
-        roll_back(connection)
-    owner.ledger.grow_tree()
-    owner.ledger.save_checkpoint(backup, None)
-    with owner.serving() as url, Client(url, owner.token) as student:
-        until(lambda: logged(url, 6 + log_entries(owner)))
-        student.receipts = kept
-        report = student.verify_receipts(alone)
-        holds(str(report), "HISTORIES")
-        assert [*report.missing, *report.waiting] == list(range(7, ENTRIES + 1))
-
-
 def test_two_hashes_for_one_entry_are_found(owner: Owner) -> None:
     with Client("http://127.0.0.1:9", owner.token) as student:
         told = owner.charge(1)
