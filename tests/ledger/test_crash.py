@@ -90,7 +90,6 @@ def test_killed_at_any_step_leaves_nothing_half_written(
 def test_killed_at_any_moment_everything_sent_was_paid(
     each_database_url: str, tmp_path: Path
 ) -> None:
-    """Three processes at a time are killed in mid-work, four times over."""
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 20_000, {"name": "gnmax", "sigma": 400.0})
     for generation in range(4):

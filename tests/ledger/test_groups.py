@@ -110,7 +110,6 @@ def test_grouping_changes_nothing(
     queries: int,
     cut: int,
 ) -> None:
-    """The same requests one by one, and in two groups: the same fates, the same balance."""
     directory = tmp_path_factory.mktemp("grouping")
 
     def books(name: str) -> tuple[Ledger, int]:

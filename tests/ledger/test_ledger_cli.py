@@ -81,20 +81,6 @@ def test_verify_fails_on_any_finding(ledger: Ledger, database_url: str) -> None:
     assert terrine("verify", "other").exit_code == 0
 
 
-def test_verify_reports_accounts_that_nothing_else_can_read(
-    ledger: Ledger, database_url: str
-) -> None:
-    from terrine_server.ledger.schema import projects
-
-    with unguarded(database_url) as connection:
-        connection.execute(update(projects).where(projects.c.id == 1).values(terms="{"))
-    upgrade(connect(database_url), SECRET_KEY)  # a careful forger puts the guards back
-    result = terrine("verify")
-    assert result.exit_code == 1
-    holds(result.output, "terms")
-    holds(result.output, "other", "intact")
-
-
 def test_an_unknown_project_is_refused_and_leaves_no_file(ledger: Ledger, tmp_path: Path) -> None:
     file = tmp_path / "nobody.json"
     for arguments in (["show", "nobody"], ["verify", "nobody"], ["export", "nobody"]):

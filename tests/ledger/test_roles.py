@@ -204,6 +204,8 @@ DENIED = (
     "DELETE FROM tokens",
     "UPDATE administrative_log SET actor = 'x'",
     "DELETE FROM administrative_log",
+    "UPDATE payments SET token_id = 'x'",
+    "DELETE FROM payments",
     "UPDATE alembic_version SET version_num = '9'",
     "CREATE TABLE more (id int)",
 )

@@ -120,7 +120,6 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
 
 @POSTGRESQL_BY_DAY
 def test_an_act_and_its_entry_are_written_together_or_not_at_all(each_engine: Engine) -> None:
-    """Whichever of its statements fails."""
     ledger = Ledger(each_engine, SECRET_KEY)
     created = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN))
     student = ledger.find_request("f" * 16).token

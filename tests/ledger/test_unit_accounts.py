@@ -1,8 +1,4 @@
-"""Accounts of units: written with the charge of the answers they belong to, and never behind.
-
-Every request here goes through the whole pipeline, and through a ledger of its own, as another
-replica's would.
-"""
+"""Accounts of units: written with the charge of the answers they belong to, and never behind."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The joint price of a threshold test and its noisy maximum, against exact laws and golden values.
-
-Exact laws are sums over all values of the noise (`exact_laws`). They know nothing of the theorem
-that the price rests on (docs/privacy/joint-price.md).
-"""
+"""The joint price of a threshold test and its noisy maximum, against exact laws."""
 
 from __future__ import annotations
 

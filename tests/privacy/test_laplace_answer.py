@@ -1,8 +1,4 @@
-"""The answer of the Laplace noisy maximum costs no less than it reveals, and hardly more.
-
-The laws here are plain sums over the definition of the noise. `docs/privacy/lnmax.md` has the
-proof; these tests would find a mistake in it.
-"""
+"""The answer of the Laplace noisy maximum costs no less than it reveals, and hardly more."""
 
 from __future__ import annotations
 

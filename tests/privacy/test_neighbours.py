@@ -1,9 +1,4 @@
-"""`neighbours`: what it tells of one person, by brute force over all small worlds.
-
-The theorem (docs/privacy/neighbours.md) is attained and never exceeded, for one who joins or leaves
-and for one who is replaced, whatever a student asks after what answers. Every defect that has been
-found in published code, or that would come naturally, is planted, and shows.
-"""
+"""`neighbours`: what it tells of one person, by brute force over all small worlds."""
 
 from __future__ import annotations
 

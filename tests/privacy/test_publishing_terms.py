@@ -1,5 +1,4 @@
-"""Terms of a project that publishes bounds on its spend: what a publication costs, when it is due,
-and what the account is after it."""
+"""Terms of a project that publishes bounds on its spend: price, due time, account after it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""No mechanism's output law diverges from a neighbour's by more than its cost.
-
-Laws are enumerated exactly, with the discrete noise that is drawn, independently of the product.
-"""
+"""No mechanism's output law diverges from a neighbour's by more than its cost."""
 
 from __future__ import annotations
 

@@ -63,15 +63,6 @@ def replica(ledger: Ledger) -> Labeling:
     return Labeling(ledger, voters, Metrics(), max_batch=1000)
 
 
-def ask_but_die(url: str, first: int, last: int, step: int) -> None:
-    """Ask some inputs in one request, and be killed just before a statement or a COMMIT."""
-    engine = connect(url)
-    labeling = replica(Ledger(engine, SECRET_KEY))
-    ask = labeling.check("study", np.stack(many(People(), last)[first:]))
-    killed_before(engine, step)
-    labeling.answer("study", [ask])
-
-
 def ask_and_tell(url: str, inputs: int, seed: int, log: str) -> None:
     """Ask some of the inputs again and again, and tell the charge of each answer once it is out."""
     labeling, draw = replica(Ledger(connect(url), SECRET_KEY)), random.Random(seed)
@@ -182,16 +173,6 @@ def take_turn(url: str, project_id: int, taken: str) -> None:
         time.sleep(600)
 
 
-def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, Any]) -> None:
-    """Open projects until the ensemble's cap is reached."""
-    ledger = Ledger(connect(url), SECRET_KEY)
-    for name in names:
-        try:
-            ledger.open_project(NewProject(name, "mnist", mechanism, terms))
-        except CapExceeded:
-            return
-
-
 def die_before(url: str, project_id: int, batch: list[Proposal], step: int, between: bool) -> None:
     """Pay for a batch, but be killed just before the given step: a statement or a COMMIT.
 
@@ -203,15 +184,6 @@ def die_before(url: str, project_id: int, batch: list[Proposal], step: int, betw
         come_between(engine, lambda: other.charge(project_id, [answered(f"between {step}")]))
     killed_before(engine, step)
     Ledger(engine, SECRET_KEY).charge(project_id, batch)
-
-
-def die_after_commit(url: str, project_id: int, queries: int) -> None:
-    """Pay for a batch, and be killed before the answers are sent."""
-    receipt: ChargedBatch = Ledger(connect(url), SECRET_KEY).charge(
-        project_id, [answered(i) for i in range(queries)]
-    )
-    assert receipt
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_approving(url: str, request: str, before: str) -> None:

@@ -1,7 +1,4 @@
-"""SIGKILL during a start: the next start finds nothing half-done and no stale lock.
-
-Slow imports are already done, so that the kills hit the work of the start itself.
-"""
+"""SIGKILL during a start: the next start finds nothing half-done and no stale lock."""
 
 from __future__ import annotations
 
@@ -79,7 +76,6 @@ def test_init_completes_after_an_init_that_was_killed(
 
 @pytest.mark.slow
 def test_a_secret_key_is_complete_or_missing(tmp_path: Path) -> None:
-    """Kill before each call that creates the key."""
     path, call, ended = tmp_path / "secret.key", 0, -signal.SIGKILL
     while ended == -signal.SIGKILL:
         path.unlink(missing_ok=True)

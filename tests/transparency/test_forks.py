@@ -1,8 +1,4 @@
-"""An owner who tells two histories is found out: by a witness, by a student, by two students.
-
-The owner here has every key, rewrites the ledger so that it verifies, builds the tree anew over it,
-and restarts the service. Only what others keep can show it.
-"""
+"""An owner who tells two histories is found out: by a witness, by a student, by two students."""
 
 from __future__ import annotations
 

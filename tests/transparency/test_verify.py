@@ -97,8 +97,8 @@ def test_an_honest_log_is_intact(world: World) -> None:
     holds(said, 1, "entries")
 
 
-def leaf(position: int, **values: object) -> Edit:
-    where = tree_leaves.c.position == position
+def leaf(at: int, **values: object) -> Edit:
+    where = tree_leaves.c.position == at
     return lambda connection: connection.execute(update(tree_leaves).where(where).values(**values))
 
 
