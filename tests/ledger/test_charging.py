@@ -48,14 +48,6 @@ def fates(results: Sequence[Result]) -> str:
     return "".join("-" if r.seq is None else "f" if r.replayed else "P" for r in results)
 
 
-def test_a_repeated_query_is_free_and_gets_the_same_answer(ledger: Ledger) -> None:
-    project = open_project(ledger, queries=5)
-    ledger.charge(project.id, [answered(1, label=7)])
-    again = ledger.charge(project.id, [answered(1, label=2)])
-    assert again.results == [Result(Outcome.ANSWERED, 7, seq=1, replayed=True)]
-    assert again.project.charges == 1
-
-
 def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
     project = open_project(ledger, queries=1200)
     ledger.charge(project.id, [answered(i, i % 10) for i in range(1100)])

@@ -24,7 +24,6 @@ from support.ledgers import (
     unguarded,
 )
 from support.wording import holds, refuses
-from support.workers import come_between
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import ChargedBatch, Ledger, NewProject, ProjectRecord, Proposal, connect
 from terrine_server.privacy import cap
@@ -78,18 +77,6 @@ def test_counts_are_told_again_as_they_were(
     assert told(twice) == [counted(4).counts] * 2
     assert [result.replayed for result in twice.results] == [False, True]
     assert [entry.counts for entry in ledger.charges("study")] == [*PAID, counted(4).counts]
-    assert ledger.verify("study").ok
-
-
-def test_whoever_came_first_decides_on_the_counts(
-    project: ProjectRecord, ledger: Ledger, each_database_url: str
-) -> None:
-    engine = connect(each_database_url)
-    first = [counted(7, "first")]
-    come_between(engine, lambda: ledger.charge(project.id, first))
-    receipt = Ledger(engine, SECRET_KEY).charge(project.id, [counted(7, "second"), counted(8)])
-    assert told(receipt) == [first[0].counts, counted(8).counts]
-    assert [result.replayed for result in receipt.results] == [True, False]
     assert ledger.verify("study").ok
 
 

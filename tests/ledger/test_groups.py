@@ -28,31 +28,6 @@ def numbers(fate: ChargedBatch | ServiceError) -> list[int | None]:
     return [result.seq for result in fate.results]
 
 
-def test_each_request_of_a_group_gets_its_own_receipt(ledger: Ledger) -> None:
-    project = open_project(ledger, queries=10)
-    fates = ledger.charge_group(
-        project.id,
-        [
-            [answered(0), answered(1)],
-            [answered(1), answered(2)],
-            [answered(0)],
-        ],
-    )
-    assert [numbers(fate) for fate in fates] == [[1, 2], [2, 3], [1]]
-    assert [r.replayed for fate in fates for r in fate.results] == [  # type: ignore[union-attr]
-        False,
-        False,
-        True,
-        False,
-        True,
-    ]
-    assert ledger.project("study").charges == 3
-    assert {entry.created_at for entry in ledger.charges("study")} == {
-        ledger.charges("study")[0].created_at
-    }
-    assert ledger.verify("study").ok
-
-
 def test_what_is_wrong_with_one_request_does_not_touch_the_others(ledger: Ledger) -> None:
     project = open_project(ledger, queries=2)
     ledger.charge(project.id, [answered("before")])

@@ -19,13 +19,9 @@ from support.wording import holds, refuses
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed
 from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal
-from terrine_server.ledger.chain import ACTIONS_ABOUT, FACTS
 from terrine_server.ledger.schema import (
-    editions,
     ensembles,
     metadata,
-    populations,
-    projects,
     requests,
     tokens,
 )
@@ -204,30 +200,6 @@ def test_acts_at_once_are_logged_one_after_another(
     log = ledger.log(limit=1000)
     assert [entry.seq for entry in log] == list(range(1, len(log) + 1))
     assert len(log) == before + 4 * 2 * each + each - 1
-
-
-def test_every_subject_of_the_log_has_actions_and_facts() -> None:
-    assert (
-        set(ACTIONS_ABOUT)
-        == set(FACTS)
-        == {
-            "population",
-            "ensemble",
-            "edition",
-            "project",
-            "token",
-            "request",
-        }
-    )
-    about = {action for actions in ACTIONS_ABOUT.values() for action in actions}
-    assert about == {a for a in Action if a.partition("-")[0] in FACTS}
-    assert set(FACTS["token"]) - {"project"} <= set(tokens.c.keys())
-    assert set(FACTS["project"]) - {"ensemble"} <= set(projects.c.keys())
-    assert set(FACTS["population"]) <= set(populations.c.keys())
-    assert set(FACTS["ensemble"]) - {"population"} <= set(ensembles.c.keys())
-    assert set(FACTS["edition"]) <= set(editions.c.keys()) - {"slots", "erased"}
-    names = {"token", "token_project", "ensemble", "project"}
-    assert set(FACTS["request"]) - names <= set(requests.c.keys())
 
 
 def test_the_command_tells_what_it_took_as_it_is(

@@ -793,6 +793,10 @@ def findings(forger: Connection, forge: Edit, project: str = "study") -> list[st
     return found
 
 
+def charge(number: int, **changes: Any) -> Edit:
+    return change("charges", {"project_id": 1, "seq": number}, **changes)
+
+
 def account(**changes: Any) -> Edit:
     return change("projects", {"name": "study"}, **changes)
 
@@ -832,19 +836,13 @@ FORGERIES: dict[str, tuple[Edit, str]] = {
     "tail removed": (lambda c: remove(c, ENTRIES), "head"),
     "all removed": (lambda c: remove(c, *range(1, ENTRIES + 1)), "head"),
     "swapped": (swap, "entry 2: altered"),
-    "renumbered far ahead": (
-        change("charges", {"project_id": 1, "seq": 1}, seq=100),
-        "entry 1: missing",
-    ),
-    "renumbered 0": (change("charges", {"project_id": 1, "seq": 3}, seq=0), "entry 0: entries"),
+    "renumbered far ahead": (charge(1, seq=100), "entry 1: missing"),
+    "renumbered 0": (charge(3, seq=0), "entry 0: entries"),
     "renumbered at the end": (
-        change("charges", {"project_id": 1, "seq": ENTRIES}, seq=ENTRIES + 2),
+        charge(ENTRIES, seq=ENTRIES + 2),
         f"entries {ENTRIES} to {ENTRIES + 1}: missing",
     ),
-    "moved to another project": (
-        change("charges", {"project_id": 1, "seq": ENTRIES}, project_id=2),
-        "head",
-    ),
+    "moved to another project": (charge(ENTRIES, project_id=2), "head"),
     "added at the end": (lambda c: add(c, ENTRIES + 1, rows_of(c)), "head"),
     "altered and rehashed": (lambda c: rehash(c, 3, label=9), "entry 4: altered"),
     "last altered and rehashed": (lambda c: rehash(c, ENTRIES, label=9), "head"),

@@ -176,15 +176,6 @@ class TestGaussianDP:
         assert theirs <= ours * 1.02
         assert theirs >= ours * 0.8, "the price is not needlessly large"
 
-    @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, float("nan")])
-    def test_a_delta_that_is_no_probability_is_refused(self, delta: float) -> None:
-        for convert in (gdp_budget, epsilon_from_gdp):
-            with refuses(ParameterError, "delta"):
-                convert(1.0, delta)
-
-    def test_nothing_spent_is_epsilon_zero(self) -> None:
-        assert epsilon_from_gdp(0.0, 1e-5) == 0.0
-
     @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 10.0, 80.0])
     def test_pure_dp_lies_above_its_gaussian_curve_and_touches_it(self, epsilon: float) -> None:
         mu_squared = gdp_squared(LaplaceNoisyMax(epsilon / 2))
@@ -193,6 +184,13 @@ class TestGaussianDP:
             corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
             z = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * corner)
             assert abs(mu / (2 * z) - 1) < 1e-12
+
+    def test_nothing_spent_is_nothing_and_a_delta_that_is_no_probability_is_refused(self) -> None:
+        assert epsilon_from_gdp(0.0, 1e-5) == 0.0
+        for delta in (0.0, 1.0, -0.1, float("nan")):
+            for convert in (gdp_budget, epsilon_from_gdp):
+                with refuses(ParameterError, "delta"):
+                    convert(1.0, delta)
 
 
 class TestDiscreteGaussianShift:

@@ -85,55 +85,53 @@ def test_no_student_who_adapts_to_the_answers_learns_more(allowance: int) -> Non
     assert student.paths > 500
 
 
-DEFECTS: dict[str, tuple[str, str]] = {
+DEFECTS: dict[str, tuple[float, tuple[str, str] | Weigh]] = {
     "overspends in the last step": (
-        "takes_part = spent + squared <= allowance",
-        "takes_part = spent < allowance",
+        4.0,
+        (
+            "takes_part = spent + squared <= allowance",
+            "takes_part = spent < allowance",
+        ),
     ),
     "judged once a batch": (
-        "takes_part = spent + squared <= allowance",
-        "takes_part = accounts[units.present] + squared <= allowance",
+        3.0,
+        (
+            "takes_part = spent + squared <= allowance",
+            "takes_part = accounts[units.present] + squared <= allowance",
+        ),
     ),
-    "rolled back by a crash": ("spent += takes_part * squared", "pass"),
+    "rolled back by a crash": (3.0, ("spent += takes_part * squared", "pass")),
     "divided by how many voted": (
-        "votes, squared = self._votes(own, units)",
-        "votes, squared = self._votes(own, units)\n"
-        "            votes = 6 * votes // max(1, (squared > 0).sum())\n"
-        "            squared = np.add.reduceat(votes * votes, units.firsts)",
+        6.0,
+        (
+            "votes, squared = self._votes(own, units)",
+            "votes, squared = self._votes(own, units)\n"
+            "            votes = 6 * votes // max(1, (squared > 0).sum())\n"
+            "            squared = np.add.reduceat(votes * votes, units.firsts)",
+        ),
     ),
     "cast whole, and charged as scaled down": (
-        "votes = np.where(whole > self.norm**2, scaled, sums)",
-        "votes, sums = sums, np.where(whole > self.norm**2, scaled, sums); "
-        "return votes, np.add.reduceat(sums * sums, units.firsts)",
+        5.0,
+        (
+            "votes = np.where(whole > self.norm**2, scaled, sums)",
+            "votes, sums = sums, np.where(whole > self.norm**2, scaled, sums); "
+            "return votes, np.add.reduceat(sums * sums, units.firsts)",
+        ),
     ),
+    "the k nearest private records": (4.0, nearest(1)),
+    "a foreign map scales all records by the largest": (11.0, scaled),
 }
-LEAST = {
-    "overspends in the last step": 4.0,
-    "judged once a batch": 3.0,
-    "rolled back by a crash": 3.0,
-    "divided by how many voted": 6.0,
-    "cast whole, and charged as scaled down": 5.0,
-    "the k nearest private records": 4.0,
-    "a foreign map scales all records by the largest": 11.0,
-}
-TOGETHER = {
-    "the k nearest private records": nearest(1),
-    "a foreign map scales all records by the largest": scaled,
-}
-"""Defects in what all records together are made."""
-"""The ratio to the bound that each defect at least shows at its worst allowance."""
+"""The ratio to the bound that each at least shows at its worst allowance, and what it is: another
+text in the source, or what all records together are made."""
 
 
-@pytest.mark.parametrize("defect", LEAST)
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_planted_defects_show(defect: str) -> None:
-    kind, weigh = Neighbours, None
+    least, what = DEFECTS[defect]
+    kind, weigh = (Neighbours, what) if callable(what) else (mutated(*what), None)
     allowance = 20 if defect == "divided by how many voted" else 1  # where it shows most
-    if defect in DEFECTS:
-        kind = mutated(*DEFECTS[defect])
-    else:
-        weigh = TOGETHER[defect]
     seen = max(ratios(shifts(kind, others, allowance, weigh), allowance)[0] for others in OTHERS)
-    assert seen >= LEAST[defect] * (1 - 1e-9)
+    assert seen >= least * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("allowance", [2, 4])

@@ -141,13 +141,8 @@ def test_an_exhausted_source_of_randomness_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     "table",
-    [
-        pytest.param(discrete_gaussian(0.5), id="gaussian-0.5"),
-        pytest.param(discrete_gaussian(5.0), id="gaussian-5"),
-        pytest.param(discrete_gaussian(40.0), id="gaussian-40"),
-        pytest.param(discrete_laplace(0.05), id="laplace-0.05"),
-        pytest.param(discrete_laplace(2.0), id="laplace-2"),
-    ],
+    [*map(discrete_gaussian, (0.5, 5.0, 40.0)), *map(discrete_laplace, (0.05, 2.0))],
+    ids=["gaussian-0.5", "gaussian-5", "gaussian-40", "laplace-0.05", "laplace-2"],
 )
 @pytest.mark.statistical
 def test_draws_from_the_operating_system_follow_the_exact_law(table: NoiseTable) -> None:

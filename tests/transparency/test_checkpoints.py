@@ -237,14 +237,6 @@ def test_what_was_charged_before_the_end_is_signed(ledger: Ledger) -> None:
     assert Checkpoint.parse(last(ledger).text).size == before + 7
 
 
-def test_a_new_key_begins_a_new_log(ledger: Ledger) -> None:
-    publisher(ledger).round()
-    new = SignerKey("log.example/2", KeyKind.ED25519, b"n" * 32)
-    charge(ledger, 1)
-    Publisher(ledger, new, None, 3600).round()
-    assert Checkpoint.parse(last(ledger).text).origin == "log.example/2"
-
-
 def test_init_makes_the_key_once(terrine: Terrine, tmp_path: Path) -> None:
     said = terrine("--data-dir", tmp_path / "d", "init", "--origin", "labels.example/1").fine
     key = load_checkpoint_key(tmp_path / "d" / "checkpoint.key")
