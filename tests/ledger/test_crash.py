@@ -36,11 +36,11 @@ from terrine_server.ledger import database as database_module
 @pytest.mark.parametrize(
     ("each_database_url", "what", "least"),
     [
-        ("sqlite", "alone", 5),
         ("postgresql", "alone", 5),
         ("sqlite", "tallied", 8),
         ("postgresql", "another came between", 8),
-        ("sqlite", "counted", 5),
+        pytest.param("sqlite", "alone", 5, marks=pytest.mark.nightly),
+        pytest.param("sqlite", "counted", 5, marks=pytest.mark.nightly),
         pytest.param("postgresql", "tallied", 8, marks=pytest.mark.nightly),
         pytest.param("sqlite", "another came between", 8, marks=pytest.mark.nightly),
         pytest.param("postgresql", "counted", 5, marks=pytest.mark.nightly),
@@ -92,7 +92,7 @@ def test_killed_at_any_moment_everything_sent_was_paid(
 ) -> None:
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 20_000, {"name": "gnmax", "sigma": 400.0})
-    for generation in range(4):
+    for generation in range(2):
         files = [tmp_path / f"sent-{generation}-{i}" for i in range(3)]
         processes = [
             start(ask_and_log, each_database_url, project.id, file.name, str(file))
@@ -110,9 +110,9 @@ def test_killed_at_any_moment_everything_sent_was_paid(
     sent = [
         line.split() for file in tmp_path.glob("sent-*") for line in file.read_text().splitlines()
     ]
-    assert len(sent) >= 12
+    assert len(sent) >= 6
     assert all(paid[int(seq)] == query for seq, query in sent)
-    assert len(paid) - len(sent) <= 12, "at most one answer per process was paid for but not sent"
+    assert len(paid) - len(sent) <= 6, "at most one answer per process was paid for but not sent"
 
 
 def test_a_lock_that_is_held_too_long_is_a_clear_error(

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -244,7 +243,9 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
         except ServiceError as error:
             connection.send(error.problem)
         else:
-            connection.send(_results(receipt))
+            connection.send(
+                [(str(r.outcome), r.label, r.seq, r.replayed, r.counts) for r in receipt.results]
+            )
 
 
 FLAWS = ("loses commits", "forgets what was paid")
@@ -256,34 +257,6 @@ def lose(connection: Connection) -> None:
     if randbelow(5) == 0:
         connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN")
-
-
-def race(url: str, project_id: int, name: str, clients: int, connection: PipeConnection) -> None:
-    """Let `clients` threads pay for new queries, one to three at a time, until refused.
-
-    Sends all results through the pipe, as pairs of queries and results.
-    """
-    ledger = Ledger(connect(url), SECRET_KEY)
-    start = threading.Barrier(clients)
-
-    def ask(client: int) -> list[Any]:
-        rng = random.Random(f"{name} {client}")
-        results: list[Any] = []
-        start.wait()
-        while True:
-            queries = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
-            try:
-                receipt = ledger.charge(project_id, [answered(query) for query in queries])
-            except BudgetExhausted:
-                return results
-            results.append((tuple(queries), _results(receipt)))
-
-    with ThreadPoolExecutor(clients) as pool:
-        connection.send([pair for client in pool.map(ask, range(clients)) for pair in client])
-
-
-def _results(receipt: ChargedBatch) -> list[tuple[Any, ...]]:
-    return [(str(r.outcome), r.label, r.seq, r.replayed, r.counts) for r in receipt.results]
 
 
 def open_projects_on(url: str, names: list[str], terms: Any, ensemble: str) -> None:
