@@ -6,6 +6,8 @@ import math
 import warnings
 from dataclasses import replace
 from functools import cache
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,28 +76,19 @@ def test_no_baseline_costs_more_than_the_price_for_the_least_of_them(
     uniform = (teachers // classes,) * classes
     baselines = [uniform, (0, 0, teachers), (teachers, 0, 0)]
     baselines += [tuple(map(int, rng.integers(0, teachers + 1, classes))) for _ in range(9)]
-    for own in baselines:
+    for own, threshold in product(baselines, (0, teachers // 2, teachers)):
         for least in {0, min(own)}:
-            for threshold in (0, teachers // 2, teachers):
-                event = release(
-                    teachers,
-                    classes,
-                    threshold,
-                    1.5,
-                    2.0,
-                    share=0.4,
-                    low=-teachers,
-                    baseline=least,
-                )
-                price = outcome_costs(event, order)
-                if price is None:
-                    continue
-                for before in histograms(teachers, classes):
-                    for after in neighbours(before):
-                        abstained, answered = moments(before, after, event, order, own)
-                        paid = abstained * math.exp(-(order - 1) * price.abstention)
-                        paid += answered * math.exp(-(order - 1) * price.answer)
-                        assert paid <= 1 + ROUNDING * (abstained + answered)
+            priced: Any = {"share": 0.4, "low": -teachers, "baseline": least}
+            event = release(teachers, classes, threshold, 1.5, 2.0, **priced)
+            price = outcome_costs(event, order)
+            if price is None:
+                continue
+            for before in histograms(teachers, classes):
+                for after in neighbours(before):
+                    abstained, answered = moments(before, after, event, order, own)
+                    paid = abstained * math.exp(-(order - 1) * price.abstention)
+                    paid += answered * math.exp(-(order - 1) * price.answer)
+                    assert paid <= 1 + ROUNDING * (abstained + answered)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +17,6 @@ from support.ledgers import answered, open_ledger, open_project
 from support.processes import Terrine, command, die_before_call, in_processes, start
 from terrine_protocol.files import write_secret
 from terrine_server.owner.sign_in import load_secret_key
-
-if TYPE_CHECKING:
-    pass
 
 OF_STARTS = 0.05
 """Kills of each test and database, as a share of those under load."""
