@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from support.ledgers import answered, open_ledger, open_project
+import pytest
+
+from support.ledgers import answered, open_project
 from support.processes import at_once
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import ProjectClosed, ServiceError
+from terrine_server.ledger import Ledger
 
 
-def test_simultaneous_first_askings_are_paid_once(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
+@pytest.fixture
+def ledger(each_ledger: Ledger) -> Ledger:
+    return each_ledger
+
+
+def test_simultaneous_first_askings_are_paid_once(ledger: Ledger) -> None:
     project = open_project(ledger, queries=50)
     results = at_once(8, lambda client: ledger.charge(project.id, [answered("same", client)]))
     paid = [receipt.results[0] for receipt in results if not receipt.results[0].replayed]
@@ -20,8 +27,7 @@ def test_simultaneous_first_askings_are_paid_once(each_database_url: str) -> Non
     assert ledger.project("study").charges == 1
 
 
-def test_one_name_opened_at_once_is_opened_once(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
+def test_one_name_opened_at_once_is_opened_once(ledger: Ledger) -> None:
 
     def attempt(_: int) -> str:
         try:
@@ -34,8 +40,7 @@ def test_one_name_opened_at_once_is_opened_once(each_database_url: str) -> None:
     assert reserved == ledger.project("study").terms.cap_budget
 
 
-def test_opening_charging_and_closing_at_once_keep_the_books_whole(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
+def test_opening_charging_and_closing_at_once_keep_the_books_whole(ledger: Ledger) -> None:
     project = open_project(ledger, queries=500)
 
     def work(client: int) -> None:
@@ -55,9 +60,8 @@ def test_opening_charging_and_closing_at_once_keep_the_books_whole(each_database
     assert ledger.ensemble("mnist").population.reserved == project.terms.cap_budget + spent
 
 
-def test_a_project_closed_while_charging_keeps_what_was_paid(each_database_url: str) -> None:
+def test_a_project_closed_while_charging_keeps_what_was_paid(ledger: Ledger) -> None:
     """Whichever comes first, the cap gets back exactly what was not spent."""
-    ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=50)
 
     def work(client: int) -> None:

@@ -57,9 +57,6 @@ def told(receipt: ChargedBatch) -> list[Any]:
 PAID = [proposal.counts for proposal in BATCH]
 
 
-# ------------------------------------------------------------------------------------ told the same
-
-
 def test_counts_are_told_again_as_they_were(
     project: ProjectRecord, ledger: Ledger, each_database_url: str
 ) -> None:
@@ -108,9 +105,6 @@ def test_there_are_as_many_counts_as_classes(classes: int, each_database_url: st
     assert ledger.verify("broad").ok
 
 
-# ------------------------------------------------------------------------ only where they are paid
-
-
 def with_counts(counts: tuple[int, ...] | None, label: int = 3) -> Proposal:
     return replace(answered("new", label), counts=counts)
 
@@ -135,9 +129,6 @@ def test_counts_that_were_not_charged_for_are_never_written(
     with refuses(ValueError, "counts"):
         ledger.charge(project.id, [proposal])
     assert ledger.project("study").charges == 0
-
-
-# --------------------------------------------------------------------------------------- the chain
 
 
 # ---------------------------------------------------------------------------------- edits are found
@@ -168,9 +159,6 @@ def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(
     assert any(kind(found) == "entry 2: its" for found in problems)
     with pytest.raises(LedgerCorrupted):
         fresh(each_database_url).charge(project.id, [counted(2)])
-
-
-# ----------------------------------------------------------------------------------------- archives
 
 
 def export(ledger: Ledger, file: Path) -> list[Any]:

@@ -73,9 +73,6 @@ def ask(ledger: Ledger, project: ProjectRecord, most: int, agreement: float = 0.
     return paid
 
 
-# ------------------------------------------------------------------------------ what it is for
-
-
 def test_more_queries_are_answered_for_the_same_epsilon(ledger: Ledger) -> None:
     project = open_published(ledger)
     paid = ask(ledger, project, 5000)
@@ -96,9 +93,6 @@ def test_more_queries_are_answered_for_the_same_epsilon(ledger: Ledger) -> None:
     assert spend.cost * 1e12 <= after.published[-1].figure < paid * TERMS.worst.cost / 2
     audit = pytest.importorskip("terrine_addons.audit.ledger")
     assert list(audit.check_project(ledger, after)) == []
-
-
-# --------------------------------------------------------- refusals follow the published record
 
 
 class Script(SecretTally):
@@ -255,9 +249,6 @@ def test_a_charge_that_fails_publishes_nothing(
     each_ledger.charge(project.id, voted(project, ["last"]))
     assert len(each_ledger.project("study").published) == 1
     assert each_ledger.verify("study").ok
-
-
-# ------------------------------------------------------------------------------- what is forged
 
 
 DAMAGE: dict[str, Callable[[bytes], dict[str, Any] | None]] = {

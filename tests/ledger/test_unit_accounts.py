@@ -145,9 +145,6 @@ def test_what_closing_keeps_of_the_cap_is_the_least_of_the_allowance_and_the_que
         assert opened.ledger.verify(name).problems == []
 
 
-# ---------------------------------------------------------------------- between vote and answer
-
-
 class KilledError(BaseException):
     """Not an Exception: nothing catches it, as nothing catches SIGKILL."""
 
@@ -300,9 +297,6 @@ def test_voters_without_records_answer_nothing(opened: Opened) -> None:
     with refuses(EnsembleUnavailable, "cluster"):
         opened.ask(many(opened.people, 2))
     assert opened.ledger.project("study").charges == 0
-
-
-# ------------------------------------------------------------------------------- edits and backups
 
 
 EDITS: dict[str, Callable[[Any], dict[str, Any] | None]] = {

@@ -56,9 +56,6 @@ def ratios(found: Shifts, allowance: int) -> tuple[float, float]:
     return float(losses[0].max() / bound), float(losses.max() / (2 * bound))
 
 
-# --------------------------------------------------------------------------- theorem and corollary
-
-
 @pytest.mark.parametrize(
     "allowance",
     [
@@ -161,9 +158,6 @@ def test_refunded_abstentions_show() -> None:
     assert ratio > 2.4
 
 
-# ---------------------------------------------------------------------------------- votes and noise
-
-
 def test_a_vote_is_scaled_down_to_the_bound_and_no_further() -> None:
     draw = np.random.default_rng(1)
     units = Units.of(np.zeros(6, np.int32), np.arange(6, dtype=np.int16), 1)
@@ -253,9 +247,6 @@ def test_the_noise_has_its_width(sigma: float) -> None:
     if sigma > 5:
         assert chi2.sf(spread, noise.size) > FALSE_ALARM / 3
         assert chi2.cdf(spread, noise.size) > FALSE_ALARM / 3
-
-
-# ------------------------------------------------------------------------------ allowance and terms
 
 
 def numeric_delta(epsilon: float, mu: float) -> float:

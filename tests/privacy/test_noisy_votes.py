@@ -67,9 +67,6 @@ def fits(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
     return bool(chi2.sf(statistic, len(cells)) > CHI_SQUARE / 3)  # of three in a test
 
 
-# --------------------------------------------------------------------------------- what it releases
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("sigma", [0.5, 3.0])
 @pytest.mark.parametrize("votes", [[5, 4, 1], [0, 0, 10]], ids=str)
@@ -117,9 +114,6 @@ def test_labels_follow_the_law_of_the_noisy_maximum() -> None:
     theirs = gnmax.release(votes, None, lambda count: bits[:count])
     assert ours.labels.tolist() == theirs.labels.tolist()
     assert theirs.counts is None
-
-
-# ------------------------------------------------------------------------------------ what it costs
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
@@ -172,9 +166,6 @@ def test_the_divergence_of_all_counts_is_the_renyi_price(sigma: float) -> None:
         assert exact <= bound * (1 + 1e-9)
         if sigma >= 1 and order >= 2:
             assert exact == pytest.approx(bound, rel=1e-3)
-
-
-# ------------------------------------------------------------------------------ what it is good for
 
 
 # ----------------------------------------------------------------------- what does not hold for it

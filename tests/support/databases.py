@@ -372,11 +372,7 @@ class Copies:
         self._made += 1
         if self._url.get_backend_name() == "sqlite":
             copy = self._directory / f"copy-{self._made}.sqlite"
-            with (
-                closing(sqlite3.connect(self._file)) as source,
-                closing(sqlite3.connect(copy)) as target,
-            ):
-                source.backup(target)
+            sqlite_backup(str(self._url), copy)
             return str(copy)
         copy_name = f"{self._url.database}_{self._made}"
         self._create(copy_name, str(self._url.database))
@@ -385,9 +381,7 @@ class Copies:
     def restore(self, copy: str) -> None:
         """Restore the database to the state of the copy."""
         if self._url.get_backend_name() == "sqlite":
-            for suffix in ("-wal", "-shm"):
-                Path(f"{self._file}{suffix}").unlink(missing_ok=True)
-            self._file.write_bytes(Path(copy).read_bytes())
+            sqlite_restore(str(self._url), Path(copy))
         else:
             self._create(str(self._url.database), copy)
 
@@ -397,10 +391,6 @@ class Copies:
             Path(copy).unlink()
         else:
             self._run(f"DROP DATABASE {copy} WITH (FORCE)")
-
-    @property
-    def _file(self) -> Path:
-        return Path(self._url.database or "")
 
     def _create(self, name: str, template: str) -> None:
         assert re.fullmatch(r"\w+", name + template)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import Connection, select, text, update
+from sqlalchemy import Connection, select, update
 
 from support.databases import SECRET_KEY
 from support.forgeries import cut, rebuild, rewrite, rows_of
@@ -77,9 +77,6 @@ def forging(owner: Owner) -> Iterator[Connection]:
     What the service itself remembers of the tree before is removed, too.
     """
     with unguarded(owner.database_url, with_key=False) as connection:
-        if connection.dialect.name != "sqlite":
-            for table in (tree_leaves, tree_nodes, tree_head):
-                connection.execute(text(f"ALTER TABLE {table.name} DISABLE TRIGGER USER"))
         yield connection
         row = connection.execute(select(projects)).one()._mapping
         seal = Seals(SECRET_KEY).of("projects", row)
