@@ -44,9 +44,7 @@ if __name__ == "__main__":
         for sigma2, order in product(SIGMAS2, ORDERS):
             if order * (order - 1) > MAX_EXPONENT * sigma2**2:
                 continue
-            laws = {
-                votes: label_law(votes, sigma2) for votes in histograms(teachers, classes)
-            }
+            laws = {votes: label_law(votes, sigma2) for votes in histograms(teachers, classes)}
             with np.errstate(over="ignore"):
                 told = np.array(
                     [np.sum(laws[a] ** order * laws[b] ** (1 - order)) for a, b in pairs]
