@@ -74,14 +74,6 @@ def test_a_data_frame_is_encoded_as_the_file_would_be(library: Callable[..., Any
     assert np.allclose(encode_frame(library(columns), SCHEMA, accept_clipped=True), EXPECTED)
 
 
-def test_pandas_reads_categories_as_numbers_and_they_are_found(tmp_path: Path) -> None:
-    text = "age,pulse,ward,smoker\n50,90,1,true\n60,40,2,false\n,90,,true\n"
-    path = written(tmp_path / "pool.csv", text)
-    frame = pd.read_csv(path)
-    assert frame["ward"].dtype == "float64"
-    assert np.array_equal(encode_frame(frame, SCHEMA), encode_table(path, SCHEMA))
-
-
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
@@ -125,12 +117,7 @@ def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> Non
     assert pulse.column.missing is None
     assert "missing" not in json.loads(pulse.column.model_dump_json())
     ages = encode_table(path, proposal.schema)[:, :2]
-    assert ages.tolist() == [
-        [0, 0],
-        [0.125, 1],
-        [0.125, 0],
-        [1, 0],
-    ]
+    assert ages.tolist() == [[0, 0], [0.125, 1], [0.125, 0], [1, 0]]
 
 
 LIGHT = """
