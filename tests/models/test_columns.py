@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
-from support.tables import stays
+from support.tables import stays, written
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import check_table, load_table, read_schema
@@ -42,11 +42,6 @@ EXPECTED = [
     [0.5, 0.5, 0.5, 0.5, 1, 0.5, 1, 0.5, 1, 0, 0, 1],
 ]
 TEXT = "day,smoker,stage,ort\n02.01.2020,yes,low,Köln\n31.12.2099 08:00,FALSE,high,Ulm\n,,?,Bonn\n"
-
-
-def written(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def test_dates_booleans_and_orders_are_numbers(tmp_path: Path) -> None:

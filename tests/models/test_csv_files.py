@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.tables import written
 from support.wording import says
 from terrine_models.tables.loading import is_table, load_table
 from terrine_protocol.tables import Column, TableSchema
@@ -23,11 +24,6 @@ SCHEMA = TableSchema(
     )
 )
 PLAIN = "age,dose,ward,ill\n50,2.5,A,no\n20,10,B,yes\n"
-
-
-def written(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def delimiter(path: Path, width: int = 0) -> str | None:

@@ -52,37 +52,26 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("records", "changed", "said"),
     [
-        (("missing.npz", "--name", "t", "--teachers", 2), "missing.npz read"),
-        (("nowhere", "--name", "t", "--teachers", 2), "nowhere exist"),
-        (("private.csv", "--name", "t", "--teachers", 2), "taken"),
-        (("private.npz", "--name", "t", "--teachers", 601), "601 teachers"),
-        (("private.npz", "--name", "Not OK", "--teachers", 2), "name"),
-        (
-            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "heads:epochs=3"),
-            "heads 'epochs' width, features, ridge,",
-        ),
-        (
-            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "networks:ridge=1"),
-            "networks 'ridge'",
-        ),
-        (
-            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "heads:width=2"),
-            "width: greater 3.",
-        ),
-        (
-            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "trees"),
-            "--kind forest, heads, networks; 'trees'",
-        ),
-        (("private.npz", "--name", "t", "--teachers", 2, "--schema", "y"), "tables"),
+        ("missing.npz", {}, "missing.npz read"),
+        ("nowhere", {}, "nowhere exist"),
+        ("private.csv", {}, "taken"),
+        ("private.npz", {"--teachers": 601}, "601 teachers"),
+        ("private.npz", {"--name": "Not OK"}, "name"),
+        ("private.npz", {"--kind": "heads:epochs=3"}, "heads 'epochs' width, features, ridge,"),
+        ("private.npz", {"--kind": "networks:ridge=1"}, "networks 'ridge'"),
+        ("private.npz", {"--kind": "heads:width=2"}, "width: greater 3."),
+        ("private.npz", {"--kind": "trees"}, "--kind forest, heads, networks; 'trees'"),
+        ("private.npz", {"--schema": "y"}, "tables"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(
-    terrine: Terrine, files: Path, arguments: tuple[object, ...], said: str
+    terrine: Terrine, files: Path, records: str, changed: dict[str, object], said: str
 ) -> None:
-    path, *rest = arguments
-    refused = terrine("ensemble", "train", files / str(path), *rest)
+    options = {"--name": "t", "--teachers": 2} | changed
+    flat = [part for option in options.items() for part in option]
+    refused = terrine("ensemble", "train", files / records, *flat)
     assert refused.code == 1
     holds(refused.err, *said.split())
     assert "Traceback" not in refused.err

@@ -359,7 +359,9 @@ def test_bytes_in_no_known_encoding_stop_their_own_column_alone(tmp_path: Path) 
     with refuses(DataError, 2, "who", "0x81", "iconv", "--ignore"):
         propose_schema(path, label="ill", note=said.append)
     found = propose_schema(path, label="ill", ignore=["who"], keep=["dose"], note=said.append)
-    assert load_table(path, found.schema, said.append).inputs.shape == (30, 1)
+    encoded = load_table(path, found.schema, said.append).inputs
+    assert encoded.shape == (30, 1)
+    assert np.array_equal(encode_table(path, found.schema, said.append), encoded)
     with refuses(DataError, 2, "who", "0x81"):
         load_table(path, schema(DOSE, {"name": "who", "role": "group"}), said.append)
     path.write_bytes(b"dose,w\x81,ill\n1,a,no\n")

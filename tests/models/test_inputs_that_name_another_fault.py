@@ -406,6 +406,7 @@ def test_a_header_is_found_or_its_fault_is_named(what: str, tmp_path: Path) -> N
     assert all(column.role == "ignored" for column in schema.columns[3:])
     data = load_table(path, schema, note=lambda _: None)
     assert data.inputs.shape == (30, 2)
+    assert np.array_equal(encode_table(path, schema, note=lambda _: None), data.inputs)
     assert data.labels.tolist() == [1, 0] * 15
 
 

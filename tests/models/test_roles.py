@@ -146,17 +146,7 @@ def test_what_cannot_be_learned_from_is_ignored_and_it_is_said_why(
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        "2024-03-{:02d}",
-        "2024-03-{:02d} 08:15",
-        "2024-03-{:02d}T08:15:30Z",
-        "{:02d}.03.2024",
-        "03/{:02d}/2024",
-        "2024/03/{:02d}",
-        "202403{:02d}",
-        "2024-03-{:02d}T08:15:30.123+01:00",
-    ],
+    "form", ["2024-03-{:02d} 08:15", "2024/03/{:02d}", "2024-03-{:02d}T08:15:30.123+01:00"]
 )
 def test_dates_of_one_order_become_numbers(tmp_path: Path, form: str) -> None:
     for rows in (30, 300):

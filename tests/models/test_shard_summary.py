@@ -41,11 +41,11 @@ def test_labels_of_public_arrays_train_nobody_and_what_is_wrong_with_them_is_sai
 ) -> None:
     monkeypatch.chdir(tmp_path)
     x, y = digits.inputs, digits.labels
-    np.savez("private.npz", x=x[:800], y=y[:800], classes=digits.classes)
-    np.savez("labelled.npz", x=x[800:], y=y[800:])
-    np.savez("unlabelled.npz", x=x[800:])
-    np.savez("renamed.npz", x=x[800:], y=y[800:], classes=digits.classes[::-1])
-    train = ("ensemble", "train", "private.npz", "--teachers", 20)
+    np.savez("private.npz", x=x[:400], y=y[:400], classes=digits.classes)
+    np.savez("labelled.npz", x=x[1400:], y=y[1400:])
+    np.savez("unlabelled.npz", x=x[1400:])
+    np.savez("renamed.npz", x=x[1400:], y=y[1400:], classes=digits.classes[::-1])
+    train = ("ensemble", "train", "private.npz", "--teachers", 5)
     train = (*train, "--kind", "heads:augmentations=0", "--public")
     terrine(*train, "labelled.npz", "--name", "told").fine  # noqa: B018 - asserts
     said = terrine(*train, "unlabelled.npz", "--name", "bare").fine

@@ -14,6 +14,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
+from support.tables import written
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
@@ -43,11 +44,6 @@ EXPECTED = [
     [1.0, 0, 0.5, 0, 0, 0, 1, 0, 1, 0],
 ]
 """Age and its indicator, pulse (the middle of its range where it is missing), wards, smokers."""
-
-
-def written(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.parametrize(
