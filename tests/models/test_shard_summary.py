@@ -45,8 +45,8 @@ def test_labels_of_public_arrays_train_nobody_and_what_is_wrong_with_them_is_sai
     np.savez("labelled.npz", x=x[1400:], y=y[1400:])
     np.savez("unlabelled.npz", x=x[1400:])
     np.savez("renamed.npz", x=x[1400:], y=y[1400:], classes=digits.classes[::-1])
-    train = ("ensemble", "train", "private.npz", "--teachers", 5)
-    train = (*train, "--kind", "heads:augmentations=0", "--public")
+    few = ("--teachers", 5, "--kind", "heads:augmentations=0")
+    train = ("ensemble", "train", "private.npz", *few, "--public")
     terrine(*train, "labelled.npz", "--name", "told").fine  # noqa: B018 - asserts
     said = terrine(*train, "unlabelled.npz", "--name", "bare").fine
     holds(said, "unlabelled.npz", "y")

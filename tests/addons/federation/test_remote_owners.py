@@ -353,6 +353,7 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
             asked += len(answers.labels)
         assert asked == 24
         assert ledger.project("study").charges == 24
+        owners.behaviour.clear()
         owners.behaviour |= dict.fromkeys(range(6), "reset")
         headers = {"Authorization": f"Bearer {token}"}
         x = digits_ensemble.public[100:102].tolist()
