@@ -1,7 +1,7 @@
 """The default way, by commands alone: from private records to labels, and on after a restart.
 
 Each walk is of one kind of data, one way to ask it and one database; on PostgreSQL, everything but
-`init` has the rights of the service. By day every way meets every database, by night all three meet.
+`init` has the rights of the service. By day each way meets each database, by night all three meet.
 """
 
 from __future__ import annotations
