@@ -121,7 +121,7 @@ def test_a_student_of_pictures_is_as_good_as_was_forecast(
         assert (predicted == pool["y"]).mean() > 0.85
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 3), (3, 3, 4)])
+@pytest.mark.parametrize("shape", [(16, 16, 3), pytest.param((3, 3, 4), marks=pytest.mark.nightly)])
 def test_a_student_of_pictures_whose_class_is_their_colour_is_right_nearly_always(
     machine: Machine, shape: tuple[int, int, int]
 ) -> None:

@@ -185,10 +185,7 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
         with listening(teacher.app()) as asked:
             x = digits_ensemble.public[:8]
             body, headers = voters.encode_request(x, "input", None, binary=True)
-            headers |= {
-                "Authorization": "Bearer secret",
-                voters.ROUND: voters.new_round(),
-            }
+            headers |= {"Authorization": "Bearer secret", voters.ROUND: voters.new_round()}
             answer = httpx.post(
                 f"{asked}/v2/models/digits/share", content=body, headers=headers, timeout=60
             )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ssl
-import threading
 from pathlib import Path
-from socket import create_server
 
 import httpx
 import pytest
@@ -75,40 +73,6 @@ def test_owners_serve_their_teachers_and_are_gathered(
             assert http.post(infer, content=b"{", headers={}).status_code == 400
             headers[voters.HEADER_LENGTH] = "-1"
             assert http.post(infer, content=body, headers=headers).status_code == 400
-
-
-@pytest.mark.slow
-def test_an_expired_certificate_is_trusted_by_nobody(
-    tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
-) -> None:
-    old = certified(tmp_path, "old", days=-1)
-    (tmp_path / "token").write_text(TOKEN)
-    with create_server(("127.0.0.1", 0)) as listener:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(old, old.with_suffix(".key"))
-
-        def handshake() -> None:
-            for _ in range(2):
-                own, _ = listener.accept()
-                try:
-                    context.wrap_socket(own, server_side=True)
-                except (ssl.SSLError, OSError):
-                    own.close()
-
-        thread = threading.Thread(target=handshake)
-        thread.start()
-        port = listener.getsockname()[1]
-        file = tmp_path / "owners.toml"
-        owner = f'url = "https://127.0.0.1:{port}"\ncertificate = "old.pem"\n'
-        file.write_text(
-            'classes = ["no", "yes"]\nunits = 9\ndisjoint_by = "town"\nquorum = 2\n'
-            '[input]\nshape = [2]\ndtype = "float32"\nlow = 0\nhigh = 1\n'
-            f'[[owner]]\nname = "a"\nmodel = "a"\n{owner}'
-            f'[[owner]]\nname = "b"\nmodel = "b"\n{owner}'
-        )
-        said = terrine("owners", "gather", file, "--name", "ward").fine
-        assert said.count("certificate has expired") == 2
-        thread.join(20)
 
 
 @pytest.mark.parametrize(

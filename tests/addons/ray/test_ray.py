@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from support.data import DigitsEnsemble
 from support.onnx_files import mlp
-from support.processes import PATIENCE_SECONDS, Terrine
+from support.processes import Terrine, until
 from support.servers import running_server
 from support.wording import holds, refuses
 from terrine_addons.onnx.teachers import Declaration, import_ensemble
@@ -115,15 +114,6 @@ def processes(pattern: str) -> list[int]:
 def workers(name: str) -> list[int]:
     """The processes of this test's own cluster that do this now: another may run beside it."""
     return [each for each in processes(f"^ray::{name}") if parent(parent(each)) == os.getpid()]
-
-
-def until(met: Callable[[], Any]) -> Any:
-    """Wait until it is met, and return by what."""
-    for _ in range(10 * PATIENCE_SECONDS):
-        if found := met():
-            return found
-        sleep(0.1)
-    raise AssertionError(f"not within {PATIENCE_SECONDS} seconds")
 
 
 # ---------------------------------------------------------------------------------------- refusals
@@ -367,9 +357,7 @@ def test_the_service_votes_on_a_cluster_and_charges_nothing_without_votes(
     with running_server(tmp_path, database, digits_ensemble, **settings) as server:
         server.open_project()
         http = httpx.Client(
-            base_url=server.url,
-            headers={"Authorization": f"Bearer {server.token()}"},
-            timeout=60,
+            base_url=server.url, headers={"Authorization": f"Bearer {server.token()}"}, timeout=60
         )
         with http:
             asked = {"inputs": digits_ensemble.unseen[:3].tolist()}
