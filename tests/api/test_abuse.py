@@ -104,10 +104,6 @@ def test_a_value_cannot_smuggle_in_another_header(served: RunningServer, name: s
         pytest.param(b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 10**5 + b"\r\n", id="headers"),
         pytest.param(b"a" * 10**6, id="no line at all"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 9, id="a TLS handshake"),
-        pytest.param(
-            b"GET / HTTP/9.9\r\nHost: terrine\r\nConnection: close\r\n\r\n", id="a future version"
-        ),
-        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", id="HTTP/2"),
         pytest.param(b"GET /healthz HTTP/1.1\r\n\r\n", id="no host"),
     ],
 )
@@ -220,7 +216,6 @@ def test_a_token_revoked_while_a_request_is_sent_is_refused(
         "/METRICS",
         "/./metrics",
         "/x/../metrics",
-        "http://terrine/metrics",
         "/problems/../metrics",
         "/problems/..%2f..%2fsettings.py",
         "/problems/%3Cscript%3E",

@@ -48,7 +48,6 @@ main()
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [
-        ("token list", "torch pyarrow sklearn"),
         ("ensemble list", "torch pyarrow sklearn"),
         ("ledger show", "torch pyarrow sklearn fastapi"),
         ("student label", "torch pyarrow sklearn scipy sqlalchemy"),

@@ -192,14 +192,6 @@ def test_nothing_that_a_student_or_an_auditor_reads_has_an_account_in_it(
     assert verify_export(export).problems == []
 
 
-def test_a_client_gets_noisy_counts_and_forecasts_by_queries(people: People) -> None:
-    with Client(people.server.url, people.server.token()) as client:
-        labels = client.label(people.queries[:30])
-        assert labels.noisy_counts is not None
-        assert labels.noisy_counts.shape == (30, 10)
-        assert client.budget().affordable == 270
-
-
 def test_a_server_that_dies_between_the_vote_and_the_answer_leaves_no_account_behind(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_routes_need_a_valid_token_of_the_right_role_and_project(
     for role, doors in (
         (student, ["GET /ledger", "GET /ledger/study", "GET /ledger/study/verify", "GET /tokens"]),
         (student, ["GET /projects", "POST /projects", "PATCH /projects/study", "POST /tokens"]),
+        (student, ["GET /metrics", "GET /log", "GET /log/verify"]),
         (auditor, ["GET /budget", "GET /project", "POST /label"]),
         (auditor, ["POST /projects", "PATCH /projects/study", "GET /tokens", "POST /tokens"]),
         (auditor, ["DELETE /tokens/0123456789abcdef"]),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import traceback
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta, timezone
@@ -19,7 +17,6 @@ from terrine_client import (
     Client,
     ClientError,
     ConfigurationError,
-    ConnectionFailed,
     InternalError,
     NotFound,
     ProblemError,
@@ -302,23 +299,3 @@ def test_a_closed_client_sends_nothing(faulty: FaultyServer) -> None:
     client.close()
     with refuses(RuntimeError, "closed"):
         client.budget()
-
-
-def test_both_clients_have_the_same_methods() -> None:
-    def public(kind: type) -> set[str]:
-        return {name for name in dir(kind) if not name.startswith("_")}
-
-    assert public(Client) - {"close"} == public(AsyncClient) - {"aclose"}
-
-
-def test_importing_the_client_needs_no_heavy_package() -> None:
-    heavy = ("torch", "fastapi", "sqlalchemy", "scipy", "sklearn", "matplotlib", "terrine_server")
-    code = f"import sys, terrine_client; print([m for m in {heavy} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
-
-
-async def test_the_async_client_fails_in_the_same_way_without_a_server() -> None:
-    async with AsyncClient("http://127.0.0.1:9", TOKEN, retries=0) as client:
-        with pytest.raises(ConnectionFailed):
-            await client.budget()

@@ -57,11 +57,6 @@ def test_every_value_arrives(
         np.testing.assert_array_equal(arrived["probabilities"], probabilities)
 
 
-def test_lists_are_accepted_as_arrays(faulty: FaultyServer) -> None:
-    with Client(faulty.url, TOKEN) as client:
-        assert client.label([[4, 1], [5, 1]]).labels.tolist() == [4, 5]
-
-
 def test_labels_are_arrays_in_the_order_of_the_inputs(faulty: FaultyServer) -> None:
     x = images(4, first=0)
     with Client(faulty.url, TOKEN, batch_size=3) as client:
@@ -201,19 +196,13 @@ def test_progress_is_drawn_on_standard_error_and_not_on_standard_output(
 ) -> None:
     faulty.capacity = 20
     with Client(faulty.url, TOKEN, batch_size=10) as client:
+        client.label(images(1, first=0))
+        assert capsys.readouterr() == ("", ""), "nothing unless it is asked for"
         client.label(images(40, first=0), progress=True)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "40/40" in printed.err
     holds(" ".join(printed.err.split()), 19, 1, 20)
-
-
-def test_without_progress_nothing_is_printed(
-    faulty: FaultyServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Client(faulty.url, TOKEN) as client:
-        client.label(images(4))
-    assert capsys.readouterr() == ("", "")
 
 
 async def test_async_calls_share_a_client_without_mixing_their_answers(

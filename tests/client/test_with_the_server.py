@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,18 +67,6 @@ def test_a_student_gets_labels_and_gets_them_again_for_free(
         assert again.charges.tolist() == labels.charges[order].tolist()
         assert again.replayed.all()
         assert again.budget.spent == labels.budget.spent
-
-
-def test_every_encoding_sends_the_same_query(terrine_server: RunningServer) -> None:
-    terrine_server.open_project()
-    x = terrine_server.ensemble.public[:6]
-    token = terrine_server.token()
-    with Client(terrine_server.url, token) as client:
-        labels = client.label(x).labels.tolist()
-        for same in (x.astype(np.float64), x.astype(">i4"), np.asfortranarray(x), x.tolist()):
-            again = client.label(same)
-            assert again.labels.tolist() == labels
-            assert again.replayed.all()
 
 
 def test_an_interactive_student_has_its_own_labels_confirmed(
@@ -248,17 +235,3 @@ async def test_all_tokens_are_listed_however_many_pages_they_take(
     assert len({token.id for token in listed}) == len(listed) == 5
     async with AsyncClient(url, token) as client:
         assert await client.tokens() == listed
-
-
-async def test_async_students_who_send_the_same_inputs_at_once_pay_once(
-    terrine_server: RunningServer,
-) -> None:
-    terrine_server.open_project(epsilon=20)
-    x = terrine_server.ensemble.public[:24]
-    async with AsyncClient(terrine_server.url, terrine_server.token(), batch_size=8) as client:
-        answers = await asyncio.gather(*(client.label(x) for _ in range(8)))
-        budget = await client.budget()
-    assert budget.charges == 24
-    assert len({tuple(labels.labels.tolist()) for labels in answers}) == 1
-    paid = np.sum([~labels.replayed for labels in answers], axis=0)
-    assert paid.tolist() == [1] * 24
