@@ -126,20 +126,6 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
         until(lambda: stranger.get("/problems").status_code, lambda status: status == 200)
 
 
-@pytest.mark.nightly
-def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Machine) -> None:
-    """One token has its share of the slots, and no more."""
-    greedy, others = served_machine.student("greedy", 5), served_machine.student("kept", 5)
-    with (
-        serving_process(served_machine, write_seconds=60, max_connections=SEATS) as server,
-        ExitStack() as open_,
-        client(server, "127.0.1.1", others) as other,
-    ):
-        take_all_of(greedy, server, open_)
-        for number in range(20):
-            assert other.post("/label", json=question(number % 5)).status_code == 200
-
-
 def test_colluding_students_who_never_read_keep_no_other_student_out(
     served_machine: Machine,
 ) -> None:

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.clients import Caller
 from support.data import DigitsEnsemble
-from support.processes import until
+from support.processes import run_program, until
 from support.servers import LOG, RunningServer, running_server, witness_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -193,7 +193,7 @@ def program(name: str) -> str:
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [program("promtool"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_program(*command)
 
 
 HEALTHY = {

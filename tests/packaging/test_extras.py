@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from support.ledgers import CONFIDENT, answered, open_ledger, open_project
+from support.processes import run_program
 from support.servers import LOG, policy_text
 from support.wording import holds
 
@@ -73,7 +74,7 @@ def hidden(*extras: str) -> str:
 
 def run(code: str, extras: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, hidden(*extras), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_program(*command)
 
 
 @pytest.fixture

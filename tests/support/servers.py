@@ -43,7 +43,7 @@ from support import processes
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, SERVICE, as_owner, migrated
 from support.ledgers import terms
-from support.processes import PATIENCE_SECONDS, Done, Terrine, until
+from support.processes import PATIENCE_SECONDS, Done, Terrine, run_program, until
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate, transparency
 from terrine_protocol.transparency import Checkpoint, KeyKind, Note, Policy, SignerKey, VerifierKey
 from terrine_server.app import serving
@@ -620,14 +620,14 @@ class Composition:
         self, *arguments: str | Path, stdin: IO[bytes] | None = None
     ) -> subprocess.CompletedProcess[str]:
         files = [part for file in self.files for part in ("--file", str(file))]
-        return subprocess.run(
-            ["docker", "compose", *files, *map(str, arguments)],
+        return run_program(
+            "docker",
+            "compose",
+            *files,
+            *map(str, arguments),
             cwd=REPOSITORY,
             env=self.environment,
             stdin=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
         )
 
     def succeed(self, *arguments: str | Path, stdin: IO[bytes] | None = None) -> str:
@@ -695,7 +695,7 @@ def wait_until(met: Callable[[], bool]) -> None:
 
 
 def docker(*arguments: str) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    done = run_program("docker", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
