@@ -345,10 +345,7 @@ def test_whatever_dies_in_between_the_next_run_finishes(
 @pytest.mark.usefixtures("each_database_url")
 @pytest.mark.parametrize("leaves", [True, False])
 def test_killed_at_any_step_it_is_the_old_edition_or_the_new(
-    tmp_path: Path,
-    database_url: str,
-    built: DigitsEnsemble,
-    leaves: bool,
+    tmp_path: Path, database_url: str, built: DigitsEnsemble, leaves: bool
 ) -> None:
     """Before each file, rename, removal, statement and COMMIT; and the next run does the rest."""
     settings, engine = installed(tmp_path / "data", database_url, built)

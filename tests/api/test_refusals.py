@@ -136,10 +136,7 @@ def test_duplicate_and_misspelt_parameters_are_refused(
     student, auditor = call(), call("auditor")
     body = npy(terrine_server.ensemble.public[:1])
     token = student.http.headers["Authorization"]
-    for name, first, second in (
-        ("Content-Type", NPY, JSON),
-        ("Authorization", token, token),
-    ):
+    for name, first, second in (("Content-Type", NPY, JSON), ("Authorization", token, token)):
         given = {"Content-Type": NPY, "Authorization": token} | {name: first}
         headers = [*given.items(), (name, second)]
         said = httpx.post(f"{terrine_server.url}/label", content=body, headers=headers)
@@ -269,10 +266,7 @@ def test_paused_and_closed_projects_answer_nothing(
 
 @pytest.mark.parametrize("file", ["manifest.json", "teachers-00000.safetensors"])
 def test_altered_files_never_vote(
-    terrine_server: RunningServer,
-    call: Call,
-    nothing_charged: Callable[[], None],
-    file: str,
+    terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None], file: str
 ) -> None:
     terrine_server.open_project()
     nothing_charged()

@@ -52,10 +52,7 @@ def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
     assert made.status_code == 201
     info = RequestInfo.model_validate_json(made.content)
     assert made.headers["Location"] == f"/requests/{info.id}"
-    assert (info.mechanism, info.delta) == (
-        GNMaxSpec(name="gnmax", sigma=4.0),
-        1e-5,
-    )
+    assert (info.mechanism, info.delta) == (GNMaxSpec(name="gnmax", sigma=4.0), 1e-5)
     again = student.http.post("/requests", json=MORE)
     assert (again.status_code, again.json()) == (200, made.json())
     assert student.http.get(f"/requests/{info.id}").json() == made.json()

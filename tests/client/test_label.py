@@ -10,13 +10,7 @@ import pytest
 
 from support.clients import FaultyServer, replies
 from support.wording import holds, refuses
-from terrine_client import (
-    AsyncClient,
-    BudgetExhausted,
-    Client,
-    Outcome,
-    PayloadTooLarge,
-)
+from terrine_client import AsyncClient, BudgetExhausted, Client, Outcome, PayloadTooLarge
 
 TOKEN = "terrine_id_secret"
 
@@ -40,11 +34,7 @@ def images(count: int, first: int = 1) -> np.ndarray:
     ],
     ids=["uint8", "float32", "float64", "big-endian", "Fortran", "strided", "images"],
 )
-def test_every_value_arrives(
-    faulty: FaultyServer,
-    with_probabilities: bool,
-    x: np.ndarray,
-) -> None:
+def test_every_value_arrives(faulty: FaultyServer, with_probabilities: bool, x: np.ndarray) -> None:
     probabilities = np.array([[0.25, 0.75], [1 / 3, 2 / 3]]) if with_probabilities else None
     with Client(faulty.url, TOKEN) as client:
         client.label(x, probabilities)
@@ -149,10 +139,7 @@ def test_a_spent_budget_repeats_earlier_answers_wherever_they_are(faulty: Faulty
 
 def test_a_budget_that_answers_nothing_is_an_error(faulty: FaultyServer) -> None:
     faulty.capacity = 0
-    with (
-        Client(faulty.url, TOKEN, batch_size=10) as client,
-        refuses(BudgetExhausted, "wrong"),
-    ):
+    with Client(faulty.url, TOKEN, batch_size=10) as client, refuses(BudgetExhausted, "wrong"):
         client.label(images(30))
 
 
@@ -183,10 +170,7 @@ def test_what_is_not_a_batch_of_numbers_is_not_sent(
 def test_probabilities_have_one_row_per_input(
     faulty: FaultyServer, probabilities: np.ndarray
 ) -> None:
-    with (
-        Client(faulty.url, TOKEN) as client,
-        refuses(ValueError, "[2, classes]"),
-    ):
+    with Client(faulty.url, TOKEN) as client, refuses(ValueError, "[2, classes]"):
         client.label(images(2), probabilities)
     assert not faulty.seen
 

@@ -11,14 +11,7 @@ import pytest
 
 from support.clients import FaultyServer, replies
 from support.wording import refuses
-from terrine_client import (
-    NO_COUNT,
-    Client,
-    Forbidden,
-    Labels,
-    Outcome,
-    UnexpectedReply,
-)
+from terrine_client import NO_COUNT, Client, Forbidden, Labels, Outcome, UnexpectedReply
 from terrine_protocol import Budget, LabelResponse, LabelResult
 
 if TYPE_CHECKING:
@@ -120,9 +113,7 @@ def test_counts_that_no_server_sends_are_an_unexpected_reply(
 # ---------------------------------------------------------------------------- with the real server
 
 
-def test_a_student_gets_counts_and_gets_them_again_for_free(
-    terrine_server: RunningServer,
-) -> None:
+def test_a_student_gets_counts_and_gets_them_again_for_free(terrine_server: RunningServer) -> None:
     terrine_server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=20)
     x = terrine_server.ensemble.public[:40]
     with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:

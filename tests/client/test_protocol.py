@@ -10,15 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 import terrine_protocol as protocol
 from support.documents import EXAMPLES, MECHANISMS
 from support.wording import refuses
-from terrine_protocol import (
-    PROBLEMS,
-    InputSpec,
-    MechanismSpec,
-    Problem,
-    ProjectOpen,
-    Reply,
-    Wire,
-)
+from terrine_protocol import PROBLEMS, InputSpec, MechanismSpec, Problem, ProjectOpen, Reply, Wire
 
 MODELS: dict[str, type[BaseModel]] = {
     name: model

@@ -46,9 +46,7 @@ def terms(**changed: object) -> ProjectOpen:
     return ProjectOpen.model_validate(usual | changed)
 
 
-def test_a_student_gets_labels_and_gets_them_again_for_free(
-    terrine_server: RunningServer,
-) -> None:
+def test_a_student_gets_labels_and_gets_them_again_for_free(terrine_server: RunningServer) -> None:
     terrine_server.open_project(mechanism={"name": "gnmax", "sigma": 4.0}, epsilon=20)
     x, truth = terrine_server.ensemble.public[:60], terrine_server.ensemble.public_labels[:60]
     with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
@@ -69,9 +67,7 @@ def test_a_student_gets_labels_and_gets_them_again_for_free(
         assert again.budget.spent == labels.budget.spent
 
 
-def test_an_interactive_student_has_its_own_labels_confirmed(
-    terrine_server: RunningServer,
-) -> None:
+def test_an_interactive_student_has_its_own_labels_confirmed(terrine_server: RunningServer) -> None:
     spec = {
         "name": "interactive_gnmax",
         "threshold": 12,

@@ -73,9 +73,7 @@ def test_a_token_for_metrics_opens_metrics_and_nothing_else(terrine_server: Runn
     assert scrape(terrine_server, "metrics").keys() == scrape(terrine_server, "admin").keys()
 
 
-def test_requests_and_problems_are_counted_by_route_and_type(
-    terrine_server: RunningServer,
-) -> None:
+def test_requests_and_problems_are_counted_by_route_and_type(terrine_server: RunningServer) -> None:
     terrine_server.open_project("hush-hush")
     student = Caller(terrine_server, terrine_server.token("student", "hush-hush"))
     student.label(terrine_server.ensemble.public[:2])

@@ -238,12 +238,7 @@ def scenario(name: str, changed: dict[str, str], expected: list[str]) -> dict[st
     ]
     asked = 'count by (alertname) (ALERTS{alertstate="firing"})'
     firing = {"expr": asked, "eval_time": f"{hours}h", "exp_samples": samples}
-    return {
-        "name": name,
-        "interval": "1m",
-        "input_series": series,
-        "promql_expr_test": [firing],
-    }
+    return {"name": name, "interval": "1m", "input_series": series, "promql_expr_test": [firing]}
 
 
 def test_each_alert_fires_when_it_should_and_no_other_does(tmp_path: Path) -> None:

@@ -258,10 +258,7 @@ class Serving:
 
 @contextmanager
 def serving_process(
-    machine: Machine,
-    *options: str,
-    descriptors: tuple[int, int] | None = None,
-    **settings: object,
+    machine: Machine, *options: str, descriptors: tuple[int, int] | None = None, **settings: object
 ) -> Iterator[Serving]:
     """Serve; `settings` override the defaults. `descriptors`: see `processes.command`."""
     variables = {
