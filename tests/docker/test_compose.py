@@ -17,8 +17,8 @@ import httpx
 import numpy as np
 import pytest
 
-from support.processes import run_program
-from support.servers import REPOSITORY, SECRETS, Composition, composed, docker, wait_until
+from support.processes import run_program, until
+from support.servers import REPOSITORY, SECRETS, Composition, composed, docker
 from support.wording import holds, says
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -205,7 +205,7 @@ def replicas(compose: Composition, digits: np.ndarray) -> Iterator[list[str]]:
         httpx.get(f"{compose.url}/problems")
         return all(answered_by(container, "/problems") > 0 for container in containers)
 
-    wait_until(each_is_found)
+    until(each_is_found)
     yield containers
     compose.start_again()
 

@@ -165,23 +165,20 @@ encode_columns("pool.csv", project, False)
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        pytest.param(("serve",), "server", marks=pytest.mark.nightly),
         (("--data-dir=data", "ledger", "verify", "--file", "x"), "auditor"),
-        pytest.param(
-            ("student", "--url", "http://127.0.0.1:9", "train", "pool.npy"),
-            "student",
-            marks=pytest.mark.nightly,
+        *(
+            pytest.param(arguments, extra, marks=pytest.mark.nightly)
+            for arguments, extra in (
+                (("serve",), "server"),
+                (("student", "--url", "http://127.0.0.1:9", "train", "pool.npy"), "student"),
+                (("plan", "gnmax", "--teachers", "100"), "server"),
+                (("--data-dir", "data", "token", "create", "--role", "auditor"), "server"),
+                (("ledger", "show", "study"), "auditor"),
+                (("log", "export"), "auditor"),
+                (("audit", "ledger"), "auditor"),
+                (("audit", "--quick"), "server"),
+            )
         ),
-        pytest.param(("plan", "gnmax", "--teachers", "100"), "server", marks=pytest.mark.nightly),
-        pytest.param(
-            ("--data-dir", "data", "token", "create", "--role", "auditor"),
-            "server",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(("ledger", "show", "study"), "auditor", marks=pytest.mark.nightly),
-        pytest.param(("log", "export"), "auditor", marks=pytest.mark.nightly),
-        pytest.param(("audit", "ledger"), "auditor", marks=pytest.mark.nightly),
-        pytest.param(("audit", "--quick"), "server", marks=pytest.mark.nightly),
     ],
 )
 def test_whoever_lacks_an_extra_is_told_a_command_that_works(

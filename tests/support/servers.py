@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,6 @@ from ipaddress import ip_address
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from time import sleep
 from typing import IO, TYPE_CHECKING, Any
 
 import httpx
@@ -467,20 +466,18 @@ def small_server(certificate: Path, *arguments: object, **variables: object) -> 
     server = processes.start(processes.command, command, os.environ | settings, str(log))
     try:
         trusted = ssl.create_default_context(cafile=certificate)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (found := re.search(r"on (https://127\.0\.0\.1:\d+)\.", log.read_text())) is None:
-            assert time.monotonic() < deadline
+
+        def address() -> str | None:
             assert server.is_alive(), log.read_text()
-            time.sleep(0.1)
-        url = found[1]
-        while True:
-            try:
-                httpx.get(f"{url}/", verify=trusted)
-                break
-            except httpx.TransportError:
-                assert time.monotonic() < deadline
-                assert server.is_alive(), log.read_text()
-                time.sleep(0.1)
+            found = re.search(r"on (https://127\.0\.0\.1:\d+)\.", log.read_text())
+            if found is not None:
+                with suppress(httpx.TransportError):
+                    httpx.get(f"{found[1]}/", verify=trusted)
+                    return found[1]
+            return None
+
+        url = until(address)
+        assert url is not None
         yield url
     finally:
         server.kill()
@@ -635,7 +632,7 @@ class Composition:
     def start_again(self) -> None:
         """Start what is not running, and wait until the proxy, which is, has found it."""
         self.succeed("up", "--detach", "--wait")
-        wait_until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200)
+        until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200)
 
     def terrine(self, *arguments: str) -> str:
         """Run `terrine` in a separate container, next to the server's."""
@@ -681,14 +678,6 @@ class Composition:
         made = self.terrine("token", "create", "--role", "student", "--project", project)
         headers = {"Authorization": f"Bearer {made.strip()}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=90)
-
-
-def wait_until(met: Callable[[], bool]) -> None:
-    for _ in range(60):
-        if met():
-            return
-        sleep(0.5)
-    raise AssertionError("not within half a minute")
 
 
 def docker(*arguments: str) -> str:
