@@ -62,14 +62,19 @@ def test_an_ambiguous_request_is_refused(served: RunningServer, headers: list[st
         assert wire.ends()
 
 
-@pytest.mark.usefixtures("unpaid")
 def test_chunks_require_http_1_1(served: RunningServer) -> None:
-    body = question()
-    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    body, before = question(), charges(served)
+    halves = b"".join(b"%x\r\n%s\r\n" % (len(half), half) for half in (body[:99], body[99:]))
+    asked = label(served.token(), halves + b"0\r\n\r\n", CHUNKED)
     with closing(Wire(served)) as wire:
-        wire.send(label(served.token(), chunks, CHUNKED).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        wire.send(asked.replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert wire.reply().slug == "malformed-http"
         assert wire.ends()
+    assert charges(served) == before
+    with closing(Wire(served)) as wire:
+        wire.send(asked)
+        assert wire.reply().status == 200
+    assert charges(served) == before + 1
 
 
 @pytest.mark.usefixtures("unpaid")

@@ -121,7 +121,7 @@ def test_people_answer_with_noise_and_pay_for_what_they_cast(people: People) -> 
     assert people.server.ledger.verify("study").problems == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_student_learns_from_people_what_it_learns_from_their_votes(
     people: People, tmp_path: Path
 ) -> None:

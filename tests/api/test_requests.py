@@ -15,7 +15,7 @@ from support.databases import SQLITE_BY_DAY
 from support.processes import Terrine
 from support.servers import RunningServer, running_server
 from support.wording import holds, refuses
-from terrine_client import AsyncClient, BudgetExhausted, Client, Conflict, NotFound
+from terrine_client import BudgetExhausted, Client, Conflict, NotFound
 from terrine_protocol import (
     GNMaxSpec,
     ProjectStatus,
@@ -133,19 +133,6 @@ def test_the_client_asks_follows_and_decides(study: RunningServer) -> None:
         assert [each.id for each in admin.requests(RequestStatus.OPEN)] == [others[1].id]
         with pytest.raises(NotFound):
             student.request("f" * 16)
-
-
-async def _asked(url: str, token: str) -> list[str]:
-    async with AsyncClient(url, token) as client:
-        made = await client.request_project("More", "To learn", 2.0)
-        assert await client.request(made.id) == made
-        return [each.title async for each in client.requests()]
-
-
-def test_the_client_for_asyncio_does_so_too(study: RunningServer) -> None:
-    import asyncio
-
-    assert asyncio.run(_asked(study.url, study.token())) == ["More"]
 
 
 def test_whoever_has_spent_a_budget_is_told_whom_to_ask(

@@ -15,7 +15,7 @@ from terrine_client import NO_COUNT, Client, Forbidden, Labels, Outcome, Unexpec
 from terrine_protocol import Budget, LabelResponse, LabelResult
 
 if TYPE_CHECKING:
-    from support.servers import RunningServer
+    pass
 
 TOKEN = "terrine_id_secret"
 
@@ -111,27 +111,6 @@ def test_counts_that_no_server_sends_are_an_unexpected_reply(
 
 
 # ---------------------------------------------------------------------------- with the real server
-
-
-def test_a_student_gets_counts_and_gets_them_again_for_free(terrine_server: RunningServer) -> None:
-    terrine_server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=20)
-    x = terrine_server.ensemble.public[:40]
-    with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
-        assert client.project().mechanism.name == "noisy_votes"
-        labels = client.label(x)
-        assert labels.noisy_counts is not None
-        assert labels.noise_sigma == 4.0
-        assert labels.noisy_counts.shape == (40, 10)
-        assert labels.noisy_counts.argmax(axis=1).tolist() == labels.labels.tolist()
-        totals = labels.noisy_counts.sum(axis=1)
-        assert abs(totals.mean() - 40) < 6 * 4 * (10 / 40) ** 0.5, "forty teachers vote"
-
-        order = np.random.default_rng(1).permutation(40)
-        again = client.label(x[order])
-        assert again.noisy_counts is not None
-        assert again.noisy_counts.tolist() == labels.noisy_counts[order].tolist()
-        assert again.replayed.all()
-        assert again.budget.spent == labels.budget.spent
 
 
 def answers(results: list[dict[str, Any]], faulty: FaultyServer, index: Any = None) -> Labels:
