@@ -50,11 +50,7 @@ class World:
     tmp_path: Path
 
     def run(self, *words: object) -> Done:
-        return self.terrine(
-            *words,
-            TERRINE_DATA_DIR=str(self.server.settings.data_dir),
-            TERRINE_DATABASE_URL=self.url,
-        )
+        return self.terrine(*words, **self.server.variables)
 
     def forget(self, data: Dataset, *names: str) -> Done:
         given = save(self.tmp_path / "private.npz", data)

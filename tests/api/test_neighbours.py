@@ -55,12 +55,6 @@ class People:
         assert reply.status_code == 200, reply.text
         return reply.json()
 
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment of its owner's commands."""
-        home = str(self.server.settings.data_dir)
-        return {"TERRINE_DATA_DIR": home, "TERRINE_DATABASE_URL": self.url}
-
     def stored(self) -> NDArray[np.uint32]:
         with connect(self.url).connect() as connection:
             return np.frombuffer(connection.execute(select(unit_accounts)).one().accounts, "<u4")
@@ -233,26 +227,26 @@ def test_an_owner_opens_one_by_command_and_makes_a_restored_ledger_safe(
     opened = terrine(
         *("project", "open", "second", "--ensemble", "people", "--epsilon", 1),
         *("--mechanism", "neighbours:sigma=90,queries=1000", "--delta", "1e-6"),
-        **people.variables,
+        **people.server.variables,
     )
     assert opened.code == 0, opened.err
     people.ask(people.queries[:5])
-    done = terrine("ledger", "restored", **people.variables)
+    done = terrine("ledger", "restored", **people.server.variables)
     assert done.code == 0, done.err
     holds(done.out, "second", "study")
     refused = Caller(people.server, people.server.token()).label(people.queries[:5])
     assert slug(refused) == "project-paused"
-    closed = terrine("project", "close", "study", "--yes", **people.variables)
+    closed = terrine("project", "close", "study", "--yes", **people.server.variables)
     assert closed.code != 0
     holds(closed.err, "paused")
-    assert terrine("ledger", "verify", "all", **people.variables).code == 0
+    assert terrine("ledger", "verify", "all", **people.server.variables).code == 0
 
 
 def test_the_owner_s_other_commands_know_such_a_project(people: People, terrine: Terrine) -> None:
     people.ask(people.queries[:30])
-    audited = terrine("audit", "ledger", **people.variables)
+    audited = terrine("audit", "ledger", **people.server.variables)
     assert audited.code == 0, audited.out
-    shown = terrine("ledger", "show", "study", **people.variables)
+    shown = terrine("ledger", "show", "study", **people.server.variables)
     assert shown.code == 0, shown.err
     estimated = Caller(people.server, people.server.token()).http.get("/budget").json()
     assert 0 < estimated["epsilon_spent"] <= 0.5
@@ -261,7 +255,7 @@ def test_the_owner_s_other_commands_know_such_a_project(people: People, terrine:
     planned = terrine("plan", "neighbours", "--teachers", 1000, "--epsilon", 1)
     assert "--ensemble" in planned.err
     planned = terrine(
-        "plan", "neighbours", *("--ensemble", "people", "--rows", 300), **people.variables
+        "plan", "neighbours", *("--ensemble", "people", "--rows", 300), **people.server.variables
     )
     assert planned.code == 0, planned.err
     holds(planned.out, "units", 300)
@@ -342,10 +336,10 @@ def test_accounts_are_recomputed_from_the_records_and_the_pool(
     people.ask(people.queries[20:60])
     people.ask(people.queries[40:70])
     verify = "ledger", "verify", "study", "--accounts"
-    found = terrine(*verify, pool, **people.variables)
+    found = terrine(*verify, pool, **people.server.variables)
     assert found.code == 0, found.err
     holds(found.out, 50, "queries")
-    partly = terrine(*verify, part, **people.variables)
+    partly = terrine(*verify, part, **people.server.variables)
     assert partly.code == 1
     holds(partly.out, 40, 50, "queries")
     with connect(people.url).begin() as connection:
@@ -355,6 +349,6 @@ def test_accounts_are_recomputed_from_the_records_and_the_pool(
         row["accounts"] = less.tobytes()
         row["seal"] = people.server.ledger._seals.of("unit_accounts", row)
         connection.execute(update(unit_accounts).values(row))
-    edited = terrine(*verify, pool, **people.variables)
+    edited = terrine(*verify, pool, **people.server.variables)
     assert edited.code == 1
     holds(edited.out, "study", "NOT", "INTACT")

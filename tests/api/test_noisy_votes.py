@@ -185,9 +185,8 @@ def test_the_owners_commands_know_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = terrine_server.settings
-    monkeypatch.setenv("TERRINE_DATA_DIR", str(settings.data_dir))
-    monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)
+    for name, value in terrine_server.variables.items():
+        monkeypatch.setenv(name, value)
     budget = ("--epsilon", "5", "--delta", "1e-5")
     opening = ("--ensemble", "digits", "--mechanism", "noisy_votes:sigma=4")
     holds(terrine("project", "open", "study", *opening, *budget).fine, "noisy_votes", "sigma", 4.0)

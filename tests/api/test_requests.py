@@ -155,8 +155,8 @@ def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
 def test_the_commands_do_what_the_api_does(
     study: RunningServer, terrine: Terrine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TERRINE_DATA_DIR", str(study.settings.data_dir))
-    monkeypatch.setenv("TERRINE_DATABASE_URL", str(study.settings.database_url))
+    for name, value in study.variables.items():
+        monkeypatch.setenv(name, value)
     with (
         capture_logs(),  # the server would write its own among what the commands print
         Client(study.url, study.token()) as student,

@@ -113,6 +113,12 @@ class RunningServer(Owner):
     ledger: Ledger
     ensemble: DigitsEnsemble
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of its owner's commands."""
+        home, database = str(self.settings.data_dir), self.settings.database
+        return {"TERRINE_DATA_DIR": home, "TERRINE_DATABASE_URL": database}
+
 
 def installed(
     data_dir: Path, database_url: str, ensemble: DigitsEnsemble, **settings: Any
