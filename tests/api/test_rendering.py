@@ -53,7 +53,7 @@ def projects() -> dict[str, ProjectRecord]:
     with TemporaryDirectory() as directory:
         ledger = open_ledger(f"sqlite:///{directory}/ledger.sqlite")
         made = {
-            spec["name"]: open_project(ledger, 5, spec, f"p{number}")
+            str(spec["name"]): open_project(ledger, 5, spec, f"p{number}")
             for number, spec in enumerate((GNMAX, LNMAX, IMMUTABLE, COUNTED))
         }
     plain = made["gnmax"]
