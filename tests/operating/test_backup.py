@@ -468,8 +468,9 @@ def test_people_are_found_again_after_a_restore_and_their_accounts_are_spent(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("each_database_url")
+@pytest.mark.parametrize("finer", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_restore_that_is_killed_leaves_the_old_state_or_completes_the_new_one(
-    service: Service, tmp_path: Path
+    service: Service, tmp_path: Path, finer: int
 ) -> None:
     made = service.backup()
     before = service.state()
@@ -499,7 +500,7 @@ def test_a_restore_that_is_killed_leaves_the_old_state_or_completes_the_new_one(
     assert restore_until(10**9) == 0
     steps = int((tmp_path / "steps").read_text())
     decided = 0
-    for step in [*range(0, steps, 60), *range(steps - 8, steps)]:
+    for step in [*range(0, steps, 60 // finer), *range(steps - 8, steps, 2 // finer)]:
         reset()
         assert restore_until(step) == -signal.SIGKILL
         if (service.data / "restoring").exists():
@@ -511,7 +512,7 @@ def test_a_restore_that_is_killed_leaves_the_old_state_or_completes_the_new_one(
         service.replace(made)
         assert new_state(service, before), step
         assert not list(service.data.glob("*restoring*"))
-    assert decided > 3
+    assert decided >= 2 * finer
 
 
 def new_state(service: Service, before: dict[str, Any]) -> bool:

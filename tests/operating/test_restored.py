@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from support.clients import slug
-from support.databases import tools_of
+from support.databases import SQLITE_BY_DAY, tools_of
 from support.ledgers import answered
 from support.processes import until
 from support.servers import Machine, Serving, question, serving_process
@@ -44,6 +44,7 @@ def problems(machine: Machine) -> list[str]:
     return [check for check, state, _, _ in machine.wrong() if state == "problem"]
 
 
+@SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_a_ledger_that_went_back_answers_what_is_paid_and_spends_nothing(
     served_machine: Machine, tmp_path: Path

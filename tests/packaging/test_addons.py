@@ -99,9 +99,7 @@ print(cli.__file__, *addons())
 def code_alone(tree: Path) -> Path:
     """Copy what is imported."""
     for package in ("server", "client", "models", "experiments"):
-        shutil.copytree(
-            REPOSITORY / package, tree / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(REPOSITORY / package, tree / package)  # with what is compiled
     return tree
 
 
