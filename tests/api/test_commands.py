@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from support.data import DigitsEnsemble
-from support.processes import Done, Terrine
+from support.processes import Done, Terrine, run_program
 from support.servers import started
 from support.wording import holds
 from terrine_server.cli.console import command_text
@@ -33,9 +33,7 @@ main()
 """
 
     def light(*arguments: str) -> Done:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True
-        )
+        done = run_program(sys.executable, "-c", code, *arguments)
         return Done(done.returncode, done.stdout, done.stderr)
 
     assert "project" in light("--help").fine
@@ -48,7 +46,6 @@ main()
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [
-        ("token list", "torch pyarrow sklearn"),
         ("ensemble list", "torch pyarrow sklearn"),
         ("ledger show", "torch pyarrow sklearn fastapi"),
         ("student label", "torch pyarrow sklearn scipy sqlalchemy"),
@@ -65,7 +62,7 @@ except SystemExit as ended:
     assert not ended.code, ended.code
 print([each for each in {heavy.split()!r} if each in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_program(sys.executable, "-c", code, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -85,7 +82,7 @@ except SystemExit as ended:
 create_app(Settings())
 print([heavy for heavy in ("torch", "sklearn", "pyarrow", "onnxruntime") if heavy in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_program(sys.executable, "-c", code, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 

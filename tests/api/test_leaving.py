@@ -68,11 +68,7 @@ class World:
         return self.server.settings.ensembles_dir / "people"
 
     def run(self, *words: object) -> Any:
-        return self.terrine(
-            *words,
-            TERRINE_DATA_DIR=str(self.server.settings.data_dir),
-            TERRINE_DATABASE_URL=self.url,
-        )
+        return self.terrine(*words, **self.server.variables)
 
     def ask(self, rows: NDArray[np.uint8]) -> None:
         reply = Caller(self.server, self.server.token()).label(rows)
@@ -250,7 +246,7 @@ def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEns
 
 
 def test_nobody_leaves_or_joins_where_nobody_knows_whose_records_are(
-    terrine_server: RunningServer, terrine: Terrine, tmp_path: Path, database_url: str
+    terrine_server: RunningServer, terrine: Terrine, tmp_path: Path
 ) -> None:
     """Records alone are of nobody: who has an equal one could not be told apart."""
     who = saved(tmp_path / "who.npz", digits_of_people(GONE))
@@ -260,11 +256,7 @@ def test_nobody_leaves_or_joins_where_nobody_knows_whose_records_are(
         ("ensemble", "forget", "--who", who, "--records", f"digits={who}", "--yes"),
         ("neighbours", "add", "digits", who),
     ]:
-        refused = terrine(
-            *words,
-            TERRINE_DATA_DIR=str(terrine_server.settings.data_dir),
-            TERRINE_DATABASE_URL=database_url,
-        ).refused
+        refused = terrine(*words, **terrine_server.variables).refused
         holds(refused, "column", "group")
     with refuses(Conflict, "digits"):
         terrine_server.ledger.make_edition("digits", 2, "00" * 32, 40, [])
@@ -345,10 +337,7 @@ def test_whatever_dies_in_between_the_next_run_finishes(
 @pytest.mark.usefixtures("each_database_url")
 @pytest.mark.parametrize("leaves", [True, False])
 def test_killed_at_any_step_it_is_the_old_edition_or_the_new(
-    tmp_path: Path,
-    database_url: str,
-    built: DigitsEnsemble,
-    leaves: bool,
+    tmp_path: Path, database_url: str, built: DigitsEnsemble, leaves: bool
 ) -> None:
     """Before each file, rename, removal, statement and COMMIT; and the next run does the rest."""
     settings, engine = installed(tmp_path / "data", database_url, built)
