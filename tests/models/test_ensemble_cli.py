@@ -53,10 +53,10 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
     for expected in ("20 (heads)", "pool.npy (1197 public", "30 to 30 records"):
         holds(shown.out, *expected.split())
     assert load_manifest(directory).teacher.model_dump()["ridge"] == 0.03
-    assert terrine("ensemble", "verify", directory).code == 0
+    assert terrine("ensemble", "show", directory, "--verify").code == 0
     weights = directory / "teachers-00000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    refused = terrine("ensemble", "verify", directory)
+    refused = terrine("ensemble", "show", directory, "--verify")
     assert refused.code == 1
     holds(refused.err, "teachers-00000.safetensors", "altered")
 
@@ -98,9 +98,15 @@ def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Pat
         ),
         (
             ("private.npz", "--name", "t", "--teachers", 2, "--kind", "trees"),
-            "--kind forest, heads, networks; 'trees'",
+            "--kind forest, heads, networks, neighbours; 'trees'",
         ),
         (("private.npz", "--name", "t", "--teachers", 2, "--schema", "y"), "tables"),
+        (("private.npz", "--name", "t", "--kind", "forest"), "--teachers missing:"),
+        (("private.npz", "--name", "t", "--kind", "neighbours"), "--public missing:"),
+        (
+            ("private.npz", "--name", "t", "--kind", "neighbours", "--teachers", 2),
+            "--teachers, --seed --on neighbours",
+        ),
     ],
 )
 def test_a_mistake_gets_one_clear_line(
@@ -296,13 +302,13 @@ def test_all_that_is_made_in_a_data_directory_shares_one_cap(
     holds(terrine(*other, "--disjoint", "--epsilon", 2).refused, "delta")
     said = terrine(*other, "--disjoint", "--epsilon", 2, "--delta", "1e-5").fine
     holds(said, "population", "staff")
-    rows = json.loads(terrine("--json", "ensemble", "list").out)
+    rows = json.loads(terrine("--json", "ensemble", "show").out)
     assert [(row["name"], row["population"], row["epsilon"]) for row in rows] == [
         ("one", "people", 3.0),
         ("staff", "staff", 2.0),
         ("two", "people", 3.0),
     ]
-    log = json.loads(terrine("--json", "log", "show").out)
+    log = json.loads(terrine("--json", "ledger", "show").out)
     declared = [each for each in log if each["action"] == "population-declared"]
     stated = [(each["subject"], each["detail"]["disjoint_from"]) for each in declared]
     assert sorted(stated) == [("people", "[]"), ("staff", '["people"]')]

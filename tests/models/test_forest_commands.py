@@ -53,7 +53,7 @@ def test_forests_are_trained_registered_served_and_learned_from(
     assert "30 (forest)" in said
     holds(said, "matched")
     directory = home / "data" / "ensembles" / "ill"
-    assert terrine("ensemble", "verify", directory).fine
+    assert terrine("ensemble", "show", directory, "--verify").fine
     terrine("init").fine  # noqa: B018 - raises if it failed
     assert terrine("ensemble", "register", "ill", "--epsilon", 50, "--delta", "1e-5").fine
     opened = ("project", "open", "study", "--ensemble", "ill", "--mechanism", "gnmax:sigma=4")

@@ -178,7 +178,7 @@ encode_columns("pool.csv", project, False)
             marks=pytest.mark.nightly,
         ),
         pytest.param(("ledger", "show", "study"), "auditor", marks=pytest.mark.nightly),
-        pytest.param(("log", "export"), "auditor", marks=pytest.mark.nightly),
+        pytest.param(("ledger", "export"), "auditor", marks=pytest.mark.nightly),
         pytest.param(("audit", "ledger"), "auditor", marks=pytest.mark.nightly),
         pytest.param(("audit", "--quick"), "server", marks=pytest.mark.nightly),
     ],

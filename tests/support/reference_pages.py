@@ -31,7 +31,7 @@ name is nearly a setting's, is an error. `make reference` writes this page.
 SMALL = """
 ## The server of an owner, and of an aggregator
 
-`terrine teacher serve` takes all of these, with port 8100, and `terrine aggregator serve` four.
+`terrine federation serve-teacher` takes all of these, with port 8100, and `serve-aggregator` four.
 
 | variable | default | meaning |
 |---|---|---|
