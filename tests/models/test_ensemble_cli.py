@@ -105,7 +105,7 @@ def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Pat
         (("private.npz", "--name", "t", "--kind", "neighbours"), "--public missing:"),
         (
             ("private.npz", "--name", "t", "--kind", "neighbours", "--teachers", 2),
-            "--teachers, --seed --on neighbours",
+            "--teachers --on neighbours",
         ),
     ],
 )

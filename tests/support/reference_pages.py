@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from terrine_addons.federation.settings import SmallServer, TeacherServer
 from terrine_protocol import PROBLEMS
 from terrine_server.cli import command_line
-from terrine_server.settings import Settings, SmallServer, TeacherServer
+from terrine_server.settings import Settings
 
 COMMANDS = """# Commands
 

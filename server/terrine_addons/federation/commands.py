@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from terrine_addons.federation.aggregator import OWNERS, SERVICE, Aggregator, ReleaseCounter, make
 from terrine_addons.federation.federations import Peer, read_token
 from terrine_addons.federation.gathering import create_federation
+from terrine_addons.federation.settings import SmallServer, TeacherServer
 from terrine_addons.federation.teacher import AGGREGATOR_SECONDS, LIMITS, AgreedAggregator, Teacher
 from terrine_addons.federation.voters import (
     AggregatorTerms,
@@ -27,7 +28,7 @@ from terrine_server.cli.options import EnsembleName, NewEnsemble
 from terrine_server.cli.plan import ensemble_directory
 from terrine_server.ledger.ensembles import check_name
 from terrine_server.serving import Limits, listening
-from terrine_server.settings import Settings, SmallServer, TeacherServer
+from terrine_server.settings import Settings
 
 app = typer.Typer()
 

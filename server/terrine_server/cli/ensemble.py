@@ -45,14 +45,16 @@ from terrine_server.owner.operations import make_directories
 from terrine_server.progress import teachers_bar
 from terrine_server.settings import Settings
 
+PARTITION_SEED = 0
+"""Whose shard is whose is no secret."""
 MAX_LISTED_CLASSES = 5
 MAX_LACKING_SHARE = 0.2
 """Of the teachers, that may lack a class."""
 
 
-def show_shards(data: Dataset, teachers: int, seed: int) -> None:
+def show_shards(data: Dataset, teachers: int) -> None:
     """Print what each teacher will see, and warn of classes that many lack."""
-    found = ShardSummary.of(data, teachers, seed)
+    found = ShardSummary.of(data, teachers, PARTITION_SEED)
     people = "" if found.people is None else f" of {found.people:,} people"
     smallest, middle, largest = found.rows
     fewest, usual, most = found.classes
@@ -133,12 +135,6 @@ def train(
         int | None,
         typer.Option(min=1, help="Number of teachers to train; neighbours need none."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Where to save. Default: ensembles/NAME in the data directory."
-        ),
-    ] = None,
     kind: Annotated[
         str,
         typer.Option(
@@ -159,7 +155,6 @@ def train(
     classes: Classes = None,
     images: Images = None,
     schema: Schema = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
     on: Annotated[
         TrainingPlace,
         typer.Option(
@@ -194,19 +189,19 @@ def train(
           --public census-sample.csv --schema schema.json
     """
     own = Settings()
-    out = out or own.ensembles_dir / name
+    out = own.ensembles_dir / name
     config = parse_kind("--kind", kind, teacher_kinds())
     make: Callable[..., Manifest]
     if isinstance(config, NeighbourSettings):
-        if teachers is not None or seed or on is not TrainingPlace.HERE:
-            fail("--teachers, --seed and --on are for training; neighbours are only placed.")
+        if teachers is not None or on is not TrainingPlace.HERE:
+            fail("--teachers and --on are for training; neighbours are only placed.")
         if public is None:
             fail("--public is missing: neighbours are placed on a map of public data.")
         make = partial(_place, config)
     elif teachers is None:
         fail("--teachers is missing: how many are to be trained? Only neighbours need no number.")
     else:
-        make = partial(_train, config, teachers, seed, on)
+        make = partial(_train, config, teachers, on)
     private = reading.load_private(data, schema, classes, images, public)
     pool = None if public is None else load_pool(public, private)[0]
     if pool is not None:
@@ -222,7 +217,6 @@ def train(
 def _train(
     config: TeacherSettings,
     teachers: int,
-    seed: int,
     on: TrainingPlace,
     private: Dataset,
     public: PublicData | None,
@@ -231,7 +225,7 @@ def _train(
     name: str,
     key: bytes | None,
 ) -> Manifest:
-    show_shards(private, teachers, seed)
+    show_shards(private, teachers)
     with connect_trainer(on) as trainer, teachers_bar(console, teachers) as on_trained:
         return train_ensemble(
             private,
@@ -240,7 +234,7 @@ def _train(
             teachers=teachers,
             config=config,
             public=public,
-            seed=seed,
+            seed=PARTITION_SEED,
             on_trained=on_trained,
             trainer=trainer,
             key=key,
