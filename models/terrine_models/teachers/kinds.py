@@ -107,10 +107,6 @@ class EnsembleFormat:
         """Verify all files. Raises StoreError for the first that differs."""
         verify(directory)
 
-    def reach(self, directory: Path) -> Reached:
-        """Ask whoever votes elsewhere whether they answer. Raises StoreError."""
-        return Reached()
-
 
 def ensemble_format(directory: Path) -> EnsembleFormat:
     """What a directory holds; a manifest, if nothing else is there."""

@@ -14,4 +14,8 @@ ADDON = Addon(
         "remote": "terrine_addons.federation.voters:remote_voters",
         "shared": "terrine_addons.federation.voters:shared_voters",
     },
+    probes={
+        "remote": "terrine_addons.federation.voters:reach",
+        "shared": "terrine_addons.federation.voters:reach",
+    },
 )

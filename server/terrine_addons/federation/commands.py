@@ -49,7 +49,7 @@ def gather(
     check_name("an ensemble", name)
     directory = Settings().ensembles_dir / name
     federation = create_federation(file, name, directory)
-    answers = reach(directory, federation).answers
+    answers = reach(directory).answers
     console.print(tabulate(answers))
     console.print(f"{len(federation.owners)} owners, quorum {federation.quorum}: {directory}")
     absent = sum(each["answers"] != "yes" for each in answers)

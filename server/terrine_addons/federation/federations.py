@@ -24,7 +24,7 @@ from terrine_models.storage.manifests import (
     unreadable,
     verified_bytes,
 )
-from terrine_models.teachers.kinds import EnsembleFormat, Reached
+from terrine_models.teachers.kinds import EnsembleFormat
 from terrine_protocol import EnsembleFacts
 from terrine_protocol import InputSpec as SentInputSpec
 from terrine_protocol.files import read, write_atomically
@@ -173,13 +173,6 @@ class Federations(EnsembleFormat):
     def verify(self, directory: Path) -> None:
         """Check the certificates. Raises StoreError."""
         load_federation(directory)
-
-    def reach(self, directory: Path) -> Reached:
-        """Ask each owner about one blank input, and an aggregator for its terms."""
-        # It imports this module, and httpx, which only those need who ask.
-        from terrine_addons.federation.voters import reach
-
-        return reach(Path(directory), load_federation(directory))
 
 
 def save_federation(directory: Path, federation: Federation) -> None:

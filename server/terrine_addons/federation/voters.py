@@ -816,8 +816,11 @@ def probe_aggregator(
     return f"it does not know {', '.join(sorted(unknown)[:5])}" if unknown else None
 
 
-def reach(directory: Path, federation: Federation) -> Reached:
-    """Ask every party of a federation, as `probe` and `probe_aggregator` do."""
+def reach(directory: Path) -> Reached:
+    """Ask every party of a federation, as `probe` and `probe_aggregator` do. Raises StoreError."""
+    from terrine_addons.federation.federations import load_federation
+
+    federation = load_federation(directory)
     absent = probe(directory, federation)
     answers: list[dict[str, object]] = [
         {

@@ -278,7 +278,8 @@ def show_directory(directory: Path, *, verify: bool) -> None:
     elif verify:
         held.verify(directory)
         said = f"{directory}: {held.document} is as it should be."
-        reached = held.reach(directory)
+        ask = added_as("probes", held.facts(directory)[1].kind)
+        reached = Reached() if ask is None else ask(directory)
     if held.has_manifest and not as_json():
         show_manifest(directory, load_manifest(directory))
     else:
