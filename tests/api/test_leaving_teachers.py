@@ -142,10 +142,10 @@ def test_people_leave_trained_teachers_while_these_serve(
     assert "stay" not in world.forget(pairs(), "person 4").fine
     assert world.server.ledger.ensemble("taught").units == PAIRS
     assert world.run("ledger", "verify", "all").code == 0
-    assert "person 3" not in world.run("log", "export").out
+    assert "person 3" not in world.run("ledger", "export").out
     found = world.run("doctor").out
     assert "serve" not in found
-    assert world.run("ensemble", "verify", "taught").code == 0
+    assert world.run("ensemble", "show", "taught", "--verify").code == 0
 
 
 def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> None:

@@ -163,9 +163,9 @@ def test_the_commands_do_what_the_api_does(
         Client(study.url, study.token("admin")) as admin,
     ):
         made = [student.request_project(f"[b]{n}[/b]", "To learn", 2.0) for n in range(3)]
-        listed = json.loads(terrine("--json", "request", "list").fine)
+        listed = json.loads(terrine("--json", "request", "show").fine)
         assert listed == [each.model_dump(mode="json") for each in admin.requests()]
-        assert "[b]1[/b]" in terrine("request", "list").fine
+        assert "[b]1[/b]" in terrine("request", "show").fine
         shown = json.loads(terrine("--json", "request", "show", made[0].id).fine)
         assert shown == admin.request(made[0].id).model_dump(mode="json")
         holds(terrine("request", "show", made[0].id).fine, "cap", "reserved")

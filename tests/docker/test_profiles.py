@@ -69,7 +69,7 @@ def owners(composition: Composition, made: Path) -> Composition:
         "--volume",
         given,
         "server",
-        "owners",
+        "federation",
         "gather",
         "/owners/owners.toml",
         "--name",

@@ -92,20 +92,24 @@ def asked(terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> Ask
 @pytest.mark.usefixtures("each_database_url")
 def test_the_owner_asks_who_paid_for_some_entries(asked: Asked, terrine: Terrine) -> None:
     anne, ben = (token.split("_")[1] for token in (asked.anne, asked.ben))
-    said = terrine("ledger", "payers", "study", "3-4").fine.splitlines()
+    said = terrine("ledger", "show", "study", "3-4", "--payers").fine.splitlines()
     holds(said, 3, anne, "anne")
     holds(said, 4, ben, "ben")
     assert not says(said, 2)
     assert not says(said, 5)
-    found = json.loads(terrine("--json", "ledger", "payers", "study").fine)
+    found = json.loads(terrine("--json", "ledger", "show", "study", "--payers").fine)
     assert [(each["charge"], each["label"]) for each in found] == [
         *((number, "anne") for number in (1, 2, 3)),
         *((number, "ben") for number in (4, 5)),
     ]
-    holds(terrine("ledger", "payers", "study", "9").fine, "None")
+    holds(terrine("ledger", "show", "study", "9", "--payers").fine, "None")
     for wrong in ("0", "4-3", "1-1001", "-1", "two"):
-        holds(terrine("ledger", "payers", "study", "--", wrong).refused, "12-14")
-    holds(terrine("ledger", "payers", "nobody").refused, "nobody")
+        holds(terrine("ledger", "show", "--payers", "study", "--", wrong).refused, "12-14")
+    holds(terrine("ledger", "show", "--payers").refused, "--payers", "project:")
+    holds(terrine("ledger", "show", "study", "3", "--last", 2).refused, "--last", "both.")
+    shown = json.loads(terrine("--json", "ledger", "show", "study", "3-4").fine)
+    assert [each["seq"] for each in shown["last_charges"]] == [3, 4]
+    holds(terrine("ledger", "show", "nobody", "--payers").refused, "nobody")
 
 
 def test_neither_students_nor_auditors_nor_exports_say_who_paid(

@@ -43,10 +43,10 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
     for expected in ("20 (heads)", "pool.npy (1197 public", "30 to 30 records"):
         holds(shown.out, *expected.split())
     assert load_manifest(directory).teacher.model_dump()["ridge"] == 0.03
-    assert terrine("ensemble", "verify", directory).code == 0
+    assert terrine("ensemble", "show", directory, "--verify").code == 0
     weights = directory / "teachers-00000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    refused = terrine("ensemble", "verify", directory)
+    refused = terrine("ensemble", "show", directory, "--verify")
     assert refused.code == 1
     holds(refused.err, "teachers-00000.safetensors", "altered")
 
@@ -62,15 +62,18 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
         ("private.npz", {"--kind": "heads:epochs=3"}, "heads 'epochs' width, features, ridge,"),
         ("private.npz", {"--kind": "networks:ridge=1"}, "networks 'ridge'"),
         ("private.npz", {"--kind": "heads:width=2"}, "width: greater 3."),
-        ("private.npz", {"--kind": "trees"}, "--kind forest, heads, networks; 'trees'"),
+        ("private.npz", {"--kind": "trees"}, "--kind forest, heads, networks, neighbours; 'trees'"),
         ("private.npz", {"--schema": "y"}, "tables"),
+        ("private.npz", {"--kind": "forest", "--teachers": None}, "--teachers missing:"),
+        ("private.npz", {"--kind": "neighbours", "--teachers": None}, "--public missing:"),
+        ("private.npz", {"--kind": "neighbours"}, "--teachers --on neighbours"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(
     terrine: Terrine, files: Path, records: str, changed: dict[str, object], said: str
 ) -> None:
     options = {"--name": "t", "--teachers": 2} | changed
-    flat = [part for option in options.items() for part in option]
+    flat = [part for option in options.items() if option[1] is not None for part in option]
     refused = terrine("ensemble", "train", files / records, *flat)
     assert refused.code == 1
     holds(refused.err, *said.split())
@@ -195,13 +198,13 @@ def test_all_that_is_made_in_a_data_directory_shares_one_cap(
     holds(terrine(*other, "--disjoint", "--epsilon", 2).refused, "delta")
     said = terrine(*other, "--disjoint", "--epsilon", 2, "--delta", "1e-5").fine
     holds(said, "population", "staff")
-    rows = json.loads(terrine("--json", "ensemble", "list").out)
+    rows = json.loads(terrine("--json", "ensemble", "show").out)
     assert [(row["name"], row["population"], row["epsilon"]) for row in rows] == [
         ("one", "people", 3.0),
         ("staff", "staff", 2.0),
         ("two", "people", 3.0),
     ]
-    log = json.loads(terrine("--json", "log", "show").out)
+    log = json.loads(terrine("--json", "ledger", "show").out)
     declared = [each for each in log if each["action"] == "population-declared"]
     stated = [(each["subject"], each["detail"]["disjoint_from"]) for each in declared]
     assert sorted(stated) == [("people", "[]"), ("staff", '["people"]')]

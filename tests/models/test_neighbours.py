@@ -349,12 +349,13 @@ def test_people_are_placed_from_the_command_line(
     ]
     Path("pool.csv").write_text("\n".join([header, *rows]) + "\n")
     assert terrine("ensemble", "schema", "pool.csv", "--label", "ill").fine
-    place = ("neighbours", "build", "private.csv", "--public", "pool.csv", "--name", "t")
-    holds(terrine(*place).refused, "--schema")
-    said = terrine(*place, "--schema", "schema.json", "--near", 5).fine
+    place = ("ensemble", "train", "private.csv", "--public", "pool.csv", "--name", "t")
+    near = (*place, "--kind", "neighbours:near=5")
+    holds(terrine(*near).refused, "--schema")
+    said = terrine(*near, "--schema", "schema.json").fine
     assert "25 (neighbours)" in said
     holds(said, "people", "rows")
-    holds(terrine("ensemble", "verify", "t").fine, 4, "files")
+    holds(terrine("ensemble", "show", "t", "--verify").fine, 4, "files")
     assert terrine("init").fine
     assert terrine("ensemble", "register", "t", "--epsilon", 4, "--delta", 1e-3).fine
     ensemble = NeighbourEnsemble.load(tmp_path / "data" / "ensembles" / "t")

@@ -65,7 +65,7 @@ SHARED = 4_861_172_300_191_227
 """A count that stands nowhere by chance."""
 COMMANDS = {
     "ensemble train": ("--teachers", 20),
-    "neighbours build": ("--near", 40),
+    "ensemble train --kind neighbours:near=40": (),
     "quickstart": ("--yes", "--epsilon", 8),
 }
 

@@ -505,7 +505,7 @@ def test_a_restore_that_is_killed_leaves_the_old_state_or_completes_the_new_one(
         assert restore_until(step) == -signal.SIGKILL
         if (service.data / "restoring").exists():
             decided += 1
-            for words in (("serve", "--port", "0"), ("init",), ("project", "list")):
+            for words in (("serve", "--port", "0"), ("init",), ("project", "show")):
                 holds(service.machine.run(*words).refused, "interrupted")
         else:
             assert service.state() == old or new_state(service, before)

@@ -5,6 +5,8 @@ Whoever imports `load_manifest` or `StoredEnsemble` from here knows every kind.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -33,6 +35,7 @@ __all__ = [
     "NeighbourTeachers",
     "NetworkTeachers",
     "Networks",
+    "Reached",
     "StoredEnsemble",
     "ensemble_format",
     "load_manifest",
@@ -55,6 +58,16 @@ def verify(directory: Path) -> None:
     """Check every file against its digest. Raises StoreError for the first that differs."""
     for name, digest in load_manifest(directory).files.items():
         verified_bytes(Path(directory), name, digest)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What those answered who vote for an ensemble elsewhere, if anybody does."""
+
+    answers: Sequence[Mapping[str, object]] = ()
+    """By party: values for people, by heading."""
+    wrong: str | None = None
+    """Why the ensemble cannot vote now."""
 
 
 class EnsembleFormat:

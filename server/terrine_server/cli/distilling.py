@@ -66,9 +66,6 @@ def train(
             "expect, the likelier one, or the second from this probability on.",
         ),
     ] = "prior",
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of queries and the training.")
-    ] = 0,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -110,7 +107,6 @@ def train(
             rounds=rounds,
             queries=queries,
             training=training,
-            seed=seed,
             tell=say,
         )
     console.print(summarize(made.report, out))

@@ -177,10 +177,11 @@ def test_networks_are_the_same_too_and_a_lost_worker_is_replaced(
 def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
     cluster: Trainer, terrine: Terrine, tmp_path: Path
 ) -> None:
-    data, out = private(), tmp_path / "ensemble"
+    data, out = private(), tmp_path / "data" / "ensembles" / "digits"
     np.savez(tmp_path / "digits.npz", x=data.inputs, y=data.labels, classes=DIGITS)
-    train = ["ensemble", "train", str(tmp_path / "digits.npz"), "--name", "digits"]
-    train += ["--teachers", "60", "--kind", "networks:epochs=60", "--out", str(out)]
+    train = ["--data-dir", str(tmp_path / "data"), "ensemble", "train"]
+    train += [str(tmp_path / "digits.npz"), "--name", "digits"]
+    train += ["--teachers", "60", "--kind", "networks:epochs=60"]
     process = subprocess.Popen(
         [sys.executable, "-m", "terrine_server", *train, "--on", "ray"],
         env=os.environ | {"TERRINE_RAY_ADDRESS": ray_address()},
@@ -188,7 +189,7 @@ def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    until(lambda: list(tmp_path.glob("ensemble.partial/teachers-*")))
+    until(lambda: list(out.parent.glob("digits.partial/teachers-*")))
     until(lambda: workers("_task"))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()

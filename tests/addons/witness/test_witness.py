@@ -21,9 +21,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.processes import PATIENCE_SECONDS
+from support.processes import PATIENCE_SECONDS, Terrine
 from support.servers import LOG, History, signed, witness_key, witnessing
-from support.wording import refuses
+from support.wording import holds, refuses
 from terrine_addons.witness.service import Witness, WitnessError
 from terrine_protocol.transparency import Checkpoint, KeyKind, Note, Signature, SignerKey
 
@@ -232,22 +232,18 @@ def check_one_history(cosigned: list[tuple[int, bytes]]) -> None:
 
 @contextmanager
 def command(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `terrine witness serve` as its operator would."""
-    terrine = [sys.executable, "-m", "terrine_server", "witness"]
-    if not directory.exists():
-        made = subprocess.run(
-            [*terrine, "init", "w.example/1", "--dir", str(directory)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        assert "w.example/1+" in made.stdout
-    serve = [*terrine, "serve", "--log", str(LOG.verifier), "--dir", str(directory), "--port", "0"]
+    """Run `terrine witness` as its operator would."""
+    terrine = [sys.executable, "-m", "terrine_server", "witness", "w.example/1"]
+    serve = [*terrine, "--log", str(LOG.verifier), "--dir", str(directory), "--port", "0"]
     process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found is not None
+        said = ""
+        while (found := re.search(r"http://\S+", said)) is None:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        assert re.search(r"witness NAME w\.example/1\+", said)
         yield process, found[0]
     finally:
         process.kill()
@@ -307,6 +303,15 @@ def test_a_witness_stops_when_it_is_told_to(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE_SECONDS) in (0, -signal.SIGTERM)
     assert (tmp_path / "w" / "witness.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_is_of_one_witness(tmp_path: Path, terrine: Terrine) -> None:
+    key = SignerKey("w.example/1", KeyKind.COSIGNATURE, b"k" * 32)
+    (tmp_path / "witness.key").write_text(key.secret)
+    serve = ("--log", LOG.verifier, "--dir", tmp_path, "--port", 0)
+    holds(terrine("witness", "w.example/2", *serve).refused, "w.example/1,", "w.example/2:")
+    assert terrine("witness", "no name", *serve).refused
+    assert (tmp_path / "witness.key").read_text() == key.secret
 
 
 def test_a_witness_loads_neither_database_nor_learning() -> None:
